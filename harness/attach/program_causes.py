@@ -89,6 +89,7 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
             for name in names
         },
         np.concatenate([np.asarray(one.work, dtype=np.float64) for one in lengths]),
+        before=next(totals.first_measured for totals in blocks if totals.measured),
         evident=bool(hooks),
     )
     if found is None:

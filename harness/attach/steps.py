@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
+from harness.explain.wall import HOOKS
 from harness.launch.tables import RunTables
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
 from harness.probes.ledger.steps import StepRecorder
@@ -20,6 +21,7 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
 SAMPLED, COLLECTED, OTHER_RAN, MEMORY = 16, 17, 19, 20  # see agent/own_time.py
+EXACT, LATE, FORCED = range(3)  # how a look of the kind SAMPLED came to its place
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
     TOKENIZED,
@@ -90,6 +92,7 @@ class StepTotals:
     begun: int = 0  # steps, measured or not, but for those that the block before measures
     ended: int = 0  # of these
     measured: int = 0
+    first_measured: int = 0  # number of the first of these in the program
     evaluating: int = 0  # steps that are not measured because an evaluation ran within them
     evaluating_ns: int = 0  # how long these took
     evaluated: Counter[bool] = field(default_factory=Counter)  # batches of evaluations; True: the model made graphs
@@ -109,7 +112,7 @@ class StepTotals:
     # Garbage collections in the recorded thread and their nanoseconds, by the place of the longest one of a step.
     collections: Counter[int] = field(default_factory=Counter)
     collecting_ns: Counter[int] = field(default_factory=Counter)
-    # Nanoseconds by phase, number of the place, and 1 where the place is the end of the code that took the time.
+    # Nanoseconds by phase, number of the place, and EXACT, LATE or FORCED (agent/own_time.py).
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     evaluated_ns: Counter[int] = field(default_factory=Counter)  # in evaluations, by number of the place
     others_ns: Counter[int] = field(default_factory=Counter)  # that other threads ran, by number of the place
@@ -330,7 +333,7 @@ def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, altern
         totals.evaluating += 1
         totals.evaluating_ns += 0 if ended is None else ended[1] - now
         for event in step.body:
-            if event[0] == SAMPLED and event[1] not in ("backward", "optimizer"):
+            if event[0] == SAMPLED and event[1] not in ("backward", HOOKS, "optimizer"):
                 totals.evaluated_ns[event[2]] += event[4]
     elif not warming_up and marks:
         totals.interrupted += 1
@@ -346,6 +349,7 @@ def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, altern
 
 def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) -> None:
     wall_ns = ended[1] - begun[1]
+    totals.first_measured = totals.first_measured if totals.measured else begun[3]
     totals.measured += 1
     totals.wall_ns += wall_ns
     for _, name, times in [event for event in body if event[0] == COUNTED]:
@@ -353,8 +357,8 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
         totals.counted[name] = StepCount(before.times + times, before.steps + 1, before.wall_ns + wall_ns)
     for event in body:
         if event[0] == SAMPLED:
-            _, phase, place, late, ns, looks = event
-            totals.sampled_ns[phase, place, late] += ns
+            _, phase, place, waited, ns, looks = event
+            totals.sampled_ns[phase, place, waited] += ns
             totals.looks += looks
         elif event[0] == COLLECTED:
             _, times, ns, place = event

@@ -13,7 +13,7 @@ from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.program_causes import program_causes
-from harness.attach.steps import PROFILED_PART, MadeBy, StepTotals, write_tables
+from harness.attach.steps import EXACT, FORCED, LATE, PROFILED_PART, MadeBy, StepTotals, write_tables
 from harness.explain.wall import (
     AFTER_STEPS,
     CODE,
@@ -21,6 +21,7 @@ from harness.explain.wall import (
     EVALUATING_STEPS,
     EVALUATION,
     GC,
+    HOOKS,
     LOCK,
     MEASURED_STEPS,
     OTHER_STEPS,
@@ -38,7 +39,7 @@ from trainer.json_types import JsonObject
 
 SCENARIO = "exec"
 LEAST_CAUSE_SHARE = 0.002  # of the measured time: rarer places are left out
-LEAST_EXACT = 0.2  # of the looks in a phase: fewer do not stand for the others
+LEAST_FORCED = 0.2  # of the time in Python code: less does not stand for the rest
 
 
 @dataclass(frozen=True)
@@ -299,8 +300,7 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
     places = {number: tuple(rest) for number, *rest in one.noted("place")}
     for phase in {phase for phase, _, _ in totals.sampled_ns}:
-        spent_ns, late = _spent_at(totals, phase)
-        for number, ns in spent_ns.items():
+        for number, (ns, late) in _spent_at(totals, phase).items():
             if number in places and ns >= LEAST_CAUSE_SHARE * totals.wall_ns:
                 place, function, code, called = places[number]
                 yield {
@@ -330,22 +330,36 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
         }
 
 
-def _spent_at(totals: StepTotals, phase: str) -> tuple[dict[int, float], bool]:
-    """Return the nanoseconds that a phase spent at each place, and True if places are only where that time ended.
+def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
+    """Return the nanoseconds that a phase spent at each place, and True if the place is only where that time ended.
 
-    All time sampled in the phase is spread over the places that were seen exactly, unless these are few.
+    A late look stands for Python code. Its time is spread over the places that were seen to run Python for long,
+    unless these are few: then it was short pieces, and a place that one of them ended with has its time.
     """
-    seen = [(number, late, ns) for (of, number, late), ns in totals.sampled_ns.items() if of == phase]
-    whole_ns = sum(ns for _, _, ns in seen)
-    exact_ns = sum(ns for number, late, ns in seen if number and not late)
-    late_only = exact_ns < LEAST_EXACT * whole_ns
-    known: Counter[int] = Counter()
-    for number, late, ns in seen:
-        if number and (late_only or not late):
-            known[number] += ns
-    sampled_of_ns = max(totals.wall_ns - totals.collecting_ns.total(), 0)  # collections are in no look
-    scale = whole_ns / max(known.total(), 1) * sampled_of_ns / max(totals.sampled_ns.total(), 1)
-    return {number: ns * scale for number, ns in known.items()}, late_only
+    seen: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
+    for (of, number, waited), ns in totals.sampled_ns.items():
+        if of == phase:
+            seen[waited][number] += ns
+    exact, late, forced = seen[EXACT], seen[LATE], seen[FORCED]
+    python_ns = late.total() + forced.total()
+    short = forced.total() < LEAST_FORCED * python_ns
+    python = Counter({number: ns for number, ns in (forced + late if short else forced).items() if number})
+    spread = python_ns / python.total() if python else 1.0
+    spent = {number: exact[number] + python[number] * spread for number in exact | python}
+    scale = (exact.total() + python_ns) / max(sum(spent.values()), 1) * _ns_of_look(totals, phase)
+    return {number: (ns * scale, short and 2 * late[number] * spread > ns) for number, ns in spent.items()}
+
+
+def _ns_of_look(totals: StepTotals, phase: str) -> float:
+    """Return the nanoseconds for which one sampled in the phase stands: how long the phase took is known.
+
+    Garbage collections are in no look. They lie outside of all phases first, as :mod:`harness.explain.wall` has it.
+    """
+    alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
+    sampled_ns = sum(ns for (of, _, _), ns in totals.sampled_ns.items() if of in alike)
+    parts = {name: sum(ms) * 1e6 for name, ms in totals.lengths.parts.items()}
+    outside_ns = totals.wall_ns - sum(parts.values()) - totals.collecting_ns.total()
+    return max(parts.get(alike[0], 0.0) if phase else outside_ns, 0.0) / max(sampled_ns, 1)
 
 
 def _too_short(totals: StepTotals) -> str:

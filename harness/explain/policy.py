@@ -56,6 +56,8 @@ TREND_ALIKE_MIN = 0.75
 """Smallest / largest rise of the parts. Rises alike mean a slower machine. tests/harness/explain/test_trend.py"""
 TREND_PART_MIN = 0.1
 """Share of a step. A shorter part does not show whether all rise. tests/harness/explain/test_trend.py"""
+TREND_BEFORE_MAX = 0.25
+"""Share of the measured steps, before them. Earlier growth may differ. tests/harness/explain/test_trend.py"""
 TREND_WORK_MAX = 0.5
 """Share of the rise. If batches grow by more, longer steps do more work. tests/harness/explain/test_trend.py"""
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from harness.explain.policy import (
     TREND_ALIKE_MIN,
+    TREND_BEFORE_MAX,
     TREND_BINS,
     TREND_PART_MIN,
     TREND_QUARTER_MIN,
@@ -31,21 +32,24 @@ class Trend:
     part: str
     """Phase that grows most; :data:`REST` for the time outside of all phases."""
     first_ms: float
-    """Typical step in the first tenth of the run; ``last_ms``: in the last tenth."""
+    """Typical step at step 0, by the slope of the first half; ``last_ms``: in the last tenth."""
     last_ms: float
     part_share: float
     """Share of the growth that is in that phase."""
     ms: float
-    """Mean milliseconds a step above the first tenth, with its 95 % interval."""
+    """Mean milliseconds a step above ``first_ms``, with its 95 % interval."""
     low_ms: float
     high_ms: float
 
 
-def trend(wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, evident: bool = False) -> Trend | None:
+def trend(
+    wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, before: int = 0, evident: bool = False
+) -> Trend | None:
     """Return how steps grow, in their order; None if they do not, or if more work or a slower machine explains it.
 
     ``wall_ms``: of each step without waits for a core. ``parts_ms``: of its phases. ``work``: its tokens or samples, 0
-    if not known. ``evident``: hooks are known to grow, so that steps need not grow evenly: the machine may be in use.
+    if not known. ``before``: steps before the first of these, in which steps grew as well. ``evident``: hooks are known
+    to grow, so that steps need not grow evenly: the machine may be in use.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None
@@ -66,15 +70,23 @@ def trend(wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, evident
         return None
     growth = {name: end - begin for name, (begin, end) in edges.items()}
     part = max(growth, key=lambda name: growth[name])
-    cost = float(walls.mean()) - first
+    # Time that other parts take is no growth.
+    least = first - max(edges[part][0], 0.0)
+    # From step 0 to the middle of the first bins.
+    early_bins = EDGE_BINS / 2 + min(before / len(wall_ms), TREND_BEFORE_MAX) * TREND_BINS
+    costs = []
+    for at in _slope(walls[: TREND_BINS // 2]):
+        begin = max(first - max(at, 0.0) * early_bins, least)
+        costs.append(float(walls.mean()) - begin)
+    cost, fewest, most = costs
     return Trend(
         part,
-        first_ms=first,
+        first_ms=float(walls.mean()) - cost,
         last_ms=last,
         part_share=min(1.0, growth[part] / (last - first)),
         ms=cost,
-        low_ms=cost * low / slope,
-        high_ms=cost * high / slope,
+        low_ms=fewest * min(low / slope, 1.0),
+        high_ms=most * max(high / slope, 1.0),
     )
 
 

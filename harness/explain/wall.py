@@ -6,7 +6,8 @@ an evaluation in it counts as one other step and the evaluation. What is noted i
     waits for a core      see :func:`_left`: two rules, and the interval includes both
     garbage collections   outside of all phases first, then in forward, backward and optimizer
     compilation           in forward, then backward, then outside of all phases
-    sampled lines         outside of all phases; they explain the long steps before these become a part
+    sampled lines         outside of all phases, or in backward if it is a hook on gradients; they explain long steps
+                          before these become a part
     rare long steps       what they take above a typical step, by phase, as far as no other part explains it
 
 The record has how long the main thread was ready without a core in each step, and the CPU time of each phase. It does
@@ -65,6 +66,7 @@ BREAKS = "breaks"  # kind of a row: the place of a graph break
 GRADIENTS = "evaluation gradients"  # name of a setting
 MEMORY, WORKERS = "memory", "loader workers"  # kind of memory that grows, and the place if it is theirs
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
+HOOKS = "gradient hooks"  # phase of a sampled line that a backward pass calls, of the program and not of its model
 REST = "other"  # what lies in no phase; its CPU time is not recorded
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
@@ -91,7 +93,7 @@ class SlowCause:
     steps: int = 0
     of: int = 0  # measured steps
     rest_ms: float = 0.0  # sum over the steps without it
-    phase: str = ""  # "code": in which the place was sampled; "" outside of all phases
+    phase: str = ""  # "code": in which the place was sampled, or HOOKS; "" outside of all phases
     function: str = ""  # "code": that the line is in
     late: bool = False  # "code": the time was spent in Python code that ended there
     called: str = ""  # "code": function of a library that the line called
@@ -137,6 +139,11 @@ class SlowCause:
         if self.ms is None or not self.steps or self.of <= self.steps:
             return None
         return self.ms / self.steps - self.rest_ms / (self.of - self.steps)
+
+
+def is_own_code(one: SlowCause) -> bool:
+    """Return True if the line was sampled at work that is neither the model's nor the loader's."""
+    return one.kind == CODE and one.phase in ("", HOOKS)
 
 
 def is_wait(called: str) -> bool:
@@ -278,10 +285,12 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     weights = []
     places: dict[_Key, SlowCause] = {}
     evaluated = _most_evaluated([run.record.facts for run, _ in known])
+    sampled = sorted(slow_causes([run.record.facts for run, _ in known]), key=lambda one: one.spent_ms)
+    # A line may call several functions: the one with most of its time is named.
+    places |= {_Key(kind, one.place): one for one in sampled for kind in PLACES if one.kind == kind}
     for run, ledger in known:
         causes = slow_causes([run.record.facts])
         places |= {_Key("compile", one.place): one for one in causes if one.kind == COMPILED}
-        places |= {_Key(kind, one.place): one for one in causes for kind in PLACES if one.kind == kind}
         places |= {_Key("data", one.phase): one for one in causes if one.kind == MAKER}
         fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
         places.update((_FETCH, one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
@@ -423,8 +432,11 @@ def _named(
             _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms * running)
     collected = sum(one.step_ms for one in causes if one.kind == GC)
     _move(parts, rest, _Key("gc", "garbage collection"), collected * running)
-    for one in sorted((one for one in causes if one.kind == CODE and not one.phase), key=lambda one: -one.spent_ms):
-        _move(parts, [_OTHER], _Key("code", one.place), one.step_ms)
+    for one in sorted((one for one in causes if is_own_code(one)), key=lambda one: -one.spent_ms):
+        source = "backward" if one.phase == HOOKS else REST
+        whole_ms = ledger.phase_ms.get(source, 0.0)
+        running = placed.phases.get(source, 0.0) / whole_ms if whole_ms else 1.0
+        _move(parts, [_Key("phase", source)], _Key("code", one.place), one.step_ms * running)
     for name, ms in excess.items():
         key = _Key("phase", name)
         _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))

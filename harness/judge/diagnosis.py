@@ -42,10 +42,10 @@ from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, Diagnosi
 from harness.study.contract import STAGES
 
 SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
-# Libraries whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
 SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
-MODEL_LIBRARIES = {"nn", "functional", "_tensor"}  # modules of torch
-TEXT = {"__repr__", "__format__"}  # functions of a tensor that write it out
+# Modules of torch whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
+MODEL_LIBRARIES = {"nn", "functional"}
+BACKWARD = "torch._tensor.Tensor.backward"
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
 
@@ -70,8 +70,8 @@ def saves(part: StepPart) -> bool:
 def computes(part: StepPart) -> bool:
     """Return True if the line calls a function of the model: it is no work beside the training."""
     package, _, rest = part.called.partition(".")
-    is_text = rest.rpartition(".")[2] in TEXT
-    return part.kind == "code" and package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES and not is_text
+    is_library = package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES
+    return part.kind == "code" and (is_library or part.called == BACKWARD)
 
 
 def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
@@ -165,12 +165,13 @@ class Noted(NamedTuple):
     remedy: Callable[[SlowCause], DiagnosisRemedy]
     place: str  # where it costs, if neither a line nor a phase is known
     at_least: bool  # True if its cost is a lower bound
+    has_waits: bool  # True if its cost includes waits for a core
 
 
 NOTED = {
-    # The first measured steps have grown already.
-    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True),
-    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False),
+    # Steps after the measured ones grow further.
+    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True, has_waits=False),
+    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False, has_waits=True),
 }  # by kind of cause
 
 
@@ -192,7 +193,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
     # Waits for a core that other processes cause are no property of the program: shares are without them.
     own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
-    found = [one for one in found if one.share >= FINDING_SHARE_MIN * own and _above_noise(one)]
+    found = [one for one in found if one.share >= FINDING_SHARE_MIN * own and _above_noise(one, own)]
     found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
     named = [one for one in found if one.kind != "unknown"]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
@@ -212,16 +213,19 @@ def _model(wall: Wall) -> list[StepPart]:
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
     """Return diagnoses of causes that are no part of a step: they make phases and waits for a core longer."""
     found = []
-    own = 1 - wall.total("core") / wall.step_ms.median
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
         noted = NOTED[cause.kind]
+        own = 1 - wall.total("core") / wall.step_ms.median if noted.has_waits else 1.0
         ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
         ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
         share = ms.median / wall.step_ms.median
         kind: PartKind = "code" if cause.place else "phase"
         part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
+        line = next((one for one in wall.parts if one.kind == CODE), None)
+        if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
+            part = replace(line, ms=ms, share=share)  # what grows outside of all phases is mostly this line
         saving = _speedup(ms, wall)
         saving = replace(saving, ci_high=None) if noted.at_least else saving
         remedy = noted.remedy(cause)
@@ -233,9 +237,12 @@ def _least(wall: Wall, share: float) -> float:
     return share * wall.step_ms.median
 
 
-def _above_noise(one: Diagnosis) -> bool:
-    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large."""
-    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
+def _above_noise(one: Diagnosis, own: float) -> bool:
+    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large.
+
+    ``own``: share of a step without the waits that others cause.
+    """
+    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN * own
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:

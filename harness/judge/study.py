@@ -30,7 +30,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
-from harness.explain.wall import slow_causes, wall
+from harness.explain.wall import LOCK, slow_causes, wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
@@ -335,6 +335,9 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     explained = ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike)
     idle = min((run.idle_workers for run in blocks.values()), default=0)
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
+    causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
+    # Threads that compute, loader workers, and cores that other threads of Python kept busy.
+    busy = (facts.threads or 1) + (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
     return ArmReport(
         name=name,
         control=control,
@@ -351,7 +354,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         unseen=hidden,
         wall=None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms),
         doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
-        causes=slow_causes([run.record.facts for run in arms.runs.get(name, ())]),
+        causes=causes,
         optimizer_steps=sum(
             one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
         ),
@@ -361,7 +364,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
-        crowded=facts.cores is not None and ((facts.threads or 1) + (facts.workers or 0)) * ranks_here > facts.cores,
+        crowded=facts.cores is not None and busy * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         idle_workers=idle,
         epoch_steps=_epoch_steps(blocks),

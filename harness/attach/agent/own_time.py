@@ -4,10 +4,16 @@ A thread looks at the stack of the recorded one. A look stands for the time sinc
 interpreter's lock (a garbage collection, say) delays the look, which then finds that call.
 
 Python code keeps the lock until it calls something that lets go of it, for 5 ms at most. A look that waited for less
-than that found such a call, and the time was spent in Python code before it: its place is ``LATE``. If another phase
-began meanwhile, the place is unknown and the look counts for the phase that it was due in.
+than that found such a call, and the time was spent in Python code before it: its place is ``LATE``. A look that waited
+for longer found Python code: ``FORCED``. If another phase began meanwhile, the place is unknown and the look counts for
+the phase that it was due in.
+
+A line of the program that a backward pass calls, in the recorded thread or in one of autograd's, is no work of the
+model if a hook is called there: its phase is ``HOOKS``.
 
 Each look also reads how long the other threads of Python code ran: such a thread holds the lock while it runs Python.
+Until one did, only this thread waits for the lock, and the interpreter's switch interval is ``INTERVAL_S`` for it.
+Where threads compete for the lock, that would change what they wait.
 
 Looks are frequent at first and rarer later, so that a long training pays less: see :data:`INTERVALS`. The thread only
 appends to a list. The recorded thread empties that list as a step ends, and writes all records.
@@ -30,15 +36,22 @@ import sys
 import threading
 from random import Random
 from threading import get_ident, get_native_id
-from time import clock_gettime_ns, monotonic_ns, sleep
+from time import clock_gettime_ns, monotonic_ns, sleep, thread_time_ns
 from types import CodeType, FrameType
 from typing import Any
 
 from _harness_agent import boundaries, guard, memory, record, run_queue, watching
 
-SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), EXACT or LATE, nanoseconds, looks)
-EXACT, LATE = 0, 1
+SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), one of these, nanoseconds, looks)
+EXACT, LATE, FORCED = 0, 1, 2
+HOOKS = "gradient hooks"  # phase
+# Modules of torch whose calls within a backward pass are the model's work, not a hook's.
+MODEL_MODULES = (
+    "torch.autograd.function", "torch.utils.checkpoint", "torch.nn.modules", "torch.optim", "torch.distributed",
+)  # fmt: skip
 PROMPT_NS = 300_000  # a look that came so soon waited for no lock
+INTERVAL_S = 1e-4  # sys.setswitchinterval(): short pieces of Python are found, too
+ALONE_LOOKS = 5  # so many must find no other thread of Python running first
 OTHER_RAN = 19  # kind of event: (kind, number of the place, nanoseconds that another thread ran there)
 MEMORY = 20  # kind of event: (kind, bytes of this process, of its children, bytes that are free)
 COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number of the place of the longest)
@@ -56,6 +69,8 @@ OTHER_SHARE_MIN = 0.05  # share of the time between two looks; a thread that ran
 MAX_THREADS = 16  # other threads whose time is read
 THREAD_CLOCK = 0b110  # low bits of the kernel's number of a clock: CPU time of a thread
 _THREADS: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # by get_ident()
+_FOREIGN = threading._DummyThread  # a thread that Python did not start, once it has asked for its name
+_ENGINE = "_engine_run_backward"  # function of torch in which a backward pass lasts, and of the agent's wrapper
 MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # seconds between readings of memory at least, and of the time so far
 MEMORY_COST = 0.01  # share of the time that readings take at most
 
@@ -75,6 +90,8 @@ class _Sampler:
         self.counted = 0  # looks
         self.others: list[tuple[Where, int]] = []  # place of another thread, and nanoseconds that it ran
         self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by the kernel's number
+        self.alone = True  # No other thread ran in any look.
+        self.usual_s = self.short_s = 0.0  # the program's switch interval, and the one that this thread set
         self.fault: Exception | None = None  # error that ended the sampling
         self.memory: list[tuple[int, int, int]] = []  # see MEMORY
         self.begun_ns = self.memory_due_ns = 0
@@ -100,6 +117,7 @@ class _Sampler:
             guard.let_through(error)
             self.fault = error
         finally:
+            self._wait_shortly(False)
             run_queue.own.discard(self.thread)
             self.left.release()
 
@@ -125,7 +143,11 @@ class _Sampler:
         frames = sys._current_frames()
         frame = frames.get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
+        interval_ns = sys.getswitchinterval() * 1e9
+        others = len(self.others)
         self._look_at_others(frames, now - last_ns)
+        self.alone &= len(self.others) == others
+        self._wait_shortly(self.alone and self.counted > ALONE_LOOKS)
         collections = _collections
         if collections is not None:
             if collections.begun_ns:
@@ -136,12 +158,26 @@ class _Sampler:
         since_ns = min(now - last_ns, MAX_LOOK_NS)
         if (before := _phase_at(due_ns)) is not None:
             self.looks.append((before, None, LATE, since_ns))
-        elif frame is not None and (where := self._where(frame)) is not None:
-            open_ = boundaries.state.open[-1:]
+            return now
+        phase = (boundaries.state.open or ("",))[-1]
+        if phase == "backward" and frame is not None and (hook := _hook(frame, frames)) is not None:
+            phase, frame = HOOKS, hook
+        if frame is not None and (where := self._where(frame)) is not None:
             waited_ns = now - due_ns
-            late = PROMPT_NS < waited_ns < sys.getswitchinterval() * 1e9
-            self.looks.append((open_[0] if open_ else "", where, LATE if late else EXACT, since_ns))
+            waited = EXACT if waited_ns <= PROMPT_NS else LATE if waited_ns < interval_ns else FORCED
+            self.looks.append((phase, where, waited, since_ns))
         return now
+
+    def _wait_shortly(self, shortly: bool) -> None:
+        """Shorten the switch interval for the next look, or restore the program's, unless it has set another one."""
+        now_s = sys.getswitchinterval()
+        if now_s != self.short_s:
+            self.usual_s = now_s
+        if shortly and self.usual_s > INTERVAL_S:
+            sys.setswitchinterval(INTERVAL_S)
+            self.short_s = sys.getswitchinterval()  # in whole microseconds
+        elif not shortly and now_s == self.short_s:
+            sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
         """Note where other threads are that ran since the last look.
@@ -165,7 +201,7 @@ class _Sampler:
 
     def _read_memory(self) -> None:
         """Read what this process and its children hold, a page that several share counted in parts, if it is time."""
-        begun_ns = monotonic_ns()
+        begun_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if begun_ns < self.memory_due_ns:
             return
         found = memory.read()
@@ -173,7 +209,7 @@ class _Sampler:
             self.memory_due_ns = sys.maxsize
             return
         self.memory.append(found)
-        took_ns = monotonic_ns() - begun_ns
+        took_ns = thread_time_ns() - cpu_ns  # On a machine in use a reading lasts for longer, and costs no more.
         wait_ns = max(MEMORY_S * 1e9, MEMORY_SHARE * (begun_ns - self.begun_ns), took_ns / MEMORY_COST)
         self.memory_due_ns = begun_ns + int(wait_ns)
 
@@ -235,6 +271,39 @@ def _collection_is_near() -> bool:
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return False
     return 0 < gc.get_threshold()[0] <= gc.get_count()[0] + SPARE_OBJECTS
+
+
+def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
+    """Return the innermost frame of a hook that a backward pass calls; None if it is at the model's work.
+
+    ``frame``: of the recorded thread, in a backward pass. Autograd has a thread for each device, which Python did not
+    start: its stack begins with what it calls.
+    """
+    if frame.f_code.co_name != _ENGINE:
+        return frame if _calls_hook(frame, engine=True) else None
+    for one, other in frames.items():
+        thread = _THREADS.get(one)
+        foreign = thread is None or isinstance(thread, _FOREIGN)
+        if one not in (boundaries.recorded_thread, get_ident()) and foreign and _calls_hook(other, engine=False):
+            return other
+    return None
+
+
+def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
+    """Return True if code of the program runs there that no module of the model called within the backward pass.
+
+    ``engine``: the pass was called in this thread.
+    """
+    found = False
+    for _ in range(MAX_FRAMES):
+        if frame is None or frame.f_code.co_name == _ENGINE:
+            return found and (frame is not None or not engine)
+        if str(frame.f_globals.get("__name__")).startswith(MODEL_MODULES):
+            return False
+        file = frame.f_code.co_filename
+        found |= not file.startswith(watching.OURS) and not watching.is_library(file)
+        frame = frame.f_back
+    return False
 
 
 def _phase_at(due_ns: int) -> str | None:

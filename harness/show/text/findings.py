@@ -21,6 +21,7 @@ from harness.explain.wall import (
     START_UP,
     SlowCause,
     StepPart,
+    is_own_code,
     is_wait,
     maker_text,
 )
@@ -69,7 +70,7 @@ def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
 def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
     match one.kind:
         case "code":
-            return not one.phase and one.least_share >= SPENT_SHARE_MIN
+            return is_own_code(one) and one.least_share >= SPENT_SHARE_MIN
         case "padding":
             return one.ms is None or one.ms >= SPENT_SHARE_MIN * step_ms
         case "growing":

@@ -63,7 +63,7 @@ OURS = {
     "anomaly": Case(noted="setting anomaly"),
     "average": Case(("own code",), "average.py"),
     "bar": Case(("own code",), "set_postfix"),
-    "breaks": Case(noted="setting graph breaks"),
+    "breaks": Case(noted="breaks breaks.py"),
     "buffer": Case(("input-bound",), "read", source="webdataset/webdataset#267"),
     "clipping": Case(("own code",), "row.norm"),
     "copied": Case(noted="memory loader workers"),
@@ -76,7 +76,7 @@ OURS = {
     "guards": Case(("recompiling",), "guards.py"),
     "healthy": Case(("compute-bound",)),
     "hooks": Case(("own code",), "register_hook"),
-    "logger": Case(("own code",), "json.dump"),
+    "logger": Case(("own code", "growing"), "json.dump"),
     "logits": Case(("evaluation-bound",), "logits.py"),
     "micro": Case(noted="setting gradient synchronization", ranks=2),
     "norms": Case(("own code",), "histc"),
@@ -124,7 +124,7 @@ SHARED = {
 class Found:
     """A diagnosis of a program. ``remedy``: as printed. ``share``: of a step without its waits for a core.
 
-    ``noted``: kind and place of each cause without a cost.
+    ``noted``: kind of each cause without a cost, and its place without the line.
     """
 
     kind: str
@@ -291,7 +291,7 @@ def found(summary: dict[str, Any]) -> list[Found]:
     step_ms = arm["wall"]["step_ms"]["median"]
     core_ms = _part_ms(arm, "core")
     causes = (one for one in arm.get("slow_causes", ()) if one["kind"] not in TIMED)
-    noted = tuple(f"{one['kind']} {one.get('place', '')}" for one in causes)
+    noted = tuple(f"{one['kind']} {one.get('place', '').partition(':')[0]}" for one in causes)
     diagnoses = []
     for one in arm["diagnoses"]:
         place = " ".join(str(one["part"][key]) for key in ("name", "code", "called"))

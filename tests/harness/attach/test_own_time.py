@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing import process
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from harness.attach import hooks
 from harness.explain.wall import LOCK, SlowCause, slow_causes
@@ -116,6 +121,129 @@ def test_a_thread_that_has_ended_is_left_out_of_a_look(monkeypatch: pytest.Monke
     leave.set()
     alive.join()
     assert [ns for _, ns in sampler.others] == [1]
+
+
+def in_a_hook(kind: str) -> list[object]:
+    """Return what the sampler takes for a hook's frame in a backward pass of this ``kind``: its function, or None."""
+    hooks._agent()
+    from _harness_agent import own_time
+
+    found: list[object] = []
+
+    def look(*given: torch.Tensor) -> torch.Tensor:
+        frame = own_time._hook(sys._getframe(), sys._current_frames())
+        found.append(frame and frame.f_code.co_name)
+        return given[-1] * given[-1]  # keeps what a checkpoint computes again
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
+            return look(gradient)
+
+    x = torch.ones(2, requires_grad=True)
+    if kind == "hook":
+        x.register_hook(look)
+        x.sum().backward()
+    elif kind == "function":
+        Doubled.apply(x).sum().backward()
+    elif kind == "checkpoint":
+        loss = checkpoint(look, x, use_reentrant=False).sum()
+        found.clear()  # what the forward pass called
+        loss.backward()
+    else:
+        look(x)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("hook", "look"), ("function", None), ("checkpoint", None), ("no pass", None)]
+)
+def test_a_hook_of_a_backward_pass_is_told_from_the_model_within_it(kind: str, expected: str | None) -> None:
+    assert in_a_hook(kind) == [expected]
+
+
+def test_a_hook_is_found_in_the_thread_that_autograd_has_for_a_device() -> None:
+    hooks._agent()
+    from _harness_agent import own_time
+
+    looked, leave = threading.Event(), threading.Event()
+
+    def hook() -> None:
+        looked.set()
+        leave.wait()
+
+    def _engine_run_backward() -> FrameType | None:
+        """Wait as the recorded thread does while the device's thread runs."""
+        return own_time._hook(sys._getframe(), sys._current_frames())
+
+    thread = _thread.start_new_thread(hook, ())  # as little known to Python as autograd's
+    assert looked.wait(10)
+    assert thread not in threading._active  # type: ignore[attr-defined]
+    frame = _engine_run_backward()
+    leave.set()
+    assert frame is not None
+    while frame.f_code.co_name != "hook":
+        frame = frame.f_back
+        assert frame is not None
+
+
+def test_the_switch_interval_is_short_only_where_no_other_thread_runs() -> None:
+    hooks._agent()
+    from _harness_agent import own_time
+
+    usual_s = sys.getswitchinterval()
+    sampler = own_time._Sampler()
+    try:
+        for alone, expected in ((True, own_time.INTERVAL_S), (True, own_time.INTERVAL_S), (False, usual_s)):
+            sampler._wait_shortly(alone)
+            assert sys.getswitchinterval() == pytest.approx(expected)
+        sampler._wait_shortly(True)
+        sys.setswitchinterval(0.002)  # by the program
+        sampler._wait_shortly(False)
+        assert sys.getswitchinterval() == pytest.approx(0.002)
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
+def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a short one the training thread waited for a third as long: what slows the program was hidden."""
+    hooks._agent()
+    from _harness_agent import own_time
+
+    shortened: list[bool] = []
+    sampler = own_time._Sampler()
+    monkeypatch.setattr(sampler, "_wait_shortly", shortened.append)
+    runs = iter([False] * (own_time.ALONE_LOOKS + 1) + [True, False, False])
+    monkeypatch.setattr(sampler, "_look_at_others", lambda *_: sampler.others.extend([(None, 1)] * next(runs)))
+    for sampler.counted in range(1, own_time.ALONE_LOOKS + 5):
+        sampler._look(0, 0)
+    assert shortened == [False] * own_time.ALONE_LOOKS + [True] + [False] * 3
+
+
+def test_a_short_piece_of_python_is_found_though_a_call_after_it_lets_go_of_the_lock(tmp_path: Path) -> None:
+    """2 ms of Python in each step, which the forward pass follows: a look came in that pass."""
+    found, truth_ms = found_in(tmp_path, "brief")
+    most = max((one for one in found if one.kind == "code"), key=lambda one: one.spent_ms)
+    assert (most.code, most.late) == ("sum(i * i for i in range(30_000))", False)
+    assert most.step_ms > truth_ms / 2
+
+
+def test_a_reading_of_memory_that_waits_for_a_core_delays_the_next_one_by_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hooks._agent()
+    from _harness_agent import memory, own_time
+
+    monkeypatch.setattr(memory, "read", lambda: (time.sleep(0.1), (1, 2, 3))[1])
+    sampler = own_time._Sampler()
+    sampler.begun_ns = begun_ns = time.monotonic_ns()
+    sampler._read_memory()
+    assert sampler.memory == [(1, 2, 3)]
+    assert sampler.memory_due_ns - begun_ns < 5e9  # 0.1 s at 1 % of the time are 10 s
 
 
 def test_a_worker_that_the_program_has_closed_counts_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from array import array
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ import pytest
 
 from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, ProcessFacts
-from harness.attach.steps import write_tables
-from harness.attach.study import _program_ms
-from harness.explain.wall import PROFILED_STEPS
+from harness.attach.steps import (
+    EXACT,
+    FORCED,
+    LATE,
+    StepLengths,
+    StepTotals,
+    write_tables,
+)
+from harness.attach.study import LEAST_FORCED, _program_ms, _spent_at
+from harness.explain.wall import HOOKS, PROFILED_STEPS
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP
 
 STEPS, WARMUP = 30, 4
@@ -88,6 +96,43 @@ def test_the_first_fetch_is_one_part_of_a_profiled_program(tmp_path: Path) -> No
     assert found is not None
     assert found[PROFILED_STEPS] == pytest.approx(8 - 0.2)
     assert sum(found.values()) == pytest.approx(5 + STEPS + 3)
+
+
+def sampled(looks: dict[tuple[str, int, int], int], **parts_ms: float) -> StepTotals:
+    """Ten steps of 100 ms with these phases, and nanoseconds that looks stand for by phase, place and kind."""
+    totals = StepTotals(measured=10, wall_ns=1_000 * MS)
+    totals.lengths = StepLengths(parts={name: array("f", [ms] * 10) for name, ms in parts_ms.items()})
+    totals.sampled_ns.update(looks)
+    return totals
+
+
+def spent_ms(totals: StepTotals, phase: str = "") -> dict[int, tuple[float, bool]]:
+    return {place: (pytest.approx(ns / MS), late) for place, (ns, late) in _spent_at(totals, phase).items()}
+
+
+def test_places_share_the_time_that_their_phase_took() -> None:
+    """How long a phase takes is known; few looks were in it, more or less by chance."""
+    looks = {("", 1, EXACT): 3, ("", 2, FORCED): 1, ("backward", 3, EXACT): 996}
+    assert spent_ms(sampled(looks, backward=60.0)) == {1: (300.0, False), 2: (100.0, False)}
+    totals = sampled(looks, backward=60.0)
+    totals.collecting_ns[0] = 200 * MS  # no look is in a garbage collection
+    assert spent_ms(totals) == {1: (150.0, False), 2: (50.0, False)}
+
+
+def test_hooks_and_the_backward_pass_around_them_share_its_time() -> None:
+    totals = sampled({("backward", 1, EXACT): 30, (HOOKS, 2, EXACT): 10}, backward=80.0)
+    assert spent_ms(totals, "backward") == {1: (600.0, False)}
+    assert spent_ms(totals, HOOKS) == {2: (200.0, False)}
+
+
+def test_late_looks_stand_for_python_code_and_not_for_calls_that_let_go_of_the_lock() -> None:
+    """A file that was opened for 1 ms had all the time of the JSON that was then written into it for 12."""
+    short = {("", 1, EXACT): 10, ("", 2, LATE): 80, ("", 0, LATE): 10}
+    assert spent_ms(sampled(short)) == {1: (100.0, False), 2: (900.0, True)}
+    forced = round(2 * LEAST_FORCED * 90)
+    long = {("", 1, EXACT): 10, ("", 2, LATE): 90 - forced, ("", 3, FORCED): forced}
+    assert spent_ms(sampled(long)) == {1: (100.0, False), 3: (900.0, False)}
+    assert spent_ms(sampled({("", 1, EXACT): 10, ("", 0, LATE): 30})) == {1: (1000.0, False)}
 
 
 def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:

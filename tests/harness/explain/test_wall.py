@@ -125,6 +125,11 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
             named("", "a.py:3", 30.0, function="save"), named("", "b.py:7", 8.0), named("fetch", "c.py:1", 9.0))}),
         {("code", "a.py:3"): 30.0, ("code", "b.py:7"): 8.0, ("phase", "other"): 3.0},
     ),
+    "a hook on gradients": (
+        Arm("script", compute={"forward": 9.0, "backward": 30.0}, facts={"causes": rows(
+            named("gradient hooks", "a.py:3", 20.0), named("backward", "b.py:7", 10.0))}),
+        {("code", "a.py:3"): 20.0, ("phase", "backward"): 10.0},
+    ),
     "collections outside of all phases first": (
         Arm("script", compute={"forward": 9.0, "other": 4.0}, facts={"causes": rows(spent("gc", 6.0))}),
         {("gc", "garbage collection"): 6.0, ("phase", "forward"): 7.0},
@@ -173,6 +178,26 @@ def test_each_part_has_its_time_and_all_sum_to_the_clock(name: str, tmp_path: Pa
     write(folder, study, runs)
     (stored,) = analyse(folder.read_study(), list(folder.runs())).arms
     assert stored.wall == found.wall
+
+
+def test_a_line_waits_for_a_core_as_its_phase_does() -> None:
+    """The phase outside of all others takes 40 ms, and half of the step waits for a core."""
+    arm = Arm("script", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 40.0, "other": 40.0},
+              facts={**ATTACHED, "waiting_share": 0.5, "causes": rows(named("", "a.py:3", 30.0))},
+              off_core={"forward": 20.0})  # fmt: skip
+    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    parts = by_name(found)
+    left_ms = parts["a.py:3"].ms.median + parts["other"].ms.median
+    assert left_ms < 35
+    assert parts["a.py:3"].ms.median == pytest.approx(0.75 * left_ms, rel=0.01)
+
+
+def test_a_line_is_named_with_the_call_that_takes_most_of_it() -> None:
+    causes = rows(named("", "a.py:3", 9.0, called="json.dump"), named("", "a.py:3", 2.0, called="os.fsync"))
+    arm = Arm("script", compute={"forward": 9.0, "other": 12.0}, facts={**ATTACHED, "causes": causes})
+    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    part = by_name(found)["a.py:3"]
+    assert (part.called, part.ms.median) == ("json.dump", pytest.approx(11.0, rel=0.01))
 
 
 def test_lines_that_take_little_stay_unnamed() -> None:

@@ -56,6 +56,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "tokenizer in the loop": (arm_of({"other": 30.0}, facts={"tokenizing_share": 0.3}), "input-bound",
                               "tokenize in the loop", 0.3, 1 / 0.7, "tokenize before"),
     "own code": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0)), "own code", "a.py:3", 0.4, 1 / 0.6, "less often"),
+    "a hook on gradients": (arm_of({"backward": 60.0}, named("gradient hooks", "a.py:3", 40.0)), "own code", "a.py:3",
+                            0.4, 1 / 0.6, "less often"),
     "another thread": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="queue.get")), "own code", "a.py:3",
                        0.4, 1 / 0.6, "other thread"),
     "a save by its line": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="torch.save(model, path)")),
@@ -68,6 +70,9 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "a tensor that is printed": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0,
                                                                called="torch._tensor.Tensor.__repr__")),
                                  "own code", "a.py:3", 0.4, 1 / 0.6, "less often"),
+    "rows of a tensor one by one": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0,
+                                                                  called="torch._tensor.Tensor.__iter__")),
+                                    "own code", "a.py:3", 0.4, 1 / 0.6, "less often"),
     "a loss outside of the model": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0,
                                                                   called="torch.nn.functional.cross_entropy")),
                                     "compute-bound", "forward", 1.0, 1.0, "model"),
@@ -107,6 +112,9 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "hooks that pile up": (arm_of({}, {"kind": "growing", "phase": "forward", "ms": 45.0, "place": "a.py:3",
                                        "called": "forward", "figures": GROWTH}),
                            "growing", "a.py:3", 0.45, 1 / 0.55, "find the growth"),
+    "a line that grows": (arm_of({"other": 50.0}, named("", "a.py:3", 44.0), {"kind": "growing", "ms": 45.0,
+                                                                              "figures": GROWTH}),
+                          "growing", "a.py:3", 0.45, 1 / 0.55, "find the growth"),
     "padding": (arm_of({}, {"kind": "padding", "ms": 70.0, "figures": PADDED}), "padding",
                 "forward and backward", 0.7, 1 / 0.3, "pad less"),
     "padding of rows of unlike length": (
@@ -146,12 +154,29 @@ def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
     assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
 
 
+@pytest.mark.parametrize(("busy", "crowded"), [(0.9, True), (0.4, False)])
+def test_threads_of_the_program_that_keep_cores_busy_count_as_its_own(busy: float, crowded: bool) -> None:
+    threads = [spent("lock", 100 * busy, place=place) for place in ("a.py:3", "b.py:4")]
+    facts = {"waiting_share": 0.3, "threads": 1, "cores": 2}
+    found = diagnosed(arm_of({}, *threads, facts=facts, off_core={"forward": 30.0}))
+    assert found.crowded == crowded
+    assert (found.diagnoses[0].kind == "cores too few") == crowded
+
+
 def test_a_cause_that_makes_phases_longer_is_told_without_their_waits_for_a_core() -> None:
     """The padding costs 10 % of each phase, so 4 of the 40 ms that the program had a core."""
     arm = arm_of({}, {"kind": "padding", "ms": 10.0, "figures": PADDED}, facts={"waiting_share": 0.6, "threads": 1,
                  "cores": 2}, off_core={"forward": 70.0})  # fmt: skip
     found = {one.kind: one for one in diagnosed(arm).diagnoses}
     assert found["padding"].ms.median == pytest.approx(4.0, rel=0.03)
+
+
+def test_growth_is_told_in_full_where_others_have_the_cores() -> None:
+    """Steps are compared without their waits for a core: what they grow by has none."""
+    growth = {"kind": "growing", "phase": "forward", "ms": 20.0, "figures": GROWTH}
+    facts = {"waiting_share": 0.6, "threads": 1, "cores": 2}
+    found = {one.kind: one for one in diagnosed(arm_of({}, growth, facts=facts, off_core={"forward": 70.0})).diagnoses}
+    assert found["growing"].ms.median == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("above", [True, False])
@@ -223,14 +248,21 @@ def test_the_line_that_takes_most_of_the_model_is_named() -> None:
     assert (found.kind, found.part.name, found.part.code) == ("compute-bound", "a.py:9", "text.split()")
 
 
-def test_a_cost_that_may_be_none_is_told_only_where_it_is_large() -> None:
-    """Graphs compiled in some blocks took 95 % of a step: from 0 to 259 ms. 0.16 ms (0.00 to 0.58) were a headline."""
+@pytest.mark.parametrize("waits", [0.0, 0.6])
+def test_a_cost_that_may_be_none_is_told_only_where_it_is_large(waits: float) -> None:
+    """Graphs compiled in some blocks took 95 % of a step: from 0 to 259 ms. 0.16 ms (0.00 to 0.58) were a headline.
+
+    Waits for a core that other processes cause make no cost small.
+    """
+    facts = {"waiting_share": waits, "threads": 1, "cores": 2}
+    off_core = {"forward": 70.0} if waits else {}
 
     def costing(share: float) -> bool:
-        arm = diagnosed(arm_of({"other": 100 * share}, named("", "a.py:3", 100 * share)))
+        arm = diagnosed(arm_of({"other": 20.0}, named("", "a.py:3", 20.0), facts=facts, off_core=off_core))
         assert arm.wall is not None
+        ms = share * (arm.wall.step_ms.median - arm.wall.total("core"))
         wide = [
-            replace(part, ms=replace(part.ms, ci_low=0.0, ci_high=200.0)) if part.kind == "code" else part
+            replace(part, ms=replace(part.ms, median=ms, ci_low=0.0, ci_high=200.0)) if part.kind == "code" else part
             for part in arm.wall.parts
         ]
         return any(one.kind == "own code" for one in diagnose(replace(arm, wall=replace(arm.wall, parts=tuple(wide)))))

@@ -1,8 +1,11 @@
 """A Python number that the compiled model reads changes in each step, and each value is a new graph."""
 
+import torch
 from small import SLOW, build, tokens, update, watched
 from torch import nn
 from torch.utils.data import DataLoader
+
+torch._dynamo.config.specialize_float = True  # else the second value makes a graph for all of them
 
 
 class Scaled(nn.Module):

@@ -5,7 +5,7 @@ What it does, by its first argument:
 - ``log``: sleeps in every step; ``again``: the same, first in a thread and then in the main thread
 - ``save``: sleeps in every tenth step
 - ``gc``: collects garbage over a large heap in every step
-- ``busy``: runs Python in every step
+- ``busy``: runs Python in every step; ``brief``: for a few milliseconds, right before the next forward pass
 - ``fork``: forks a child in every step, and prints how many threads the process had then
 - ``thread``: another thread runs Python meanwhile
 - ``none``: none of that
@@ -52,9 +52,17 @@ def slow(step):
         sum(i * i for i in range(200_000))
 
 
+def brief():
+    if KIND == "brief":
+        sum(i * i for i in range(30_000))
+
+
 def train():
     spent_s = 0.0
     for step, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(STEPS * 4, 64)), batch_size=4)):
+        begun = time.perf_counter()
+        brief()
+        spent_s += (time.perf_counter() - begun) * (step >= 20)
         model(x).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
