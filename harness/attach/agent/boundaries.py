@@ -35,6 +35,10 @@ UNPACKED = 11  # number of harness.probes.ledger.rows
 BEGUN_ANEW = 14  # (kind, early): the batch that arrives is its loader's first since it began anew
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
+# Short steps share a frame: within a step, after the program's own work, writing one takes several times as long as in
+# a loop. A SIGKILL loses the steps that are not written.
+FRAME_EVENTS = 96  # events of a frame, which ends with a step
+FRAME_NS = 500_000_000  # of steps in a frame
 LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 ENDED = -2  # replaces a batch's number: the wait ended with the data
@@ -73,6 +77,7 @@ class _State:
     closing: int | None = None  # the optimizer that closes steps
     only: int | None = None  # ``closing`` if there is no other optimizer
     closed: bool = True  # nothing has begun yet
+    written_ns: int = 0  # beginning of the step that ended the last frame
     closed_ns: int = 0
     marked: list[tuple[Any, ...]] | None = None  # batches that arrived within the fetch that the program marks
     enough: bool = False
@@ -509,13 +514,17 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
         this.unmeasured += warmup
     if this.doubtful:
         resolve(training=False)
-    events, this.events = this.events, []
     if this.marks:
-        events += device.collect()
+        this.events += device.collect()
+    # In a child that Python did not fork, writing has this state begin anew.
+    whole = len(this.events) >= FRAME_EVENTS or now - this.written_ns > FRAME_NS or not forks.here[0]
     for action in on_step_end:
-        events += action()
-    events.append((STEP, now, reading, number, repetition, warmup))
-    record.write("events", events)
+        this.events += action()
+    this.events.append((STEP, now, reading, number, repetition, warmup))
+    if whole:
+        this.written_ns = now
+        events, this.events = this.events, []
+        record.write("events", events)
 
 
 def _is_warmup(number: int) -> bool:
@@ -553,7 +562,7 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write the events of the step that ends; the program goes on after ``pause``, and without one it ends.
+    """Write all events, with the step that ends; the program goes on after ``pause``, and without one it ends.
 
     What follows the last update (saving, say) is no part of a step.
     """
