@@ -18,7 +18,7 @@ SUFFIX = ".frames"
 ATTACHED = "attached"  # The name must match agent/record.py.
 _LENGTH_BYTES = 4
 _SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # a line of the kernel; none of a thread that has ended
-MOST_FRAME_BYTES = 1 << 28  # of one step: more is no frame of ours
+MOST_FRAME_BYTES = 1 << 28  # of some steps: more is no frame of ours
 
 Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
 
@@ -136,7 +136,15 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
     """The events of each step, ready for ``harness.probes.ledger.rows``."""
     for word, content in frames(path):
         if word == "events":
-            yield [_with_lines(event) if event[0] in (STEP, PAUSE) else tuple(event) for event in content]
+            portion: list[tuple[Any, ...]] = []
+            for event in content:
+                if event[0] not in (STEP, PAUSE):
+                    portion.append(tuple(event))
+                else:
+                    yield [*portion, _with_lines(event)]
+                    portion = []
+            if portion:
+                yield portion
 
 
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:

@@ -310,7 +310,7 @@ def _left(steps: int, found: Sequence[StepTotals]) -> int:
 def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[Event]]]:
     """Each step: its beginning, what happened in it, its end (None: it did not end), and the MARKS that are in it.
 
-    A frame ends with the beginning of the next step; the program's last one ends with the end of the last step.
+    Events of a step end with the beginning of the next one; the last ones of the program with the end of its last step.
     """
     begun: Event | None = None
     for portion in events(path):

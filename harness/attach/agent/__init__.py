@@ -1,8 +1,8 @@
 """The part of ``harness exec`` that runs inside the user's processes: standard library only, nothing of ``harness``.
 
 Loaded as ``_harness_agent`` by the shim once torch is imported. It records the step ledger of the main
-thread and the stages of every batch, and writes them to files of its own (``record.py``), one frame a step. It changes
-nothing that the program computes, and it fails open: after a fault of ours every hook does nothing (``guard.py``).
+thread and the stages of every batch, and writes them to files of its own (``record.py``). It changes nothing that the
+program computes, and it fails open: after a fault of ours every hook does nothing (``guard.py``).
 """
 
 from __future__ import annotations

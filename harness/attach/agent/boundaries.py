@@ -35,6 +35,10 @@ UNPACKED = 11  # number of harness.probes.ledger.rows
 BEGUN_ANEW = 14  # (kind, early): the batch that arrives is its loader's first since it began anew
 INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
 MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
+# Short steps share a frame: within a step, after the program's own work, writing one takes several times as long as in
+# a loop. A SIGKILL loses the steps that are not written.
+FRAME_EVENTS = 96  # events of a frame, which ends with a step
+FRAME_NS = 500_000_000  # of steps in a frame
 LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
 MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
 ENDED = -2  # replaces a batch's number: the wait ended with the data
@@ -65,6 +69,7 @@ class _State:
     doubtful: int = 0  # batches that may be of training or of an evaluation
     doubtful_loaders: list[Loader] = field(default_factory=list)  # whose they are
     ran_without_gradients: bool = False  # the model, since a batch was asked for
+    batches: int = 0  # that arrived, training or not
     not_finite: int = 0  # losses in a row
     loader_seen: bool = False  # a DataLoader serves this program: its fetches open the steps
     in_flight: int = 0  # batches at most, of the loader with most
@@ -73,6 +78,7 @@ class _State:
     closing: int | None = None  # the optimizer that closes steps
     only: int | None = None  # ``closing`` if there is no other optimizer
     closed: bool = True  # nothing has begun yet
+    written_ns: int = 0  # beginning of the step that ended the last frame
     closed_ns: int = 0
     marked: list[tuple[Any, ...]] | None = None  # batches that arrived within the fetch that the program marks
     enough: bool = False
@@ -84,6 +90,8 @@ class _State:
     maybe: int = 0  # steps that began if there is no optimizer
     without_optimizer: bool = False
     steps: int = 0
+    begun_ns: int = 0  # start of the last step
+    due: int = 0  # first step for which ``on_some_steps`` are called again
     unmeasured: int = 0  # number of steps that are not measured
     measured_from: int | None = 0  # step; None: a window of profiling comes first
     window_from: int | None = None  # step that begins a window of profiling after the measured ones
@@ -102,9 +110,13 @@ _adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
 recorded_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
-on_early_step: list[Callable[[int], None]] = []  # called like ``on_step``, for the first steps only
+# Called like ``on_step``, for each of the first EARLY steps, and from then on more and more rarely: see RARER.
+on_some_steps: list[Callable[[int], None]] = []
 EARLY = 64  # steps
-on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []  # called as a step ends; return events of it
+RARER = 1.5  # step of a call / step of the call before
+# Called as a step ends that took LONG_NS, or that is the last one of a frame; return events.
+on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []
+LONG_NS = 1_000_000  # Nothing that these look for happens in a shorter step: a compilation takes longer.
 on_evaluation: list[Callable[[], None]] = []  # called before each batch that is not trained on
 # Called with the number of each step that begins when all are measured: True if the program may end there.
 before_end: list[Callable[[int], bool]] = []
@@ -372,9 +384,9 @@ def backward_of(loss: Tensor) -> None:
     if isfinite(loss.item()):
         this.not_finite = 0
         return
-    state.not_finite += 1
-    if state.not_finite >= LASTING:
-        state.events.append((NOT_FINITE,))
+    this.not_finite += 1
+    if this.not_finite >= LASTING:
+        this.events.append((NOT_FINITE,))
 
 
 def made_by(trace: Trace | None) -> None:
@@ -386,21 +398,22 @@ def made_by(trace: Trace | None) -> None:
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
     """A batch of training arrived. ``loader``: what serves it. ``items``: what this process made it of; 0: unknown."""
-    if state.doubtful:
-        state.doubtful_loaders.append(loader)
-    elif loader not in state.noted:
+    this = state
+    if this.doubtful:
+        this.doubtful_loaders.append(loader)
+    elif loader not in this.noted:
         _note_loader(loader)
     arrived = (RECEIVED, trace, tokens, items, samples)
-    if state.anew:
-        state.anew = False
-        state.events.append((BEGUN_ANEW, state.early))
-    unpacked, state.unpacked = state.unpacked, None
-    if state.marked is not None:  # one wait, maybe for several batches
-        state.marked.append(arrived)
+    if this.anew:
+        this.anew = False
+        this.events.append((BEGUN_ANEW, this.early))
+    unpacked, this.unpacked = this.unpacked, None
+    if this.marked is not None:  # one wait, maybe for several batches
+        this.marked.append(arrived)
         return
     if unpacked is not None:
-        state.events.append((UNPACKED, *unpacked))
-    state.events.append(arrived)
+        this.events.append((UNPACKED, *unpacked))
+    this.events.append(arrived)
 
 
 def _note_loader(loader: Loader) -> None:
@@ -444,21 +457,25 @@ def close_step() -> None:
 
 def _open_step() -> None:
     """Begin a step, after others had their turn where this program takes turns."""
-    if state.most_steps is not None and state.steps - state.unmeasured >= state.most_steps and not state.by_hand:
-        state.enough = all(may_end(state.steps) for may_end in before_end)
-    if state.alternates and not gate.state.over:
+    this = state
+    if this.most_steps is not None and this.steps - this.unmeasured >= this.most_steps and not this.by_hand:
+        this.enough = all(may_end(this.steps) for may_end in before_end)
+    if this.alternates and not gate.state.over:
         warmed_up = gate.state.warmup
-        if not gate.before_step(state.steps, _unmeasured(), _pause):
-            state.enough = True
+        if not gate.before_step(this.steps, _unmeasured(), _pause):
+            this.enough = True
             return
         if warmed_up and not gate.state.warmup:
             _drain()  # a host that runs ahead has launched warm-up steps that are not done: they are no part of others
     _begin(monotonic_ns(), run_queue.read())
-    if state.steps <= EARLY:
-        for action in on_early_step:
-            action(state.steps - 1)
+    this = state  # a forked child has another one now
+    number = this.steps - 1
+    if number >= this.due:
+        this.due = number + 1 if number < EARLY else int(number * RARER)
+        for action in on_some_steps:
+            action(number)
     for action in on_step:
-        action(state.steps - 1)
+        action(number)
 
 
 def _unmeasured() -> int:
@@ -514,13 +531,19 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
         this.unmeasured += warmup
     if this.doubtful:
         resolve(training=False)
-    events, this.events = this.events, []
     if this.marks:
-        events += device.collect()
-    for action in on_step_end:
-        events += action()
-    events.append((STEP, now, reading, number, repetition, warmup))
-    record.write("events", events)
+        this.events += device.collect()
+    # In a child that Python did not fork, writing has this state begin anew.
+    whole = len(this.events) >= FRAME_EVENTS or now - this.written_ns > FRAME_NS or not forks.here[0]
+    if whole or now - this.begun_ns > LONG_NS:
+        for action in on_step_end:
+            this.events += action()
+    this.events.append((STEP, now, reading, number, repetition, warmup))
+    this.begun_ns = now
+    if whole:
+        this.written_ns = now
+        events, this.events = this.events, []
+        record.write("events", events)
 
 
 def _is_warmup(number: int) -> bool:
@@ -558,7 +581,7 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write the events of the step that ends; the program goes on after ``pause``, and without one it ends.
+    """Write all events, with the step that ends; the program goes on after ``pause``, and without one it ends.
 
     What follows the last update (saving, say) is no part of a step.
     """

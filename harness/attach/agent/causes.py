@@ -57,47 +57,47 @@ class _Counts:
         self.reasons = 0  # notes of reasons
 
 
-_audit: _WaitAudit | None = None
+current: _WaitAudit | None = None  # audit of the steps that run now
 _counts = _Counts()
 
 
 def patch() -> None:
-    boundaries.on_early_step.append(_on_step)
+    boundaries.on_some_steps.append(_on_step)
     boundaries.on_step_end.append(_step_ended)
 
 
 def forget() -> None:
     """Audit nothing now; the next program's early steps are audited when they come."""
-    global _audit, _counts
-    audit, _audit, _counts = _audit, None, _Counts()
+    global current, _counts
+    audit, current, _counts = current, None, _Counts()
     if audit is not None:
         audit.stop()
 
 
 def batch_arrived(batch: Any) -> None:
     """Look where the tensors of a batch are, in an audited step."""
-    if _audit is None:
+    if current is None:
         return
     try:
         from _harness_agent import loading
 
         tensors = [one for one in loading.tensors(batch) if isinstance(one, torch.Tensor) and one.is_cpu]
-        _audit.pageable_bytes += sum(one.numel() * one.element_size() for one in tensors if not one.is_pinned())
+        current.pageable_bytes += sum(one.numel() * one.element_size() for one in tensors if not one.is_pinned())
     except Exception as error:
         guard.let_through(error)
         _give_up(error)
 
 
 def _on_step(number: int) -> None:
-    global _audit
+    global current
     try:
-        if number == FIRST and _audit is None and device.state.stream is not None:
+        if number == FIRST and current is None and device.state.stream is not None:
             cuda: Any = torch._C  # a build without CUDA lacks these functions
             if hasattr(cuda, "_cuda_set_sync_debug_mode") and cuda._cuda_get_sync_debug_mode() == _DEFAULT:
-                _audit = _WaitAudit()
-                _audit.start()
-        elif number >= FIRST + CAUSE_STEPS and _audit is not None:
-            audit, _audit = _audit, None
+                current = _WaitAudit()
+                current.start()
+        elif number >= FIRST + CAUSE_STEPS and current is not None:
+            audit, current = current, None
             if audit.on:  # else it ended early
                 audit.stop()
                 audit.note()
@@ -107,8 +107,8 @@ def _on_step(number: int) -> None:
 
 
 def _give_up(error: Exception) -> None:
-    global _audit
-    audit, _audit = _audit, None
+    global current
+    audit, current = current, None
     record.note("cause_fault", f"{type(error).__name__}: {error}"[:500])
     if audit is not None:
         audit.stop()
@@ -387,7 +387,7 @@ def _counted() -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)
-    compiled = counters["stats"]["unique_graphs"] if counters is not None else 0
+    compiled = counters.get("stats", {}).get("unique_graphs", 0) if counters else 0
     if _counts.compiled is not None and compiled > _counts.compiled:
         found.append((COUNTED, COMPILED, compiled - _counts.compiled))
     if compiled != _counts.compiled:

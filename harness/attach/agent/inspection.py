@@ -1,6 +1,6 @@
 """Looks at a few steps for what slows a program and takes no time of its own: hooks that pile up, and settings left on.
 
-The looks are rarer and rarer: see :data:`RATIO`. What fails here ends this part alone.
+The looks are rarer and rarer: see ``boundaries.RARER``. What fails here ends this part alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from _harness_agent import boundaries, device, guard, profiling, record, watchin
 LOOK = "look"  # note: (step, hooks by kind, settings that are on, place of the newest hook of a module)
 SYNCED = "synced"  # note: (backward passes of a DistributedDataParallel, those that synchronized gradients, steps)
 FIRST = watching.FIRST + watching.STEPS  # step of the first look: the outermost modules are known
-RATIO = 1.5  # step of a look / step of the look before
 SYNCED_STEPS = 16  # steps whose backward passes are counted
 HOOKS = {
     "forward": ("_forward_hooks", "_forward_pre_hooks"),
@@ -47,7 +46,7 @@ def forget() -> None:
 
 
 def patch() -> None:
-    boundaries.on_step.append(_on_step)
+    boundaries.on_some_steps.append(_on_step)
 
 
 def trains(roots: list[Any]) -> None:
@@ -77,7 +76,7 @@ def _on_step(number: int) -> None:
     this = _inspection
     if number < this.next:
         return
-    this.next = max(int(number * RATIO), number + 1)
+    this.next = max(int(number * boundaries.RARER), number + 1)
     try:
         if profiling.state.profiler is None:  # the agent's profiler is no setting of the program
             hooks, place = _hooks(this)

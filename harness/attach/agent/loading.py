@@ -261,13 +261,14 @@ def _ended(served: _Served | None, batch: Any) -> None:
         return
     if this.marked is None:
         boundaries.leave("fetch")
+    pieces = stages.take()
     trace: boundaries.Trace | None
     if served.workers:
         trace, this.maker = this.maker or boundaries.NO_TRACE, None
-        if drawn := stages.take():  # drawn by the main thread for a worker
-            trace = (*trace[:4], drawn)
+        if pieces:  # drawn by the main thread for a worker
+            trace = (*trace[:4], pieces)
     else:
-        trace = (*(this.here or boundaries.here()), stages.take())
+        trace = (*(this.here or boundaries.here()), pieces)
     if served.source not in this.noted and not this.doubtful:
         this.noted.add(served.source)
         if served.shared:
@@ -279,15 +280,26 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
         served.first.add(trace[0], batch)
     if batch is not None:
-        causes.batch_arrived(batch)
-        padding.batch_arrived(batch)
-        repeats.batch_arrived(batch)
-        items = 0 if served.workers else stages.making().items
-        boundaries.received(trace, *sizes(batch), served.loader, items)
+        items = 0 if served.workers or this.making is None else this.making.items
+        arrived(batch, trace, served.loader, items)
     else:  # an epoch ended: a wait for data all the same, and no batch
         pieces = trace[4] if trace[0] == "main" else ()
         boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, served.loader)
         boundaries.ran_out(served.source)
+
+
+def arrived(batch: Any, trace: boundaries.Trace | None, loader: boundaries.Loader, items: int = 0) -> None:
+    """Note a batch of training: see :func:`boundaries.received`."""
+    this = boundaries.state
+    this.batches += 1
+    if this.batches >= padding.due:
+        padding.batch_arrived(batch)
+    if causes.current is not None:
+        causes.batch_arrived(batch)
+    if this.alternates:
+        repeats.batch_arrived(batch)
+    tokens, samples = sizes(batch)
+    boundaries.received(trace, tokens, samples, loader, items)
 
 
 def _process_data(before: Any) -> Any:

@@ -20,7 +20,7 @@ _MOST_FILES = 2000  # a repository that loads more is fingerprinted by the first
 
 def patch() -> None:
     """Note the fingerprint at the first step: until then a program has loaded what it trains with."""
-    boundaries.on_early_step.append(_on_step)
+    boundaries.on_some_steps.append(_on_step)
 
 
 def _on_step(number: int) -> None:

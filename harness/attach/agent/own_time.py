@@ -365,7 +365,7 @@ _collections: _Collections | None = None
 def patch() -> None:
     # Python 3.12 warns of a fork with threads, and a program may turn warnings into errors.
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
-    boundaries.on_early_step.append(_on_step)
+    boundaries.on_some_steps.append(_on_step)
     boundaries.on_step_end.append(_step_ended)
 
 
@@ -425,4 +425,4 @@ def _give_up(error: Exception) -> None:
     record.note("own_time_fault", f"{type(error).__name__}: {error}"[:500])
     forget()
     boundaries.on_step_end.remove(_step_ended)
-    boundaries.on_early_step.remove(_on_step)
+    boundaries.on_some_steps.remove(_on_step)

@@ -26,44 +26,34 @@ IGNORED = -100  # label of a position without a loss
 IDS = ("input_ids", "ids", "tokens")
 
 
-class _Padding:
-    """The state of one process."""
-
-    def __init__(self) -> None:
-        self.arrived = self.missed = 0
-        self.next = 1  # number of the batch that is counted next
-
-
-_padding = _Padding()
+due = 1  # number of the batch that is counted next, of those that arrive
+_missed = 0
 
 
 def forget() -> None:
     """In a forked child, and for the next program: no batch has arrived."""
-    global _padding
-    _padding = _Padding()
+    global due, _missed
+    due, _missed = 1, 0
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the padding of a batch of training, if it is its turn."""
-    this = _padding
-    this.arrived += 1
-    if this.arrived < this.next:
-        return
+    """Count the padding of a batch of training, whose turn it is."""
+    global due, _missed
     try:
         exact, state = boundaries.state.alternates, boundaries.state
         if state.doubtful:  # it may be of an evaluation
             return
-        this.next = this.arrived + (1 if exact or this.arrived < FIRST_BATCHES else EVERY)
+        due = state.batches + (1 if exact or state.batches < FIRST_BATCHES else EVERY)
         found = _count(batch, sys.maxsize if exact else MAX_POSITIONS)
         if found is not None:
             state.events.append((PADDED, *found, int(exact)))
         else:
-            this.missed += 1
-            if this.missed >= MISSES:
-                this.next = sys.maxsize
+            _missed += 1
+            if _missed >= MISSES:
+                due = sys.maxsize
     except Exception as error:
         guard.let_through(error)
-        this.next = sys.maxsize
+        due = sys.maxsize
         record.note("padding_fault", f"{type(error).__name__}: {error}"[:500])
 
 

@@ -1,13 +1,16 @@
-"""Writes the facts and events of this process as frames in a file of its own. A SIGKILL loses one step.
+"""Writes the facts and events of this process as frames in a file of its own.
 
-A frame is its length (4 bytes, little endian) and the marshal (format 2, which every Python reads) of a pair: a word
-and its content. Words: "process" (who this is), "events" (of one step, as ``probes.ledger.rows`` has them), "batch" (of
-a loader worker: its spans) and "note". In the file of a process that was killed, zeros come after the last frame.
+A SIGKILL loses the step that is open, and those before it that share its frame (``boundaries.FRAME_NS``).
+
+A frame is its length (4 bytes, little endian) and the marshal (format 4, which every Python 3 reads) of a pair: a word
+and its content. Words: "process" (who this is), "events" (of steps, as ``probes.ledger.rows`` has them), "batch" (of a
+loader worker: its spans) and "note".
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import sys
@@ -18,14 +21,14 @@ from marshal import dumps
 from typing import Any
 
 from _harness_agent import forks
-from _harness_agent.mapped import LENGTH_BYTES, MappedFile
 
-MARSHAL_FORMAT = 2
+LENGTH_BYTES = 4  # before each frame, little endian
+MARSHAL_FORMAT = 4  # writes a word that comes again as a reference
 ATTACHED = "attached"  # file that exists once a process of the command has imported torch
 
 _folder = ""  # empty: nothing is recorded
 _registered = False
-_file: MappedFile | None = None
+_file: FrameFile | None = None
 training_thread: int | None = None  # kernel's number of the thread that trains; None: the main one
 _owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
 settings: dict[str, int | str | None] = {}
@@ -96,23 +99,45 @@ def write(word: str, content: Any) -> None:
     file = _file or _open()
     if file is None:
         return
-    frame = dumps((word, content), MARSHAL_FORMAT)
-    size = len(frame)
-    length = size.to_bytes(LENGTH_BYTES, "little")
-    # The rest is MappedFile.add(), here as every step does it. Nothing is called between these lines, so that neither a
-    # signal handler of the program nor another thread gets there. The length comes last: until then no frame is there.
-    at = file.at
-    start = at + LENGTH_BYTES
-    end = start + size
-    if end <= file.room:
-        file.at = end
-        file.window[start:end] = frame
-        file.window[at:start] = length
-    else:
-        file.add(length + frame)
+    file.add((word, content))
 
 
-def _open() -> MappedFile | None:
+class FrameFile:
+    """Appends frames to a file, each with one call: what is written outlives the process."""
+
+    __slots__ = ("_descriptor", "_identity", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        found = os.fstat(self._descriptor)
+        self._identity = found.st_dev, found.st_ino
+
+    def add(self, content: Any) -> None:
+        if not self._is_open():
+            self._begin()
+        frame = dumps(content, MARSHAL_FORMAT)
+        frame = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        if os.write(self._descriptor, frame) < len(frame):
+            raise OSError(errno.ENOSPC, "half a frame was written")
+
+    def close(self) -> None:
+        if self._is_open():
+            os.close(self._descriptor)
+
+    def _is_open(self) -> bool:
+        """Return False if the program has closed all files. It may have opened another one under this number."""
+        try:
+            found = os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+
+def _open() -> FrameFile | None:
     """Begin this process's file, with who it is; None where nothing is recorded.
 
     The file becomes known to other threads with its first frame in it: a reader takes no file that begins otherwise.
@@ -121,8 +146,8 @@ def _open() -> MappedFile | None:
     if not _folder:
         return None
     path = os.path.join(_folder, f"{os.getpid()}-{threading.get_native_id()}-{time.monotonic_ns()}.frames")
-    file, frame = MappedFile(path), dumps(("process", _process()), MARSHAL_FORMAT)
-    file.add(len(frame).to_bytes(LENGTH_BYTES, "little") + frame)
+    file = FrameFile(path)
+    file.add(("process", _process()))
     _owner = os.getpid()
     if _file is None:
         _file = file

@@ -45,9 +45,9 @@ def epoch_ended() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the rows of a batch of training."""
+    """Count the rows of a batch of training, where commands take turns."""
     this, state = _rows, boundaries.state
-    if not state.alternates or state.doubtful or this.rows >= COUNTED_ROWS_MAX:
+    if state.doubtful or this.rows >= COUNTED_ROWS_MAX:
         return
     try:
         from _harness_agent import loading

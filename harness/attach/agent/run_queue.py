@@ -67,12 +67,15 @@ def read() -> tuple[Any, ...]:
     if not forks.here[0]:
         forget()
     core = _core
-    if core is not None and _counted and _skipped < MOST_SKIPPED and [one[0] for one in _counts] == _counted:
-        _skipped += 1
-        now = monotonic_ns()
-        cpu_ns = now + core.ahead_ns if now < core.near_ns and core.count[0] == core.counted else core.read()[0]
-        return ((cpu_ns, _line), *_others)
-    return _read_lines()
+    if core is None or not _counted or _skipped >= MOST_SKIPPED:
+        return _read_lines()
+    for count, before in zip(_counts, _counted, strict=False):
+        if count[0] != before:
+            return _read_lines()
+    _skipped += 1
+    now = monotonic_ns()
+    cpu_ns = now + core.ahead_ns if now < core.near_ns and core.count[0] == core.counted else core.read()[0]
+    return ((cpu_ns, _line), *_others)
 
 
 def _read_lines() -> tuple[bytes, ...]:

@@ -65,7 +65,7 @@ def forget() -> None:
 
 
 def patch() -> None:
-    boundaries.on_early_step.append(_on_step)
+    boundaries.on_some_steps.append(_on_step)
 
 
 def busy() -> bool:
@@ -334,9 +334,6 @@ def _fetch_begins(source: int) -> bool:
 
 
 def _fetched(batch: Any) -> None:
-    from _harness_agent import causes, loading, padding, repeats
+    from _harness_agent import loading
 
-    causes.batch_arrived(batch)
-    padding.batch_arrived(batch)
-    repeats.batch_arrived(batch)
-    boundaries.received(("main", *stages.origin(), -1, stages.take()), *loading.sizes(batch), (0, 1, False))
+    loading.arrived(batch, ("main", *stages.origin(), -1, stages.take()), (0, 1, False))

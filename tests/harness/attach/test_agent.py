@@ -49,8 +49,8 @@ CLOSED_BY = {
     "plain --steps 30": "AdamW",
 }
 COMPILED = [f"compiled {how}" for how in ("model", "fullgraph", "in_place", "blocks", "function", "optimizer")]
-# Programs that end badly: exit code (negative: the signal), and the fewest steps that are kept.
-BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20), "plain --steps 60 --kill-at 20": (-signal.SIGKILL, 19)}
+# Programs that end badly: exit code (negative: the signal), and the fewest and the most steps that are kept.
+BAD_ENDS = {"plain --steps 60 --fail-at 20": (7, 20, 20), "plain --steps 60 --kill-at 50": (-signal.SIGKILL, 30, 50)}
 DEADLINES = ("deadline 0", "deadline 1")
 # Functions of the agent by module: each is made to fail in a run of its own.
 HOOKS = {
@@ -65,7 +65,7 @@ HOOKS = {
     "padding": ("batch_arrived",),
     "loading": ("_begin", "_look_at", "_ended", "sizes", "_close", "_from_worker"),
     "stages": ("begin", "cut", "end", "take", "making", "enter_within", "leave"),
-    "record": ("write", "note", "dumps", "MappedFile", "_open"),
+    "record": ("write", "note", "dumps", "FrameFile", "_open"),
     "run_queue": ("read", "find_threads"),
     "switches": ("count",),
     "updates": ("get_ident", "monotonic_ns", "_count", "_backward_begins", "_backward_ended", "_update_begins"),
@@ -148,7 +148,7 @@ def test_a_child_that_python_did_not_fork_writes_what_it_did_into_a_file_of_its_
     ran, processes = seen
     (found,) = (line for line in ran["forked"].lines if line.startswith("child: "))
     child = processes[int(found.split()[1].rstrip(","))]
-    assert child.steps == 26
+    assert 17 <= child.steps <= 26  # It ends with os._exit(), which loses a frame.
     assert child.noted("fault") == []
 
 
@@ -252,16 +252,15 @@ def test_what_was_recorded_becomes_a_study_later(
     )
 
 
-@pytest.mark.parametrize(("program", "code", "least"), [(program, *ends) for program, ends in BAD_ENDS.items()])
-def test_a_program_that_ends_badly_loses_one_step_at_most(
-    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str, code: int, least: int
+@pytest.mark.parametrize(("program", "ends"), BAD_ENDS.items())
+def test_a_program_that_ends_badly_loses_one_frame_at_most(
+    tmp_path: Path, seen: tuple[dict[str, Ran], dict[int, AttachedProcess]], program: str, ends: tuple[int, int, int]
 ) -> None:
     ran, processes = seen
+    code, least, most = ends
     assert ran[program].code == code
-    write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block), 0)
-    import pyarrow.parquet as pq
-
-    assert least <= pq.read_table(tmp_path / "0" / "steps.parquet").num_rows <= 20
+    totals = write_tables(processes[ran[program].pid], {}, lambda block: tmp_path / str(block), 0)
+    assert least <= sum(block.begun for block in totals) <= most
 
 
 def test_a_function_that_fetches_is_found_by_the_tensors_that_enter_the_model(

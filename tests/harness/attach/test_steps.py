@@ -51,12 +51,12 @@ def made_up(begin_ns: int = 0) -> list[tuple[Any, ...]]:
     return events
 
 
-def write_frames(path: Path, events: list[tuple[Any, ...]]) -> AttachedProcess:
-    """A file with one frame a step."""
+def write_frames(path: Path, events: list[tuple[Any, ...]], steps: int = 1) -> AttachedProcess:
+    """Write a file whose frames have so many ``steps``."""
     portions: list[list[Any]] = [[]]
     for event in events:
         portions[-1].append(event)
-        if event[0] == STEP:
+        if event[0] == STEP and event[3] % steps == 0:
             portions.append([])
     with path.open("wb") as file:
         for word, content in [("process", asdict(FACTS)), *(("events", portion) for portion in portions)]:
@@ -76,6 +76,18 @@ def test_a_span_that_was_on_its_core_for_less_than_was_assumed_has_no_negative_c
     ]
     assert {row["cpu_ns"] for row in spans if row["name"] == "forward"} == {0}
     assert {row["cpu_ns"] for row in spans if row["name"] == "fetch"} == {100_000}
+
+
+@pytest.mark.parametrize("steps", [2, 7, 2 * STEPS])
+def test_steps_that_share_a_frame_are_those_of_frames_of_their_own(tmp_path: Path, steps: int) -> None:
+    tables = []
+    for name, many in (("alone", 1), ("shared", steps)):
+        one = write_frames(tmp_path / f"{name}.frames", made_up(), many)
+        totals = write_tables(one, {}, lambda block, name=name: tmp_path / name / str(block), 0)  # type: ignore[misc]
+        folders = [tmp_path / name / str(block) for block in range(len(totals))]
+        tables.append([pq.read_table(folder / "steps.parquet").to_pylist() for folder in folders])
+        assert sum(block.measured for block in totals) == STEPS - WARMUP
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.parametrize(("ahead", "accumulated"), [(1, 1), (1, 4), (4, 4), (3, 1)])
