@@ -15,7 +15,7 @@ from harness.explain.ledger import RunLedger, measure
 from harness.explain.ranks import RanksReport, RankTimes
 from harness.explain.statistics import Estimate
 from harness.judge.report_types import Comparison, StudyReport
-from harness.judge.study import analyse
+from harness.judge.study import analyse, comparison_doubts
 from harness.judge.verdicts import judge
 from harness.judge.waits import bounds_of
 from harness.show import numbers, plots, ranks
@@ -671,7 +671,10 @@ def test_steps_that_get_longer_within_the_only_turn_of_each_block_are_named() ->
                 columns[name][row] += row * 150_000
 
     report = quicker(lambda run: steps_of(run, grow) if run.record.arm == "quick" else run, repetitions=1)
-    assert "its steps got 9.2 % slower from the beginning of a run to its end." in lines(report)
+    assert "its steps got 9.2 % slower from the beginning of a run to its end" in lines(report)
+    (remedy,) = [doubt.remedy for doubt in comparison_doubts(report.compared[0]) if doubt.kind == "drift"]
+    assert remedy is not None
+    assert remedy.steps == 4 * 40
 
 
 def test_work_hidden_behind_all_of_the_step_is_not_said_to_be_behind_a_part_of_it() -> None:
