@@ -51,6 +51,7 @@ MODEL_MODULES = (
 )  # fmt: skip
 PROMPT_NS = 300_000  # a look that came so soon waited for no lock
 INTERVAL_S = 1e-4  # sys.setswitchinterval(): short pieces of Python are found, too
+ROUNDING_S = 2e-6  # A program that restores an interval sets one that is a microsecond shorter.
 ALONE_LOOKS = 5  # so many must find no other thread of Python running first
 OTHER_RAN = 19  # kind of event: (kind, number of the place, nanoseconds that another thread ran there)
 MEMORY = 20  # kind of event: (kind, bytes of this process, of its children, bytes that are free)
@@ -141,6 +142,7 @@ class _Sampler:
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
+        del frames[get_ident()]  # This frame has the dict: all frames and their objects would wait for a collection.
         frame = frames.get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
         interval_ns = sys.getswitchinterval() * 1e9
@@ -171,12 +173,13 @@ class _Sampler:
     def _wait_shortly(self, shortly: bool) -> None:
         """Shorten the switch interval for the next look, or restore the program's, unless it has set another one."""
         now_s = sys.getswitchinterval()
-        if now_s != self.short_s:
+        is_ours = abs(now_s - self.short_s) < ROUNDING_S
+        if not is_ours:
             self.usual_s = now_s
         if shortly and self.usual_s > INTERVAL_S:
             sys.setswitchinterval(INTERVAL_S)
-            self.short_s = sys.getswitchinterval()  # in whole microseconds
-        elif not shortly and now_s == self.short_s:
+            self.short_s = sys.getswitchinterval()
+        elif not shortly and is_ours:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
@@ -184,7 +187,7 @@ class _Sampler:
 
         A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory then: the kernel is asked.
         """
-        others = [one for one in frames if one not in (boundaries.recorded_thread, get_ident())][:MAX_THREADS]
+        others = [one for one in frames if one != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for one in others:
             thread = _THREADS.get(one)
@@ -284,7 +287,7 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
     for one, other in frames.items():
         thread = _THREADS.get(one)
         foreign = thread is None or isinstance(thread, _FOREIGN)
-        if one not in (boundaries.recorded_thread, get_ident()) and foreign and _calls_hook(other, engine=False):
+        if one != boundaries.recorded_thread and foreign and _calls_hook(other, engine=False):
             return other
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import math
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from multiprocessing import process
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -191,6 +193,33 @@ def test_a_hook_is_found_in_the_thread_that_autograd_has_for_a_device() -> None:
         assert frame is not None
 
 
+def test_a_look_keeps_nothing_that_the_program_lets_go() -> None:
+    """Frames that stayed until a garbage collection kept tensors, and loader workers that then forked with others."""
+    hooks._agent()
+    from _harness_agent import own_time
+
+    kept: list[weakref.ref[threading.Event]] = []
+    looked_at, leave = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        event = threading.Event()
+        kept.append(weakref.ref(event))
+        looked_at.set()
+        leave.wait()
+
+    thread = threading.Thread(target=holds)
+    gc.disable()
+    try:
+        thread.start()
+        assert looked_at.wait(60)
+        own_time._Sampler()._look(0, 0)
+        leave.set()
+        thread.join()
+        assert kept[0]() is None
+    finally:
+        gc.enable()
+
+
 def test_the_switch_interval_is_short_only_where_no_other_thread_runs() -> None:
     hooks._agent()
     from _harness_agent import own_time
@@ -203,6 +232,10 @@ def test_the_switch_interval_is_short_only_where_no_other_thread_runs() -> None:
             assert sys.getswitchinterval() == pytest.approx(expected)
         sampler._wait_shortly(True)
         sys.setswitchinterval(0.002)  # by the program
+        sampler._wait_shortly(False)
+        assert sys.getswitchinterval() == pytest.approx(0.002)
+        sampler._wait_shortly(True)
+        sys.setswitchinterval(sys.getswitchinterval())  # saved and restored by the program, with an error of rounding
         sampler._wait_shortly(False)
         assert sys.getswitchinterval() == pytest.approx(0.002)
     finally:
