@@ -605,6 +605,15 @@ def flush(pause: tuple[Any, ...] | None = None) -> None:
         record.write("events", events)
 
 
+def write_whole_steps() -> None:
+    """Write the steps that have ended and share a frame with those that are open. Nothing is waited for."""
+    events = state.events
+    end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == STEP), 0)
+    if end:
+        state.events = events[end:]
+        record.write("events", events[:end])
+
+
 def leave_if_enough() -> None:
     """End the program where it has run the steps that ``--steps`` asks for: the one thing that changes its way."""
     if state.enough:

@@ -16,9 +16,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from marshal import dumps
-from typing import Any
+from typing import Any, NoReturn
 
 from _harness_agent import forks
 
@@ -52,7 +54,22 @@ def begin(folder: str) -> bool:
         _registered = True
         os.register_at_fork(after_in_child=_forked)
         atexit.register(end)
+        os._exit = _writing(os._exit)  # type: ignore[assignment]
     return True
+
+
+def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    """Wrap ``os._exit``, with which programs end that a library would keep from ending."""
+
+    @wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        from _harness_agent import boundaries, guard
+
+        if guard.on and _owner == os.getpid() and threading.get_ident() == boundaries.recorded_thread:
+            guard.carefully(boundaries.write_whole_steps)
+        leave(status)
+
+    return _exit
 
 
 def _forked() -> None:
