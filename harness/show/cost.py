@@ -145,6 +145,8 @@ def notes(found: PredictedCost) -> list[str]:
         if one.emulated
     ]
     noted += [text for one in found.doubts if (text := _doubt_note(one))]
+    if found.of == "study":
+        noted.append("it ends with the last run: preparing the data and writing the report are not in it")
     fewest = min(len(one.plain_s) for one in found.measured)
     noted.append(
         "the interval covers the few measured steps. It does not cover later load, or a long step rarer than "
