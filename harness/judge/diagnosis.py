@@ -165,13 +165,12 @@ class Noted(NamedTuple):
     remedy: Callable[[SlowCause], DiagnosisRemedy]
     place: str  # where it costs, if neither a line nor a phase is known
     at_least: bool  # True if its cost is a lower bound
-    has_waits: bool  # True if its cost includes waits for a core
 
 
 NOTED = {
     # Steps after the measured ones grow further.
-    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True, has_waits=False),
-    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False, has_waits=True),
+    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True),
+    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False),
 }  # by kind of cause
 
 
@@ -187,18 +186,17 @@ class _KindCost:
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of ``arm`` and other findings, ranked by what they cost; empty for this trainer's arms."""
     wall = arm.wall
-    if wall is None or not wall.step_ms.median:
+    if wall is None or wall.on_cores_ms <= 0:
         return ()
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
-    # Waits for a core that other processes cause are no property of the program: shares are without them.
-    own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
-    found = [one for one in found if one.share >= FINDING_SHARE_MIN * own and _above_noise(one, own)]
+    found = [one for one in found if one.share >= FINDING_SHARE_MIN and _above_noise(one)]
+    # Waits for a core that other processes cause are no property of the program.
     found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
     named = [one for one in found if one.kind != "unknown"]
-    if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
+    if named and named[0].share >= DIAGNOSED_SHARE_MIN:
         first = named[0]
-    elif sum(part.ms.median for part in _model(wall)) >= _least(wall, COMPUTE_SHARE_MIN * own):
+    elif sum(wall.share(part) for part in _model(wall)) >= COMPUTE_SHARE_MIN:
         first = _compute_bound(wall, arm)
     else:
         first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
@@ -211,38 +209,29 @@ def _model(wall: Wall) -> list[StepPart]:
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return diagnoses of causes that are no part of a step: they make phases and waits for a core longer."""
+    """Return diagnoses of causes that are no part of a step: they make phases longer."""
     found = []
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
         noted = NOTED[cause.kind]
-        own = 1 - wall.total("core") / wall.step_ms.median if noted.has_waits else 1.0
-        ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
-        ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
-        share = ms.median / wall.step_ms.median
+        ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
+        share = ms.median / wall.on_cores_ms
         kind: PartKind = "code" if cause.place else "phase"
         part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
         line = next((one for one in wall.parts if one.kind == CODE), None)
         if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
             part = replace(line, ms=ms, share=share)  # what grows outside of all phases is mostly this line
-        saving = _speedup(ms, wall)
+        saving = _speedup(ms, wall.on_cores_ms)
         saving = replace(saving, ci_high=None) if noted.at_least else saving
         remedy = noted.remedy(cause)
         found.append(Diagnosis(noted.kind, part.name, ms, share, saving, _has_workers(arm), remedy, part))
     return found
 
 
-def _least(wall: Wall, share: float) -> float:
-    return share * wall.step_ms.median
-
-
-def _above_noise(one: Diagnosis, own: float) -> bool:
-    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large.
-
-    ``own``: share of a step without the waits that others cause.
-    """
-    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN * own
+def _above_noise(one: Diagnosis) -> bool:
+    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large."""
+    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:
@@ -273,24 +262,26 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
     may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
     # A line that waits for another thread would wait longer without the lines before it.
     saved, at_most = cost.ms, may_hide or rule.at_most(arm) or any(is_wait(part.called) for part in cost.parts)
+    whole_ms = wall.step_ms.median if rule.kind == "cores too few" else wall.on_cores_ms
+    own = whole_ms / wall.step_ms.median
     ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
     if rule.kind == "input-bound" and ideal is not None and largest.name in (*STAGES, "fetch"):
         # Replay knows what the loader does; the loop's own tokenizing comes on top.
-        saved = _saved(ideal, arm.totals.mean_step_ms or wall.step_ms.median)
+        saved = _saved(ideal, own * (arm.totals.mean_step_ms or wall.step_ms.median))
         saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
     remedy = rule.remedy(largest, arm, advice)
     if arm.workers and rule.kind != "input-bound":  # no step can be shorter than its batch takes the workers
         pace_ms = sum(arm.totals.work_ms.get(stage, 0.0) for stage in BUILT) / (arm.workers - arm.idle_workers or 1)
-        most_ms = max(0.0, wall.step_ms.median - pace_ms)
+        most_ms = own * max(0.0, wall.step_ms.median - pace_ms)
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
-            remedy = "loading first" if most_ms < _least(wall, FINDING_SHARE_MIN) else remedy
+            remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
     return Diagnosis(
         kind=rule.kind,
         name=largest.name,
         ms=cost.ms,
-        share=cost.ms.median / wall.step_ms.median,
-        saving=_speedup(saved, wall),
+        share=cost.ms.median / whole_ms,
+        saving=_speedup(saved, whole_ms),
         at_most=at_most,
         remedy=remedy,
         part=largest,
@@ -304,11 +295,14 @@ def _saved(ratio: Estimate, step_ms: float) -> Estimate:
     return Estimate(step_ms * (1 - 1 / ratio.median), ends[0], ends[1], ratio.n)
 
 
-def _speedup(saved: Estimate, wall: Wall) -> Estimate:
-    """Return how many times as fast a step would be without ``saved`` milliseconds."""
+def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
+    """Return how many times as fast a step of ``whole_ms`` would be without ``saved`` milliseconds.
+
+    Both are without waits for a core: work that is removed waits for none any more.
+    """
 
     def times(ms: float | None) -> float | None:
-        return None if ms is None else 1 / (1 - min(ms / wall.step_ms.median, LARGEST_SAVING))
+        return None if ms is None else 1 / (1 - min(ms / whole_ms, LARGEST_SAVING))
 
     return Estimate(times(saved.median) or 1.0, times(saved.ci_low), times(saved.ci_high), saved.n)
 
@@ -321,7 +315,7 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     parts = _model(wall)
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)
-    saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall)
+    saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall.on_cores_ms)
     lines = [one for one in arm.causes if one.kind == CODE and one.phase in COMPUTE]
     line = max(lines, key=lambda one: one.spent_ms, default=None)
     part = parts[0]
@@ -329,7 +323,7 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
         line_ms = Estimate(line.step_ms, None, None, ms.n)
         part = StepPart(line.place, line_ms, line.spent_share, "code", line.code, line.function, line.called, line.late)
     return Diagnosis(
-        "compute-bound", parts[0].name, ms, ms.median / wall.step_ms.median, saving, at_most=True, remedy="model",
+        "compute-bound", parts[0].name, ms, ms.median / wall.on_cores_ms, saving, at_most=True, remedy="model",
         part=part, share_of_part=part.ms.median / ms.median,
     )  # fmt: skip
 
@@ -337,5 +331,12 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
 def _no_part(wall: Wall) -> Diagnosis:
     largest = wall.parts[0]
     return Diagnosis(
-        "unknown", largest.name, largest.ms, largest.share, saving=None, at_most=True, remedy="profile", part=largest
+        "unknown",
+        largest.name,
+        largest.ms,
+        wall.share(largest),
+        saving=None,
+        at_most=True,
+        remedy="profile",
+        part=largest,
     )

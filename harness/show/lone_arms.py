@@ -67,7 +67,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines = [Headline(name, _with_evaluations(arm, step), f"{data}{_gain(arm)}{served}")]
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     if arm.unseen is not None:
-        lines += _unseen(arm.unseen, _mean_ms(arm))
+        lines += _unseen(replace(arm.unseen, waiting=arm.waiting), _mean_ms(arm))
     lines += _dose_lines(arm)
     lines += [*skipped_lines([arm], names), *engine_lines([arm], names)]
     if arm.attached is not None:
@@ -442,7 +442,7 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
             f"the main thread waited for a core for {percent_over(one.waiting, CORE_WAIT_SHARE_MAX)} of the time (at "
             f"most {percent(CORE_WAIT_SHARE_MAX)} is trusted)",
             "Other processes, more threads than cores, or a CPU quota took the core. Repeat on a free machine: until "
-            "then no saving is predicted. The parts of the step have these waits taken out.",
+            "then replay predicts nothing. Costs, shares and savings of the step's parts are without these waits.",
         )
     if one.reason == "blocked":
         place = f", mostly in {one.place}" if one.place else ""

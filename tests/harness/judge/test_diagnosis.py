@@ -269,3 +269,20 @@ def test_a_cost_that_may_be_none_is_told_only_where_it_is_large(waits: float) ->
 
     assert costing(NOISY_SHARE_MIN + 0.05)
     assert not costing(NOISY_SHARE_MIN - 0.05)
+
+
+@pytest.mark.parametrize("cause", [named("", "a.py:3", 90.0), spent("gc", 90.0)])
+def test_a_cause_that_is_removed_waits_for_no_core_any_more(cause: dict[str, Any]) -> None:
+    """2.02x was said of collections of which a step was 29 times as fast without: half of it waited for a core."""
+    arm = arm_of({"other": 90.0}, cause, facts={"waiting_share": 0.5, "running_share": 0.5}, off_core={"forward": 5.0})
+    report = diagnosed(arm)
+    (found, *_), wall = report.diagnoses, report.wall
+    assert wall is not None
+    assert wall.total("core") == pytest.approx(50.0, rel=0.01)
+    assert found.ms.median == pytest.approx(45.0, rel=0.01)
+    assert found.share == pytest.approx(0.9, rel=0.01)
+    assert found.saving is not None
+    assert found.saving.median == pytest.approx(10.0, rel=0.1)
+    (row,) = report.causes  # what the page tells of it
+    assert row.step_ms == pytest.approx(found.ms.median)
+    assert row.spent_share == pytest.approx(found.share)

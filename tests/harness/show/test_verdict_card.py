@@ -50,7 +50,7 @@ def test_each_diagnosis_has_a_title_a_remedy_and_one_bar_of_the_whole_step(name:
     assert card.kind == kind
     assert card.diagnosis.isupper() or kind == "input-bound"
     assert REMEDIES[remedy] in card.cost  # type: ignore[index]
-    assert sum(part.share for part in card.bar) == pytest.approx(1.0)
+    assert sum(part.length for part in card.bar) == pytest.approx(1.0)
     assert set(TITLES) == set(DiagnosisKind.__args__)
 
 
