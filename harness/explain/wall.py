@@ -222,6 +222,7 @@ class StepPart:
     function: str = ""  # function that the line is in
     called: str = ""  # function of a library that the line called; of a stage of the data: what makes it, and its place
     late: bool = False  # True if the time was spent just before the place
+    rare: bool = False  # True if most of it was in a few long steps
 
 
 @dataclass(frozen=True)
@@ -296,6 +297,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     likely, others = [], []
     weights = []
     places: dict[_Key, SlowCause] = {}
+    long_ms = 0.0  # by which rare long steps exceed others outside of all phases
     evaluated = _most_evaluated([run.record.facts for run, _ in known])
     sampled = sorted(slow_causes([run.record.facts for run, _ in known]), key=lambda one: one.spent_ms)
     # A line may call several functions: the one with most of its time is named.
@@ -307,6 +309,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
         places.update((_FETCH, one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
+        long_ms += excess.get(REST, 0.0) * len(ledger.step_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
         found = [_named(one, run, ledger, causes, excess) for one in placed]
@@ -323,7 +326,19 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         likely.append(found[0])
         others.append(found[-1])
         weights.append(float(steps))
-    return _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
+    whole = _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
+    rare = _rare_lines(sampled, long_ms)
+    return replace(whole, parts=tuple(replace(one, rare=one.kind == CODE and one.name in rare) for one in whole.parts))
+
+
+def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
+    """Return the places of lines that spent most of their time in long steps, even if all other lines did so too."""
+    spent_ms: dict[str, float] = {}
+    for one in causes:
+        if is_own_code(one):
+            spent_ms[one.place] = spent_ms.get(one.place, 0.0) + one.spent_ms
+    whole_ms = sum(spent_ms.values())
+    return {place for place, ms in spent_ms.items() if long_ms - (whole_ms - ms) >= ms / 2}
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:

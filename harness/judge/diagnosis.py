@@ -6,7 +6,7 @@ program is bound by its model, or the record does not tell. The others are findi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ SAVES = ("save", "checkpoint")  # parts of names of functions that write a model
 SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
 # Modules of torch whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
 MODEL_LIBRARIES = {"nn", "functional"}
+MODULE = "torch.nn.modules.module.Module."
 BACKWARD = "torch._tensor.Tensor.backward"
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
@@ -67,8 +68,15 @@ def saves(part: StepPart) -> bool:
     return part.kind == "code" and any(name in call for name in SAVES)
 
 
+def evaluates(part: StepPart) -> bool:
+    """Return True if it is an evaluation, or a line of a few long steps that calls modules, in no forward pass."""
+    return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called.startswith(MODULE))
+
+
 def computes(part: StepPart) -> bool:
     """Return True if the line calls a function of the model: it is no work beside the training."""
+    if evaluates(part):
+        return False
     package, _, rest = part.called.partition(".")
     is_library = package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES
     return part.kind == "code" and (is_library or part.called == BACKWARD)
@@ -133,12 +141,12 @@ RULES = (
     Rule("checkpoint-bound", saves, _always("save less often"), _has_workers),
     Rule(
         "own code",
-        lambda part: part.kind == "code" and not saves(part) and not computes(part),
+        lambda part: part.kind == "code" and not (saves(part) or computes(part) or evaluates(part)),
         _own_code,
         _has_workers,
     ),
     Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _has_workers),
-    Rule("evaluation-bound", lambda part: part.kind == "evaluation", NO_GRADIENTS, _has_workers),
+    Rule("evaluation-bound", evaluates, NO_GRADIENTS, _has_workers),
     Rule("recompiling", lambda part: part.kind == "compile", _recompiling, _has_workers),
     Rule("cores too few", lambda part: part.kind == "core", _fewer, lambda _: True),
     Rule("synchronization-bound", lambda part: part.kind == "ranks", NO_SYNC, lambda _: True),
@@ -188,8 +196,10 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
         return ()
-    costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
-    found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
+    noted = _noted(wall, arm)
+    growing = {part.name for one in noted if one.kind == GROWING for part in _lines_of(one, wall)}
+    costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm, but=growing)) is not None]
+    found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
     found = [one for one in found if one.share >= FINDING_SHARE_MIN and _above_noise(one)]
     # Waits for a core that other processes cause are no property of the program.
     found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
@@ -220,13 +230,24 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         kind: PartKind = "code" if cause.place else "phase"
         part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
         line = next((one for one in wall.parts if one.kind == CODE), None)
+        share_of_part = 1.0
         if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
-            part = replace(line, ms=ms, share=share)  # what grows outside of all phases is mostly this line
+            part = line  # what grows outside of all phases is mostly this line
+            share_of_part = min(1.0, line.ms.median / ms.median)
         saving = _speedup(ms, wall.on_cores_ms)
         saving = replace(saving, ci_high=None) if noted.at_least else saving
         remedy = noted.remedy(cause)
-        found.append(Diagnosis(noted.kind, part.name, ms, share, saving, _has_workers(arm), remedy, part))
+        at_most = _has_workers(arm)
+        found.append(Diagnosis(noted.kind, part.name, ms, share, saving, at_most, remedy, part, share_of_part))
     return found
+
+
+def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
+    """Return the lines that take little more than their growth: they are its place, and no cause of their own."""
+    lines = [part for part in wall.parts if part.kind == CODE]
+    if growing.part not in lines:  # within a phase; else any line outside of all phases may grow
+        lines = [part for part in lines if part.name == growing.name]
+    return lines if growing.ms.median >= sum(part.ms.median for part in lines) / 2 else []
 
 
 def _above_noise(one: Diagnosis) -> bool:
@@ -234,8 +255,9 @@ def _above_noise(one: Diagnosis) -> bool:
     return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
-def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:
-    parts = [part for part in wall.parts if rule.includes(part)]
+def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
+    """Return what a kind of cause costs. ``but``: lines that another diagnosis has."""
+    parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
     ms = _sum([part.ms for part in parts])

@@ -78,9 +78,9 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 def cause_findings(arm: ArmReport) -> list[str]:
     """Return what the agent noted of slow steps, as far as no diagnosis has it."""
     diagnosed = {SETTINGS_BY_REMEDY.get(one.remedy) for one in arm.diagnoses}
-    unnamed = replace(
-        arm, causes=tuple(one for one in arm.causes if one.kind not in DIAGNOSED and one.place not in diagnosed)
-    )
+    headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # It has the cost of its cause.
+    causes = [one for one in arm.causes if one.kind not in DIAGNOSED and one.place not in diagnosed]
+    unnamed = replace(arm, causes=tuple(replace(one, ms=None) if one.kind == headline else one for one in causes))
     return [Headline(*texts).text for texts in cause_texts(unnamed, _mean_ms(arm))]
 
 

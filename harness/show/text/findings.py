@@ -188,8 +188,8 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
     where = f", in {one.phase}" if one.phase else ", outside of all phases"
     return (
         "Steps get longer",
-        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{where}{hooks}. That costs "
-        f"{part(one.ms or 0.0)} a step on average{_interval(one, part)}",
+        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{where}{hooks}"
+        + ("" if one.ms is None else f". That costs {part(one.ms)} a step on average{_interval(one, part)}"),
         remedy,
     )
 

@@ -74,6 +74,27 @@ def test_a_cause_below_another_diagnosis_is_told_once() -> None:
     assert len([one for one in card.findings if "get longer" in one]) == 1
 
 
+def test_the_cost_of_growth_is_told_once() -> None:
+    growing = {"kind": "growing", "phase": "backward", "ms": 45.0, "low_ms": 40.0, "high_ms": 50.0, "figures": GROWTH}
+    card = card_of(arm_of({"backward": 60.0}, growing))
+    assert card.kind == "growing"
+    (one,) = [one for one in card.findings if "get longer" in one]
+    assert "from 60.0 ms to 150 ms" in one
+    assert "45.0 ms" in card.cost
+    assert "costs" not in one
+
+
+def test_shares_are_of_the_step_that_the_title_names() -> None:
+    arm = arm_of({"other": 60.0}, named("", "a.py:3", 60.0), facts={"waiting_share": 0.4}, off_core={"forward": 40.0})
+    card = card_of(arm)
+    assert "100 ms a step by the clock, 60.0 ms without waits for a core (100 % below)" in card.title
+    assert "100 %" not in card_of(CASES["own code"][0]).title
+    shown = {one.label: one.percent for one in card.bar}
+    assert shown["waiting for a core"] == "–"
+    assert sum(one.share or 0.0 for one in card.bar) == pytest.approx(1.0)
+    assert f"({shown['own code: a.py:3']})" in card.cost
+
+
 def test_stretches_of_the_bar_follow_one_another() -> None:
     rows = [line for line in terminal.card_lines(card_of(MANY)) if terminal.BLOCK in line]
     ends = [(row.index(terminal.BLOCK), len(row)) for row in rows]
