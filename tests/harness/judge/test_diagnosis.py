@@ -117,7 +117,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "a line that is its growth": (
         arm_of({"other": 50.0}, named("", "a.py:3", 48.0), {"kind": "growing", "ms": 45.0, "figures": GROWTH}),
         "growing", "a.py:3", 0.45, 1 / 0.55, "find the growth"),
-    "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0, "figures": GROWTH}),
+    "steps that grow": (arm_of({"backward": 60.0}, {"kind": "growing", "phase": "backward", "ms": 45.0,
+                                                    "figures": GROWTH}),
                         "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
     "hooks that pile up": (arm_of({}, {"kind": "growing", "phase": "forward", "ms": 45.0, "place": "a.py:3",
                                        "called": "forward", "figures": GROWTH}),
@@ -314,3 +315,13 @@ def test_growth_of_several_lines_names_the_largest_with_its_own_time() -> None:
     assert (found.kind, found.name) == ("growing", "a.py:3")
     assert found.part.ms.median == pytest.approx(30.0, rel=0.01)
     assert found.share_of_part == pytest.approx(30 / 44, rel=0.01)
+
+
+def test_a_phase_that_takes_less_than_the_growth_is_not_its_place() -> None:
+    """16.2 ms of growth "in backward", which took 4.47 ms: it waited for a core the longer, and a line had grown."""
+    cause = {"kind": "growing", "phase": "backward", "ms": 30.0, "figures": GROWTH}
+    report = diagnosed(arm_of({"other": 50.0, "backward": 10.0}, named("", "a.py:3", 45.0), cause))
+    first, *others = report.diagnoses
+    assert (first.kind, first.name) == ("growing", "a.py:3")
+    assert not [one for one in others if one.kind == "own code"]
+    assert [one.phase for one in report.causes if one.kind == "growing"] == [""]

@@ -69,7 +69,7 @@ def test_the_first_screen_fits_sixteen_lines_whatever_there_is_to_say() -> None:
 
 def test_a_cause_below_another_diagnosis_is_told_once() -> None:
     growing = {"kind": "growing", "phase": "backward", "ms": 20.0, "low_ms": 18.0, "figures": GROWTH}
-    card = card_of(arm_of({"other": 40.0}, named("", "train.py:88", 40.0), growing))
+    card = card_of(arm_of({"other": 40.0, "backward": 25.0}, named("", "train.py:88", 40.0), growing))
     assert card.kind == "own code"
     assert len([one for one in card.findings if "get longer" in one]) == 1
 
