@@ -45,7 +45,7 @@ SAVES = ("save", "checkpoint")  # parts of names of functions that write a model
 SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
 # Modules of torch whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
 MODEL_LIBRARIES = {"nn", "functional"}
-MODULE = "torch.nn.modules.module.Module."
+MODULE_CALLS = {f"torch.nn.modules.module.Module.{name}" for name in ("__call__", "_wrapped_call_impl", "_call_impl")}
 BACKWARD = "torch._tensor.Tensor.backward"
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
@@ -70,7 +70,7 @@ def saves(part: StepPart) -> bool:
 
 def evaluates(part: StepPart) -> bool:
     """Return True if it is an evaluation, or a line of a few long steps that calls modules, in no forward pass."""
-    return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called.startswith(MODULE))
+    return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
 
 def computes(part: StepPart) -> bool:
