@@ -99,6 +99,8 @@ class StepTotals:
     interrupted: int = 0  # steps that are not measured because a signal handler of the program raised within a hook
     wall_ns: int = 0
     waiting_ns: int = 0  # the main thread was ready to run and had no core
+    running_ns: int = 0  # the main thread had one
+    clocked_ns: int = 0  # of the steps in which both were read
     tokenizing_ns: int = 0  # in the training loop itself, in no fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
@@ -131,6 +133,10 @@ class StepTotals:
     @property
     def waiting_share(self) -> float:
         return self.waiting_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def running_share(self) -> float | None:
+        return round(min(self.running_ns / self.clocked_ns, 1.0), 4) if self.clocked_ns else None
 
     @property
     def tokenizing_share(self) -> float:
@@ -384,6 +390,8 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     in_phases_ns, in_phases_cpu_ns = _phases(body)
     waited_ns = waited_now - waited_then
     totals.waiting_ns += min(waited_ns, wall_ns)
+    totals.running_ns += cpu_now - cpu_then
+    totals.clocked_ns += wall_ns
     totals.lengths.add(wall_ns - min(waited_ns, wall_ns), body)
     off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside of the phases
     # A thread waits for a core the more, the more it runs: where the wait was, within phases or not, is not recorded.

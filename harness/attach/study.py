@@ -236,6 +236,7 @@ def record_of(
             unseen_share=round(totals.unseen_share, 4),
             unseen_place=unseen_place(one, totals),
             waiting_share=round(totals.waiting_share, 4),
+            running_share=totals.running_share,
             tokenizing_share=round(totals.tokenizing_share, 4),
             restarting_share=round(totals.restarting_share, 4),
             sampling_share=round(totals.sampling_share, 4),

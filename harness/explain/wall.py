@@ -10,8 +10,9 @@ an evaluation in it counts as one other step and the evaluation. What is noted i
                           before these become a part
     rare long steps       what they take above a typical step, by phase, as far as no other part explains it
 
-The record has how long the main thread was ready without a core in each step, and the CPU time of each phase. It does
-not have in which phase the thread waited. Two rules place the waits; where they differ the interval includes both:
+The record has how long the main thread ran in each step, how long it was ready without a core, and the CPU time of each
+phase. It does not have in which phase the thread waited. Two rules place the waits; where they differ the interval
+includes both:
 
     by running     a thread waits for a core the more, the more it runs (likely)
     off a core     any moment that a phase spent off a core may have been such a wait
@@ -67,7 +68,7 @@ GRADIENTS = "evaluation gradients"  # name of a setting
 MEMORY, WORKERS = "memory", "loader workers"  # kind of memory that grows, and the place if it is theirs
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
 HOOKS = "gradient hooks"  # phase of a sampled line that a backward pass calls, of the program and not of its model
-REST = "other"  # what lies in no phase; its CPU time is not recorded
+REST = "other"  # what lies in no phase
 SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
 
 
@@ -193,6 +194,7 @@ Float = NDArray[np.float64]
 PartKind = Literal["data", "phase", "code", "gc", "compile", "evaluation", "core", "long", "ranks", "lock"]
 PLACES: tuple[PartKind, ...] = ("code", "lock", "evaluation")  # parts that are named by a place
 WAITING = "waiting for a core"
+COLLECTIONS = "garbage collection"
 RANKS = "waiting for ranks"
 SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are no stage
 ROUNDING = 1e-9  # share of a step: a smaller part is an error of the arithmetic
@@ -220,6 +222,7 @@ class StepPart:
     function: str = ""  # function that the line is in
     called: str = ""  # function of a library that the line called; of a stage of the data: what makes it, and its place
     late: bool = False  # True if the time was spent just before the place
+    rare: bool = False  # True if most of it was in a few long steps
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,16 @@ class Wall:
     def worked_ms(self) -> float:
         """Milliseconds a step without waits for other ranks."""
         return self.step_ms.median - self.total("ranks")
+
+    @property
+    def on_cores_ms(self) -> float:
+        """Milliseconds a step without waits for a core, of which costs and savings are shares."""
+        return self.step_ms.median - self.total("core")
+
+    def share(self, part: StepPart) -> float:
+        """Share of :attr:`on_cores_ms`; of waits for a core, which are no part of that, of the step by the clock."""
+        whole_ms = self.step_ms.median if part.kind == "core" else self.on_cores_ms
+        return part.ms.median / whole_ms if whole_ms > 0 else 0.0
 
     def total(self, kind: PartKind) -> float:
         """Milliseconds a step of all parts of this kind."""
@@ -284,6 +297,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     likely, others = [], []
     weights = []
     places: dict[_Key, SlowCause] = {}
+    long_ms = 0.0  # by which rare long steps exceed others outside of all phases
     evaluated = _most_evaluated([run.record.facts for run, _ in known])
     sampled = sorted(slow_causes([run.record.facts for run, _ in known]), key=lambda one: one.spent_ms)
     # A line may call several functions: the one with most of its time is named.
@@ -295,6 +309,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
         places.update((_FETCH, one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
+        long_ms += excess.get(REST, 0.0) * len(ledger.step_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
         found = [_named(one, run, ledger, causes, excess) for one in placed]
@@ -311,7 +326,19 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         likely.append(found[0])
         others.append(found[-1])
         weights.append(float(steps))
-    return _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
+    whole = _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
+    rare = _rare_lines(sampled, long_ms)
+    return replace(whole, parts=tuple(replace(one, rare=one.kind == CODE and one.name in rare) for one in whole.parts))
+
+
+def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
+    """Return the places of lines that spent most of their time in long steps, even if all other lines did so too."""
+    spent_ms: dict[str, float] = {}
+    for one in causes:
+        if is_own_code(one):
+            spent_ms[one.place] = spent_ms.get(one.place, 0.0) + one.spent_ms
+    whole_ms = sum(spent_ms.values())
+    return {place for place, ms in spent_ms.items() if long_ms - (whole_ms - ms) >= ms / 2}
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
@@ -364,6 +391,44 @@ def _summed(
         parts=tuple(sorted(found, key=lambda part: -part.ms.median)),
         program=program,
     )
+
+
+def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
+    """Return ``causes`` with the time that the parts of ``wall`` give them: without waits for a core.
+
+    ``phase_ms``: milliseconds of each phase by the clock.
+    """
+    part_ms = {_Key(one.kind, one.name): one.ms.median for one in wall.parts}
+    clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
+    for one in causes:
+        if (key := _part_of(one)) is not None and key.kind != "phase":
+            clock_ms[key] = clock_ms.get(key, 0.0) + one.step_ms
+    own = wall.on_cores_ms / wall.step_ms.median if wall.step_ms.median else 1.0
+    whole = wall.on_cores_ms / (sum(phase_ms.values()) or wall.step_ms.median or 1.0)
+    found = []
+    for one in causes:
+        key = _part_of(one)
+        if key is not None and one.spent_ms:
+            scale = min(1.0, part_ms[key] / clock_ms[key]) if key in part_ms and clock_ms.get(key) else own
+            one = replace(one, spent_ms=one.spent_ms * scale, wall_ms=one.wall_ms * whole)
+        elif one.kind == PADDING:
+            ends = [None if ms is None else ms * own for ms in (one.ms, one.low_ms, one.high_ms)]
+            one = replace(one, ms=ends[0], low_ms=ends[1], high_ms=ends[2])
+        elif one.kind == GROWING and one.phase and not one.place:
+            # Growth was looked for with waits in: a phase that takes less than half of it only waited the longer.
+            grew = phase_ms.get(one.phase, 0.0) * own >= (one.ms or 0.0) / 2
+            one = replace(one, phase=one.phase if grew else "")
+        found.append(one)
+    return tuple(found)
+
+
+def _part_of(one: SlowCause) -> _Key | None:
+    """Return the part of a step that has the time of a line or of garbage collections."""
+    if one.kind == GC:
+        return _Key("gc", COLLECTIONS)
+    if one.kind != CODE:
+        return None
+    return _Key("code", one.place) if is_own_code(one) else _Key("phase", one.phase)
 
 
 def _makes_batches(one: SlowCause) -> bool:
@@ -431,7 +496,7 @@ def _named(
             ms = (one.longer_ms or 0.0) * one.steps / one.of
             _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms * running)
     collected = sum(one.step_ms for one in causes if one.kind == GC)
-    _move(parts, rest, _Key("gc", "garbage collection"), collected * running)
+    _move(parts, rest, _Key("gc", COLLECTIONS), collected * running)
     for one in sorted((one for one in causes if is_own_code(one)), key=lambda one: -one.spent_ms):
         source = "backward" if one.phase == HOOKS else REST
         whole_ms = ledger.phase_ms.get(source, 0.0)
@@ -553,11 +618,17 @@ def _block(run: RunData, ledger: RunLedger) -> _Block | None:
         return None
     wall = {name: ms for name, ms in ledger.phase_ms.items() if ms > 0}
     known = {name: min(on_core.get(name, 0.0), ms) for name, ms in wall.items()}
-    if REST in wall:  # it runs as much of its time as the other phases do
+    waited, step_ms = share * ledger.mean_step_ms, sum(wall.values())
+    if REST in wall:
         timed = [name for name in wall if name != REST]
-        runs_for = sum(known[name] for name in timed) / (sum(wall[name] for name in timed) or 1.0)
-        known[REST] = wall[REST] * runs_for
-    return _Block(wall, known, share * ledger.mean_step_ms)
+        in_phases, running = sum(known[name] for name in timed), run.record.facts.running_share
+        if running is None:  # an older record: it runs as much of its time as the other phases do
+            ran = wall[REST] * in_phases / (sum(wall[name] for name in timed) or 1.0)
+        else:
+            ran = running * step_ms - in_phases
+        # What waited for a core did not run meanwhile.
+        known[REST] = max(0.0, min(ran, wall[REST], step_ms - waited - in_phases))
+    return _Block(wall, known, waited)
 
 
 def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:

@@ -6,7 +6,7 @@ program is bound by its model, or the record does not tell. The others are findi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ SAVES = ("save", "checkpoint")  # parts of names of functions that write a model
 SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
 # Modules of torch whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
 MODEL_LIBRARIES = {"nn", "functional"}
+MODULE_CALLS = {f"torch.nn.modules.module.Module.{name}" for name in ("__call__", "_wrapped_call_impl", "_call_impl")}
 BACKWARD = "torch._tensor.Tensor.backward"
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
@@ -67,8 +68,15 @@ def saves(part: StepPart) -> bool:
     return part.kind == "code" and any(name in call for name in SAVES)
 
 
+def evaluates(part: StepPart) -> bool:
+    """Return True if it is an evaluation, or a line of a few long steps that calls modules, in no forward pass."""
+    return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
+
+
 def computes(part: StepPart) -> bool:
     """Return True if the line calls a function of the model: it is no work beside the training."""
+    if evaluates(part):
+        return False
     package, _, rest = part.called.partition(".")
     is_library = package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES
     return part.kind == "code" and (is_library or part.called == BACKWARD)
@@ -133,12 +141,12 @@ RULES = (
     Rule("checkpoint-bound", saves, _always("save less often"), _has_workers),
     Rule(
         "own code",
-        lambda part: part.kind == "code" and not saves(part) and not computes(part),
+        lambda part: part.kind == "code" and not (saves(part) or computes(part) or evaluates(part)),
         _own_code,
         _has_workers,
     ),
     Rule("garbage collection", lambda part: part.kind == "gc", _always("freeze"), _has_workers),
-    Rule("evaluation-bound", lambda part: part.kind == "evaluation", NO_GRADIENTS, _has_workers),
+    Rule("evaluation-bound", evaluates, NO_GRADIENTS, _has_workers),
     Rule("recompiling", lambda part: part.kind == "compile", _recompiling, _has_workers),
     Rule("cores too few", lambda part: part.kind == "core", _fewer, lambda _: True),
     Rule("synchronization-bound", lambda part: part.kind == "ranks", NO_SYNC, lambda _: True),
@@ -165,13 +173,12 @@ class Noted(NamedTuple):
     remedy: Callable[[SlowCause], DiagnosisRemedy]
     place: str  # where it costs, if neither a line nor a phase is known
     at_least: bool  # True if its cost is a lower bound
-    has_waits: bool  # True if its cost includes waits for a core
 
 
 NOTED = {
     # Steps after the measured ones grow further.
-    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True, has_waits=False),
-    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False, has_waits=True),
+    GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True),
+    PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False),
 }  # by kind of cause
 
 
@@ -187,18 +194,19 @@ class _KindCost:
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of ``arm`` and other findings, ranked by what they cost; empty for this trainer's arms."""
     wall = arm.wall
-    if wall is None or not wall.step_ms.median:
+    if wall is None or wall.on_cores_ms <= 0:
         return ()
-    costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm)) is not None]
-    found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + _noted(wall, arm)
-    # Waits for a core that other processes cause are no property of the program: shares are without them.
-    own = 1.0 if arm.crowded else 1 - wall.total("core") / wall.step_ms.median
-    found = [one for one in found if one.share >= FINDING_SHARE_MIN * own and _above_noise(one, own)]
+    noted = _noted(wall, arm)
+    growing = {part.name for one in noted if one.kind == GROWING for part in _lines_of(one, wall)}
+    costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm, but=growing)) is not None]
+    found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
+    found = [one for one in found if one.share >= FINDING_SHARE_MIN and _above_noise(one)]
+    # Waits for a core that other processes cause are no property of the program.
     found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
     named = [one for one in found if one.kind != "unknown"]
-    if named and named[0].share >= DIAGNOSED_SHARE_MIN * own:
+    if named and named[0].share >= DIAGNOSED_SHARE_MIN:
         first = named[0]
-    elif sum(part.ms.median for part in _model(wall)) >= _least(wall, COMPUTE_SHARE_MIN * own):
+    elif sum(wall.share(part) for part in _model(wall)) >= COMPUTE_SHARE_MIN:
         first = _compute_bound(wall, arm)
     else:
         first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
@@ -211,42 +219,45 @@ def _model(wall: Wall) -> list[StepPart]:
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return diagnoses of causes that are no part of a step: they make phases and waits for a core longer."""
+    """Return diagnoses of causes that are no part of a step: they make phases longer."""
     found = []
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
         noted = NOTED[cause.kind]
-        own = 1 - wall.total("core") / wall.step_ms.median if noted.has_waits else 1.0
-        ends = [None if end is None else end * own for end in (cause.low_ms, cause.high_ms)]
-        ms = Estimate(cause.cost_ms * own, ends[0], ends[1], arm.blocks)
-        share = ms.median / wall.step_ms.median
+        ms = Estimate(cause.cost_ms, cause.low_ms, cause.high_ms, arm.blocks)
+        share = ms.median / wall.on_cores_ms
         kind: PartKind = "code" if cause.place else "phase"
         part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
         line = next((one for one in wall.parts if one.kind == CODE), None)
+        share_of_part = 1.0
         if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
-            part = replace(line, ms=ms, share=share)  # what grows outside of all phases is mostly this line
-        saving = _speedup(ms, wall)
+            part = line  # what grows outside of all phases is mostly this line
+            share_of_part = min(1.0, line.ms.median / ms.median)
+        saving = _speedup(ms, wall.on_cores_ms)
         saving = replace(saving, ci_high=None) if noted.at_least else saving
         remedy = noted.remedy(cause)
-        found.append(Diagnosis(noted.kind, part.name, ms, share, saving, _has_workers(arm), remedy, part))
+        at_most = _has_workers(arm)
+        found.append(Diagnosis(noted.kind, part.name, ms, share, saving, at_most, remedy, part, share_of_part))
     return found
 
 
-def _least(wall: Wall, share: float) -> float:
-    return share * wall.step_ms.median
+def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
+    """Return the lines that take little more than their growth: they are its place, and no cause of their own."""
+    lines = [part for part in wall.parts if part.kind == CODE]
+    if growing.part not in lines:  # within a phase; else any line outside of all phases may grow
+        lines = [part for part in lines if part.name == growing.name]
+    return lines if growing.ms.median >= sum(part.ms.median for part in lines) / 2 else []
 
 
-def _above_noise(one: Diagnosis, own: float) -> bool:
-    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large.
-
-    ``own``: share of a step without the waits that others cause.
-    """
-    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN * own
+def _above_noise(one: Diagnosis) -> bool:
+    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large."""
+    return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
-def _cost(rule: Rule, wall: Wall, arm: ArmReport) -> _KindCost | None:
-    parts = [part for part in wall.parts if rule.includes(part)]
+def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
+    """Return what a kind of cause costs. ``but``: lines that another diagnosis has."""
+    parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
     ms = _sum([part.ms for part in parts])
@@ -273,24 +284,26 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
     may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
     # A line that waits for another thread would wait longer without the lines before it.
     saved, at_most = cost.ms, may_hide or rule.at_most(arm) or any(is_wait(part.called) for part in cost.parts)
+    whole_ms = wall.step_ms.median if rule.kind == "cores too few" else wall.on_cores_ms
+    own = whole_ms / wall.step_ms.median
     ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
     if rule.kind == "input-bound" and ideal is not None and largest.name in (*STAGES, "fetch"):
         # Replay knows what the loader does; the loop's own tokenizing comes on top.
-        saved = _saved(ideal, arm.totals.mean_step_ms or wall.step_ms.median)
+        saved = _saved(ideal, own * (arm.totals.mean_step_ms or wall.step_ms.median))
         saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
     remedy = rule.remedy(largest, arm, advice)
     if arm.workers and rule.kind != "input-bound":  # no step can be shorter than its batch takes the workers
         pace_ms = sum(arm.totals.work_ms.get(stage, 0.0) for stage in BUILT) / (arm.workers - arm.idle_workers or 1)
-        most_ms = max(0.0, wall.step_ms.median - pace_ms)
+        most_ms = own * max(0.0, wall.step_ms.median - pace_ms)
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
-            remedy = "loading first" if most_ms < _least(wall, FINDING_SHARE_MIN) else remedy
+            remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
     return Diagnosis(
         kind=rule.kind,
         name=largest.name,
         ms=cost.ms,
-        share=cost.ms.median / wall.step_ms.median,
-        saving=_speedup(saved, wall),
+        share=cost.ms.median / whole_ms,
+        saving=_speedup(saved, whole_ms),
         at_most=at_most,
         remedy=remedy,
         part=largest,
@@ -304,11 +317,14 @@ def _saved(ratio: Estimate, step_ms: float) -> Estimate:
     return Estimate(step_ms * (1 - 1 / ratio.median), ends[0], ends[1], ratio.n)
 
 
-def _speedup(saved: Estimate, wall: Wall) -> Estimate:
-    """Return how many times as fast a step would be without ``saved`` milliseconds."""
+def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
+    """Return how many times as fast a step of ``whole_ms`` would be without ``saved`` milliseconds.
+
+    Both are without waits for a core: work that is removed waits for none any more.
+    """
 
     def times(ms: float | None) -> float | None:
-        return None if ms is None else 1 / (1 - min(ms / wall.step_ms.median, LARGEST_SAVING))
+        return None if ms is None else 1 / (1 - min(ms / whole_ms, LARGEST_SAVING))
 
     return Estimate(times(saved.median) or 1.0, times(saved.ci_low), times(saved.ci_high), saved.n)
 
@@ -321,7 +337,7 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     parts = _model(wall)
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)
-    saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall)
+    saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall.on_cores_ms)
     lines = [one for one in arm.causes if one.kind == CODE and one.phase in COMPUTE]
     line = max(lines, key=lambda one: one.spent_ms, default=None)
     part = parts[0]
@@ -329,7 +345,7 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
         line_ms = Estimate(line.step_ms, None, None, ms.n)
         part = StepPart(line.place, line_ms, line.spent_share, "code", line.code, line.function, line.called, line.late)
     return Diagnosis(
-        "compute-bound", parts[0].name, ms, ms.median / wall.step_ms.median, saving, at_most=True, remedy="model",
+        "compute-bound", parts[0].name, ms, ms.median / wall.on_cores_ms, saving, at_most=True, remedy="model",
         part=part, share_of_part=part.ms.median / ms.median,
     )  # fmt: skip
 
@@ -337,5 +353,12 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
 def _no_part(wall: Wall) -> Diagnosis:
     largest = wall.parts[0]
     return Diagnosis(
-        "unknown", largest.name, largest.ms, largest.share, saving=None, at_most=True, remedy="profile", part=largest
+        "unknown",
+        largest.name,
+        largest.ms,
+        wall.share(largest),
+        saving=None,
+        at_most=True,
+        remedy="profile",
+        part=largest,
     )

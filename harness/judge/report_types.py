@@ -159,7 +159,7 @@ class Diagnosis:
     kind: DiagnosisKind
     name: str  # of its largest part: a stage, a phase, a place
     ms: Estimate  # a step
-    share: float  # of the step by the clock
+    share: float  # of a step without waits for a core; of these waits, of the step by the clock
     saving: Estimate | None
     at_most: bool
     remedy: DiagnosisRemedy  # "advice": what replay found worth trying
@@ -207,6 +207,15 @@ class ArmReport:
     def block_steps(self) -> int:
         """Measured steps of a block."""
         return self.totals.steps // self.blocks
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time in which the main thread of such a program waited for a core.
+
+        Its part of the mean step is larger than the median over blocks if few blocks waited most.
+        """
+        waits = sum(one.share for one in self.parts if one.kind == "core")
+        return waits if self.unseen is None else max(waits, self.unseen.waiting)
 
     @property
     def parts(self) -> tuple[StepPart, ...]:

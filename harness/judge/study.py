@@ -30,7 +30,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
-from harness.explain.wall import LOCK, slow_causes, wall
+from harness.explain.wall import LOCK, slow_causes, wall, without_waits
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
@@ -336,6 +336,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     idle = min((run.idle_workers for run in blocks.values()), default=0)
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
+    parts = None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms)
     # Threads that compute, loader workers, and cores that other threads of Python kept busy.
     busy = (facts.threads or 1) + (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
     return ArmReport(
@@ -352,9 +353,9 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=hidden,
-        wall=None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms),
+        wall=parts,
         doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
-        causes=causes,
+        causes=causes if parts is None else without_waits(causes, parts, totals.phase_ms),
         optimizer_steps=sum(
             one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
         ),

@@ -165,11 +165,11 @@ def bar(card: VerdictCard) -> str:
     begun, parts = 0.0, []
     for place, one in enumerate(card.bar):
         parts.append(
-            f'<rect x="{100 * begun:.3f}%" width="{100 * one.share:.3f}%" height="28" fill="var(--c{place})">'
-            f"<title>{escape(f'{one.label}: {one.ms}, {100 * one.share:.0f} %')}</title></rect>"
+            f'<rect x="{100 * begun:.3f}%" width="{100 * one.length:.3f}%" height="28" fill="var(--c{place})">'
+            f"<title>{escape(f'{one.label}: {one.ms}, {one.percent}')}</title></rect>"
         )
-        begun += one.share
-    label = escape("; ".join(f"{one.label} {100 * one.share:.0f} %" for one in card.bar))
+        begun += one.length
+    label = escape("; ".join(f"{one.label} {one.percent}" for one in card.bar))
     return f'<svg class="step-bar" role="img" aria-label="{label}" width="100%" height="28">{"".join(parts)}</svg>'
 
 

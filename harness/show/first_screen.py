@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.explain.statistics import Estimate
-from harness.explain.wall import AFTER_STEPS, OTHER_STEPS, START_UP, StepPart
+from harness.explain.wall import AFTER_STEPS, OTHER_STEPS, START_UP, Wall
 from harness.judge.comparisons import Absent, Measured
 from harness.judge.confounds import ConfoundKind
 from harness.judge.diagnosis import NOTED
@@ -336,7 +336,12 @@ class BarPart:
 
     label: str
     ms: str
-    share: float
+    length: float  # share of the step by the clock
+    share: float | None  # of the step without waits for a core; None: such a wait
+
+    @property
+    def percent(self) -> str:
+        return NOT_MEASURED if self.share is None else f"{100 * self.share:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -383,7 +388,7 @@ def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None
         title=_title(report, arm, names, several=len(arms) > 1),
         diagnosis=name if compared is None else compared.subject,
         cost=cost if compared is None else compared.finding_text,
-        bar=_bar(arm.wall.parts, step_ms),
+        bar=_bar(arm.wall),
         findings=tuple(findings[:FINDINGS_SHOWN]),
         trust=trust_text(arm),
     )
@@ -403,14 +408,22 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
     named = (START_UP, *[one for one in (OTHER_STEPS,) if shares.get(one, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
     ends = [f"{name} {number(whole[name] / 1e3)} s" for name in named if name in whole]
     around = f"; {', '.join(ends)}" if ends else ""
-    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part_of(step_ms)(step_ms)} a step by the clock{around}"
+    part = part_of(step_ms)
+    waits = arm.wall.total("core") >= SPENT_SHARE_MIN * step_ms
+    basis = f", {part(arm.wall.on_cores_ms)} without waits for a core (100 % below)" if waits else ""
+    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{around}"
 
 
-def _bar(parts: Sequence[StepPart], step_ms: float) -> tuple[BarPart, ...]:
+def _bar(wall: Wall) -> tuple[BarPart, ...]:
+    parts, step_ms = wall.parts, wall.step_ms.median
     shown = parts if len(parts) <= BAR_PARTS_MAX else parts[: BAR_PARTS_MAX - 1]
     part = part_of(step_ms)
-    found = [BarPart(part_label(one), part(one.ms.median), one.share) for one in shown]
+    found = [
+        BarPart(part_label(one), part(one.ms.median), one.share, None if one.kind == "core" else wall.share(one))
+        for one in shown
+    ]
     if left := parts[len(shown) :]:
         rest_ms = sum(one.ms.median for one in left)
-        found.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms))
+        share = sum(wall.share(one) for one in left if one.kind != "core")
+        found.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms, share))
     return tuple(found)

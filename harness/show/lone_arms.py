@@ -67,7 +67,7 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
     lines = [Headline(name, _with_evaluations(arm, step), f"{data}{_gain(arm)}{served}")]
     lines += [Headline(*texts) for texts in cause_texts(arm, _mean_ms(arm))]
     if arm.unseen is not None:
-        lines += _unseen(arm.unseen, _mean_ms(arm))
+        lines += _unseen(replace(arm.unseen, waiting=arm.waiting), _mean_ms(arm))
     lines += _dose_lines(arm)
     lines += [*skipped_lines([arm], names), *engine_lines([arm], names)]
     if arm.attached is not None:
@@ -78,9 +78,9 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 def cause_findings(arm: ArmReport) -> list[str]:
     """Return what the agent noted of slow steps, as far as no diagnosis has it."""
     diagnosed = {SETTINGS_BY_REMEDY.get(one.remedy) for one in arm.diagnoses}
-    unnamed = replace(
-        arm, causes=tuple(one for one in arm.causes if one.kind not in DIAGNOSED and one.place not in diagnosed)
-    )
+    headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # It has the cost of its cause.
+    causes = [one for one in arm.causes if one.kind not in DIAGNOSED and one.place not in diagnosed]
+    unnamed = replace(arm, causes=tuple(replace(one, ms=None) if one.kind == headline else one for one in causes))
     return [Headline(*texts).text for texts in cause_texts(unnamed, _mean_ms(arm))]
 
 
@@ -442,7 +442,7 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
             f"the main thread waited for a core for {percent_over(one.waiting, CORE_WAIT_SHARE_MAX)} of the time (at "
             f"most {percent(CORE_WAIT_SHARE_MAX)} is trusted)",
             "Other processes, more threads than cores, or a CPU quota took the core. Repeat on a free machine: until "
-            "then no saving is predicted. The parts of the step have these waits taken out.",
+            "then replay predicts nothing. Costs, shares and savings of the step's parts are without these waits.",
         )
     if one.reason == "blocked":
         place = f", mostly in {one.place}" if one.place else ""

@@ -152,7 +152,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
 
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
     """The verdict card: what costs most, the bar of a step as a table, the time of each step, and other findings."""
-    rows = [(one.label, one.ms, f"{100 * one.share:.0f} %") for one in card.bar]
+    rows = [(one.label, one.ms, one.percent) for one in card.bar]
     findings = bulleted(map(safe, card.findings))
     return [
         Section("Verdict", joined(safe(card.title), f"**{safe(card.diagnosis)}:** {safe(card.cost)}")),

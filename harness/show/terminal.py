@@ -46,9 +46,9 @@ def card_lines(card: VerdictCard) -> list[str]:
     room = WIDTH - label - amount - len("  100 %  ") - 2
     begun = 0.0
     for one in card.bar:  # each stretch begins where the one above ends: together they are the whole step
-        start, end = round(room * begun), max(round(room * begun) + 1, round(room * (begun + one.share)))
-        begun += one.share
-        figures = f"{one.label:{label}}  {one.ms:>{amount}}  {100 * one.share:3.0f} %"
+        start, end = round(room * begun), max(round(room * begun) + 1, round(room * (begun + one.length)))
+        begun += one.length
+        figures = f"{one.label:{label}}  {one.ms:>{amount}}  {one.percent:>5}"
         found.append(f"{figures}  {' ' * min(start, room - 1)}{BLOCK * max(1, min(end, room) - start)}".rstrip())
     for one_finding in card.findings:
         found += _wrapped("- ", one_finding)

@@ -125,6 +125,7 @@ class RunFacts:
     unseen_share: float | None = None
     unseen_place: str | None = None
     waiting_share: float | None = None
+    running_share: float | None = None  # share of time that the main thread ran
     tokenizing_share: float | None = None
     restarting_share: float | None = None  # waits in which an epoch ended, or a loader's first batch came anew
     sampling_share: float | None = None  # share of time in a DataLoader's sampler, in the main thread

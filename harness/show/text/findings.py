@@ -188,8 +188,8 @@ def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
     where = f", in {one.phase}" if one.phase else ", outside of all phases"
     return (
         "Steps get longer",
-        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{where}{hooks}. That costs "
-        f"{part(one.ms or 0.0)} a step on average{_interval(one, part)}",
+        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{where}{hooks}"
+        + ("" if one.ms is None else f". That costs {part(one.ms)} a step on average{_interval(one, part)}"),
         remedy,
     )
 
@@ -481,7 +481,7 @@ def part_label(part: StepPart) -> str:
 def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
     """Return cost, place and saving of a diagnosis, without its title and its remedy."""
     part = part_of(step_ms)
-    text = f"{part(one.ms.median)}{_between(one.ms, step_ms)} of a step ({percent(one.share)}){_where(one, step_ms)}."
+    text = f"{part(one.ms.median)}{_between(one.ms, step_ms)} {_share(one)}{_where(one, step_ms)}."
     if one.kind == "compute-bound":
         most = None if one.saving is None else one.saving.ci_high or one.saving.median
         return text if most is None else f"{text} Without any data work a step would be up to {ratio(most)} as fast."
@@ -490,9 +490,13 @@ def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
 
 def finding_text(one: Diagnosis, step_ms: float) -> str:
     """Return a diagnosis as a finding below another one: without intervals."""
-    cost = f"{part_of(step_ms)(one.ms.median)} of a step ({percent(one.share)}){_where(one, step_ms)}"
+    cost = f"{part_of(step_ms)(one.ms.median)} {_share(one)}{_where(one, step_ms)}"
     saving = "" if one.saving is None else f" ({'up to ' if one.at_most else ''}{_times(one.saving)} as fast)"
     return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {REMEDIES[one.remedy]}"
+
+
+def _share(one: Diagnosis) -> str:
+    return f"of a step{' by the clock' * (one.kind == 'cores too few')} ({percent(one.share)})"
 
 
 def _where(one: Diagnosis, step_ms: float) -> str:
@@ -555,7 +559,7 @@ def trust_text(arm: ArmReport) -> str:
     hidden = arm.unseen
     if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
         return (
-            f"Trust: the machine was busy. The main thread had no core for {percent(hidden.waiting)} of the time: that "
+            f"Trust: the machine was busy. The main thread had no core for {percent(arm.waiting)} of the time: that "
             "is a part of its own, and small parts may be off. Repeat on a free machine."
         )
     if hidden is not None and hidden.ranks > 1:

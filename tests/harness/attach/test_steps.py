@@ -147,8 +147,8 @@ def test_late_looks_stand_for_python_code_and_not_for_calls_that_let_go_of_the_l
     assert spent_ms(sampled({("", 1, EXACT): 10, ("", 0, LATE): 30})) == {1: (1000.0, False)}
 
 
-def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:
-    """Of steps of 1 ms whose fetch waits 200 us and whose forward pass computes for 300 us, a step."""
+def blocks_of(folder: Path, cpu_ns: int, waited_ns: int) -> list[StepTotals]:
+    """Blocks of steps of 1 ms whose fetch waits 200 us and whose forward pass computes for 300 us, a step."""
     events: list[tuple[Any, ...]] = []
     for step in range(STEPS):
         at, cpu, waited = step * MS, step * cpu_ns, step * waited_ns
@@ -161,8 +161,17 @@ def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:
             (EXIT, "forward", at + 500_000, cpu + 300_000),
         ]
     events.append((PAUSE, STEPS * MS, (b"%d %d 1\n" % (STEPS * cpu_ns, STEPS * waited_ns),)))
-    totals = write_tables(write_frames(folder / "1.frames", events), {}, lambda block: folder / str(block), 0)
+    return write_tables(write_frames(folder / "1.frames", events), {}, lambda block: folder / str(block), 0)
+
+
+def blocked_outside_ns(folder: Path, cpu_ns: int, waited_ns: int) -> float:
+    totals = blocks_of(folder, cpu_ns, waited_ns)
     return sum(one.unseen_blocked_ns for one in totals) / sum(one.measured for one in totals)
+
+
+def test_a_step_has_the_shares_in_which_it_ran_and_waited_for_a_core(tmp_path: Path) -> None:
+    blocks = blocks_of(tmp_path, 400_000, 100_000)
+    assert {(one.running_share, round(one.waiting_share, 4)) for one in blocks} == {(0.4, 0.1)}
 
 
 def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(tmp_path: Path) -> None:

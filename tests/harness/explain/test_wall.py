@@ -192,6 +192,17 @@ def test_a_line_waits_for_a_core_as_its_phase_does() -> None:
     assert parts["a.py:3"].ms.median == pytest.approx(0.75 * left_ms, rel=0.01)
 
 
+@pytest.mark.parametrize(("running", "forward_ms"), [(0.25, 20.0), (0.5, 30.0)])
+def test_what_sleeps_waits_for_no_core(running: float, forward_ms: float) -> None:
+    """Forward has a core for 20 of its 40 ms. The rest of the step sleeps, or has one for 20 ms of its 40, too."""
+    facts = {**ATTACHED, "waiting_share": 0.25, "running_share": running}
+    arm = Arm("script", read=0.0, tokenize=0.0, pack=0.0, compute={"forward": 40.0, "other": 40.0},
+              facts=facts, off_core={"forward": 20.0})  # fmt: skip
+    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    assert by_name(found)[WAITING].ms.median == pytest.approx(20.0, rel=0.01)
+    assert by_name(found)["forward"].ms.median == pytest.approx(forward_ms, rel=0.02)
+
+
 def test_a_line_is_named_with_the_call_that_takes_most_of_it() -> None:
     causes = rows(named("", "a.py:3", 9.0, called="json.dump"), named("", "a.py:3", 2.0, called="os.fsync"))
     arm = Arm("script", compute={"forward": 9.0, "other": 12.0}, facts={**ATTACHED, "causes": causes})

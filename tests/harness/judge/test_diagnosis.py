@@ -17,6 +17,7 @@ from tests.harness.synthetic import Arm, build
 
 GROWTH = {"first_ms": 60.0, "last_ms": 150.0, "part_share": 1.0}
 PADDED = {"share": 0.8, "column_share": 0.5}
+CALLED_MODULE = "torch.nn.modules.module.Module._wrapped_call_impl"
 RANKS = {"ranks": 2, "waiting_share": 0.001}
 NO_DATA = {"read": 0.0, "tokenize": 0.0, "pack": 0.0}
 
@@ -107,7 +108,17 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
         arm_of({}, {"kind": "setting", "place": "evaluation gradients"},
                facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
         "evaluation-bound", "evaluation", 0.417, 1 / 0.583, "no gradients"),
-    "steps that grow": (arm_of({}, {"kind": "growing", "phase": "backward", "ms": 45.0, "figures": GROWTH}),
+    "an evaluation in the loop itself": (
+        arm_of({"other": 2.0}, named("", "a.py:3", 80.0, called=CALLED_MODULE), rare={"other": 80.0 * 12}),
+        "evaluation-bound", "a.py:3", 80 / 180, 1.8, "evaluate less often"),
+    "a model that each step calls besides": (
+        arm_of({"other": 80.0}, named("", "a.py:3", 80.0, called=CALLED_MODULE)), "compute-bound", "a.py:3", 1.0, 1.0,
+        "model"),
+    "a line that is its growth": (
+        arm_of({"other": 50.0}, named("", "a.py:3", 48.0), {"kind": "growing", "ms": 45.0, "figures": GROWTH}),
+        "growing", "a.py:3", 0.45, 1 / 0.55, "find the growth"),
+    "steps that grow": (arm_of({"backward": 60.0}, {"kind": "growing", "phase": "backward", "ms": 45.0,
+                                                    "figures": GROWTH}),
                         "growing", "backward", 0.45, 1 / 0.55, "find the growth"),
     "hooks that pile up": (arm_of({}, {"kind": "growing", "phase": "forward", "ms": 45.0, "place": "a.py:3",
                                        "called": "forward", "figures": GROWTH}),
@@ -269,3 +280,48 @@ def test_a_cost_that_may_be_none_is_told_only_where_it_is_large(waits: float) ->
 
     assert costing(NOISY_SHARE_MIN + 0.05)
     assert not costing(NOISY_SHARE_MIN - 0.05)
+
+
+@pytest.mark.parametrize("cause", [named("", "a.py:3", 90.0), spent("gc", 90.0)])
+def test_a_cause_that_is_removed_waits_for_no_core_any_more(cause: dict[str, Any]) -> None:
+    """2.02x was said of collections of which a step was 29 times as fast without: half of it waited for a core."""
+    arm = arm_of({"other": 90.0}, cause, facts={"waiting_share": 0.5, "running_share": 0.5}, off_core={"forward": 5.0})
+    report = diagnosed(arm)
+    (found, *_), wall = report.diagnoses, report.wall
+    assert wall is not None
+    assert wall.total("core") == pytest.approx(50.0, rel=0.01)
+    assert found.ms.median == pytest.approx(45.0, rel=0.01)
+    assert found.share == pytest.approx(0.9, rel=0.01)
+    assert found.saving is not None
+    assert found.saving.median == pytest.approx(10.0, rel=0.1)
+    (row,) = report.causes  # what the page tells of it
+    assert row.step_ms == pytest.approx(found.ms.median)
+    assert row.spent_share == pytest.approx(found.share)
+
+
+@pytest.mark.parametrize(("line_ms", "kinds"), [(48.0, ["growing"]), (95.0, ["own code", "growing"])])
+def test_a_line_is_no_cause_beside_its_growth(line_ms: float, kinds: list[str]) -> None:
+    """3.52 ms of own code and 2.81 ms of growth were one line, which grew from nothing."""
+    arm = arm_of({"other": 96.0}, named("", "a.py:3", line_ms), {"kind": "growing", "ms": 45.0, "figures": GROWTH})
+    found = diagnosed(arm).diagnoses
+    assert [one.kind for one in found if one.kind != "unknown"] == kinds
+
+
+def test_growth_of_several_lines_names_the_largest_with_its_own_time() -> None:
+    """One line had 7.4 ms, another one 4.1 ms, and 10.7 ms of both had grown."""
+    lines = [named("", "a.py:3", 30.0), named("", "a.py:4", 18.0)]
+    arm = arm_of({"other": 50.0}, *lines, {"kind": "growing", "ms": 44.0, "figures": GROWTH})
+    (found,) = (one for one in diagnosed(arm).diagnoses if one.kind in ("growing", "own code"))
+    assert (found.kind, found.name) == ("growing", "a.py:3")
+    assert found.part.ms.median == pytest.approx(30.0, rel=0.01)
+    assert found.share_of_part == pytest.approx(30 / 44, rel=0.01)
+
+
+def test_a_phase_that_takes_less_than_the_growth_is_not_its_place() -> None:
+    """16.2 ms of growth "in backward", which took 4.47 ms: it waited for a core the longer, and a line had grown."""
+    cause = {"kind": "growing", "phase": "backward", "ms": 30.0, "figures": GROWTH}
+    report = diagnosed(arm_of({"other": 50.0, "backward": 10.0}, named("", "a.py:3", 45.0), cause))
+    first, *others = report.diagnoses
+    assert (first.kind, first.name) == ("growing", "a.py:3")
+    assert not [one for one in others if one.kind == "own code"]
+    assert [one.phase for one in report.causes if one.kind == "growing"] == [""]

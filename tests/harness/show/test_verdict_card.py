@@ -50,7 +50,7 @@ def test_each_diagnosis_has_a_title_a_remedy_and_one_bar_of_the_whole_step(name:
     assert card.kind == kind
     assert card.diagnosis.isupper() or kind == "input-bound"
     assert REMEDIES[remedy] in card.cost  # type: ignore[index]
-    assert sum(part.share for part in card.bar) == pytest.approx(1.0)
+    assert sum(part.length for part in card.bar) == pytest.approx(1.0)
     assert set(TITLES) == set(DiagnosisKind.__args__)
 
 
@@ -69,9 +69,30 @@ def test_the_first_screen_fits_sixteen_lines_whatever_there_is_to_say() -> None:
 
 def test_a_cause_below_another_diagnosis_is_told_once() -> None:
     growing = {"kind": "growing", "phase": "backward", "ms": 20.0, "low_ms": 18.0, "figures": GROWTH}
-    card = card_of(arm_of({"other": 40.0}, named("", "train.py:88", 40.0), growing))
+    card = card_of(arm_of({"other": 40.0, "backward": 25.0}, named("", "train.py:88", 40.0), growing))
     assert card.kind == "own code"
     assert len([one for one in card.findings if "get longer" in one]) == 1
+
+
+def test_the_cost_of_growth_is_told_once() -> None:
+    growing = {"kind": "growing", "phase": "backward", "ms": 45.0, "low_ms": 40.0, "high_ms": 50.0, "figures": GROWTH}
+    card = card_of(arm_of({"backward": 60.0}, growing))
+    assert card.kind == "growing"
+    (one,) = [one for one in card.findings if "get longer" in one]
+    assert "from 60.0 ms to 150 ms" in one
+    assert "45.0 ms" in card.cost
+    assert "costs" not in one
+
+
+def test_shares_are_of_the_step_that_the_title_names() -> None:
+    arm = arm_of({"other": 60.0}, named("", "a.py:3", 60.0), facts={"waiting_share": 0.4}, off_core={"forward": 40.0})
+    card = card_of(arm)
+    assert "100 ms a step by the clock, 60.0 ms without waits for a core (100 % below)" in card.title
+    assert "100 %" not in card_of(CASES["own code"][0]).title
+    shown = {one.label: one.percent for one in card.bar}
+    assert shown["waiting for a core"] == "–"
+    assert sum(one.share or 0.0 for one in card.bar) == pytest.approx(1.0)
+    assert f"({shown['own code: a.py:3']})" in card.cost
 
 
 def test_stretches_of_the_bar_follow_one_another() -> None:
