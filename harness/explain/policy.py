@@ -122,6 +122,14 @@ SLOW_WORKER_BATCHES_SHARE = 0.75
 """Share of its batches above that median; half by chance. tests/harness/explain/replay/test_makers.py"""
 SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be long by chance. tests/harness/explain/replay/test_makers.py"""
+LONG_READ_FACTOR = 10.0
+"""Multiple of the median read. A longer one loads what others read. tests/harness/explain/test_loading.py"""
+LONG_READS_MIN = 3
+"""Long reads. Fewer may be an accident. tests/harness/explain/test_loading.py"""
+LONG_READS_SHARE_MAX = 0.2
+"""Share of the reads. More long ones are no exception. tests/harness/explain/test_loading.py"""
+LONG_READS_TIME_MIN = 0.5
+"""Share of the time of all reads. Long ones that take less are not its cause. tests/harness/explain/test_loading.py"""
 WORKER_HELD_SHARE = 0.1
 """Share of making a batch. A shorter gap is the worker's own. tests/harness/explain/test_lead.py"""
 FIRST_FETCH_MS_MIN = 2000.0

@@ -6,10 +6,11 @@ program is bound by its model, or the record does not tell. The others are findi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from harness.explain.policy import MOSTLY_CPU_SHARE
 from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate
 from harness.explain.wall import (
@@ -46,6 +47,7 @@ SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynam
 # Modules of torch whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
 MODEL_LIBRARIES = {"nn", "functional"}
 BACKWARD = "torch._tensor.Tensor.backward"
+MADE = ("read", "tokenize", "pack", "fetch")  # parts in which a batch is made, not handed over
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
 
@@ -74,7 +76,8 @@ def computes(part: StepPart) -> bool:
     return part.kind == "code" and (is_library or part.called == BACKWARD)
 
 
-def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
+def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
+    """Return the remedy of ``part``, the largest part of the waits of ``arm`` for data."""
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -84,15 +87,41 @@ def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> Diagno
         return "tokenize before"
     if arm.idle_workers and arm.gave_no_items:
         return "more shards"
-    if reads_cheap_rows(arm.causes):
+    is_made = part.name in MADE
+    if is_made and arm.workers and arm.loading.slow_worker is not None:
+        return "even workers"
+    if part.name in ("read", "fetch") and arm.loading.long_reads is not None:
+        return "load ahead"
+    on_core = arm.loading.on_core.get("read" if part.name == "fetch" else part.name)
+    waits = on_core is not None and on_core < MOSTLY_CPU_SHARE
+    if is_made and reads_cheap_rows(arm.causes) and not waits:
         return "whole batches"
     if advice is not None and any(one.worth and one.measured is None for one in advice.options):
         return "advice"
-    if part.name == "transfer":
+    if not is_made:
         return "fewer objects"
     if advice is not None and any(one.bar == "serial" for one in advice.options):
         return "more workers"
-    return "tokenize before" if part.name == "tokenize" else "faster loading"
+    if part.name == "tokenize":
+        return "tokenize before"
+    return _of_making(arm, waits=waits)
+
+
+def _of_making(arm: ArmReport, *, waits: bool) -> DiagnosisRemedy:
+    """Return the remedy of batches that take long to make. ``waits``: for storage, say, more than for a core."""
+    if not arm.workers and (waits or arm.free_cores != 0):  # Unknown cores may be free.
+        return "use one worker" if arm.iterable else "use workers"
+    return "faster storage" if waits else "less work"
+
+
+def remedy_figures(remedy: DiagnosisRemedy, arm: ArmReport) -> Mapping[str, float]:
+    """Return the figures that the text of ``remedy`` has, by name."""
+    slow, reads = arm.loading.slow_worker, arm.loading.long_reads
+    if remedy == "even workers" and slow is not None:
+        return {"worker": float(slow.number), "ms": slow.ms, "others_ms": slow.others_ms}
+    if remedy == "load ahead" and reads is not None:
+        return {"batches": reads.batches, "ms": reads.ms}
+    return {}
 
 
 def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
@@ -129,7 +158,7 @@ def _has_workers(arm: ArmReport) -> bool:
 NO_SYNC = _by_setting(SYNCHRONIZATION, "no sync", "other ranks")
 NO_GRADIENTS = _by_setting(GRADIENTS, "no gradients", "evaluate less often")
 RULES = (
-    Rule("input-bound", lambda part: part.kind == "data", _loading, lambda _: True),
+    Rule("input-bound", lambda part: part.kind == "data", loading_remedy, lambda _: True),
     Rule("checkpoint-bound", saves, _always("save less often"), _has_workers),
     Rule(
         "own code",
@@ -295,6 +324,7 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         remedy=remedy,
         part=largest,
         share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
+        figures=remedy_figures(remedy, arm),
     )
 
 

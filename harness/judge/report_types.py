@@ -11,7 +11,7 @@ from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
 from harness.explain.exposure import Dose, SyncCall
-from harness.explain.lead_use import LeadUse
+from harness.explain.lead_use import LeadUse, Loading
 from harness.explain.ranks import GroupGain, RanksReport
 from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.prediction import Assumption
@@ -31,7 +31,7 @@ from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 
 AdviceBar = Bar | Literal["serial"]
-AdviceCost = Literal["processes", "memory", "pretokenized copy", "late check", "its data path"]
+AdviceCost = Literal["processes", "no processes", "memory", "pretokenized copy", "late check", "its data path"]
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,11 @@ DiagnosisKind = Literal[
     "cores too few", "synchronization-bound", "interpreter lock", "growing", "padding", "compute-bound", "unknown",
 ]  # fmt: skip
 DiagnosisRemedy = Literal[
-    "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
-    "loading first", "whole batches", "more workers", "more shards", "fewer objects",
-    "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
-    "values in tensors",
-    "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",
-    "batch alike",
-    "model", "profile",
+    "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "even workers",
+    "load ahead", "use workers", "use one worker", "less work", "faster storage", "loading first", "whole batches",
+    "more workers", "more shards", "fewer objects", "save less often", "less often", "other thread", "freeze",
+    "evaluate less often", "fewer shapes", "free cores", "values in tensors", "fewer threads", "no gradients",
+    "no sync", "other ranks", "other process", "find the growth", "pad less", "batch alike", "model", "profile",
 ]  # fmt: skip
 
 
@@ -165,6 +163,7 @@ class Diagnosis:
     remedy: DiagnosisRemedy  # "advice": what replay found worth trying
     part: StepPart  # its largest part
     share_of_part: float = 1.0  # of ``ms``, by its largest part
+    figures: Mapping[str, float] = field(default_factory=dict)  # that the text of the remedy has, by name
 
 
 @dataclass(frozen=True)
@@ -197,6 +196,9 @@ class ArmReport:
     tokenizer_proof: str | None = None
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
+    loading: Loading = field(default_factory=Loading)  # of an attached program
+    iterable: bool = False  # True if its dataset has no index
+    free_cores: int | None = None  # for more loader workers, beside its main thread; None: not known
     crowded: bool = False  # True if busy threads and loader workers of all its ranks here are more than its cores
     spare_threads: int = 0  # threads of its process beyond an equal part of the cores
     idle_workers: int = 0  # workers that delivered no batch in any block

@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.explain.bounds import mean_shares
 from harness.explain.exposure import release, work_out
+from harness.explain.lead_use import Loading, loading_of
 from harness.explain.ledger import (
     Blocks,
     Rate,
@@ -337,7 +338,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
     # Threads that compute, loader workers, and cores that other threads of Python kept busy.
-    busy = (facts.threads or 1) + (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
+    others = (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
+    busy = (facts.threads or 1) + others
     return ArmReport(
         name=name,
         control=control,
@@ -364,6 +366,9 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
+        loading=Loading() if facts.attached is None else loading_of(arms.runs[name]),
+        iterable=bool(facts.iterable),
+        free_cores=None if facts.cores is None else max(0, int(facts.cores / ranks_here - 1 - others)),
         crowded=facts.cores is not None and busy * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         idle_workers=idle,

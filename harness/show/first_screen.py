@@ -48,7 +48,7 @@ from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import believed_ratio, ceiling_text, data_text, disagreements, emulated_devices
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines, remedy_text
-from harness.show.text.findings import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
+from harness.show.text.findings import TITLES, diagnosis_remedy, diagnosis_text, finding_text, part_label, trust_text
 from harness.show.text.verdicts import (
     also_noteworthy,
     finding,
@@ -369,7 +369,7 @@ def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None
     step_ms = arm.wall.step_ms.median
     first, *others = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
-    cost = f"{diagnosis_text(first, step_ms)} {REMEDIES[first.remedy]}"
+    cost = f"{diagnosis_text(first, step_ms)} {diagnosis_remedy(first.remedy, first.figures)}"
     findings = [
         *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
         *control_findings(arm),

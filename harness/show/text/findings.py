@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.explain.policy import MIN_BLOCKS, TREND_STEPS_MIN
@@ -439,8 +439,15 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "loading first": "Speed up the loading first: the workers take as long for a batch.",
     "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
     "more shards": "Give each loader worker items: as many shards as workers, or more.",
-    "fewer objects": "Send one tensor for many objects, or load without workers: receiving takes the time.",
-    "faster loading": "Make batches with less work, or read from faster storage.",
+    "fewer objects": "Send fewer and larger tensors: receiving each one takes time.",
+    "even workers": "Loader worker {worker} takes {ms} for a batch, the others {others_ms}, and batches are delivered "
+    "in turn: give workers equal work (shards, or items of like cost).",
+    "load ahead": "A read of {ms} comes about every {batches} batches: load the next file or shard ahead, in a thread.",
+    "use workers": "Make batches in loader workers (num_workers), on free cores: the training loop makes them itself.",
+    "use one worker": "Make batches in a loader worker (num_workers=1), on a free core: the training loop makes them "
+    "itself. Several workers of an iterable dataset each have all items unless it splits them.",
+    "less work": "Make batches with less work: it takes CPU time, not storage.",
+    "faster storage": "Read from faster storage, or several items at once: reading mostly waits.",
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
     "other thread": "It waits there for another thread or process: for batches, if that one makes them.",
@@ -460,6 +467,13 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",
 }
+
+
+def diagnosis_remedy(kind: DiagnosisRemedy, figures: Mapping[str, float]) -> str:
+    """Return the text of a remedy with its ``figures``: times in milliseconds, and counts."""
+    part = part_of(max((one for name, one in figures.items() if name.endswith("ms")), default=0.0))
+    texts = {name: part(one) if name.endswith("ms") else f"{one:.0f}" for name, one in figures.items()}
+    return REMEDIES[kind].format(**texts)
 
 
 LABELS = {
@@ -492,7 +506,7 @@ def finding_text(one: Diagnosis, step_ms: float) -> str:
     """Return a diagnosis as a finding below another one: without intervals."""
     cost = f"{part_of(step_ms)(one.ms.median)} of a step ({percent(one.share)}){_where(one, step_ms)}"
     saving = "" if one.saving is None else f" ({'up to ' if one.at_most else ''}{_times(one.saving)} as fast)"
-    return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {REMEDIES[one.remedy]}"
+    return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {diagnosis_remedy(one.remedy, one.figures)}"
 
 
 def _where(one: Diagnosis, step_ms: float) -> str:

@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "rows one by one": (arm_of({}, rows_of(0.9 * CHEAP_ROW_US_MAX), read=40.0), "input-bound", "read", 0.4, 1 / 0.6,
                         "whole batches"),
     "objects": (arm_of({"forward": 60.0}, transfer=40.0, workers=1, facts={"workers": 1}), "input-bound", "transfer",
-                0.4, 1 / 0.6, "fewer objects"),
+                0.4, 1 / 0.6, "advice"),
     "restarts": (arm_of({"forward": 100.0}, read=130.0, workers=1, facts={"workers": 1, "restarting_share": 0.2}),
                  "input-bound", "loader restart", 0.23, 1.3, "persistent workers"),
     "tokenizer in the loop": (arm_of({"other": 30.0}, facts={"tokenizing_share": 0.3}), "input-bound",
