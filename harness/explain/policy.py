@@ -177,6 +177,16 @@ STRAGGLER_ERRORS_MIN = 3.0
 RANK_STEPS_UNLIKE = 0.03
 """Share of a step. Ranks that differ more do not wait for one another. tests/harness/explain/test_ranks.py"""
 
+# Costs that ended
+
+ENDED_SHARE_MAX = 0.1
+"""Share of a step's former cost. A cost that fell to more goes on. tests/harness/explain/test_ended.py"""
+ENDED_STEPS_SHARE_MIN = 0.25
+"""Share of the steps. A cost that has not come for fewer may come again. tests/harness/explain/test_ended.py"""
+ENDED_GAPS_MIN = 3
+"""Multiple of the longest gap between two steps with the cost. After fewer it may come again.
+tests/harness/explain/test_ended.py"""
+
 # Causes and stacks
 
 NAMED_LINE_SHARE_MIN = 0.02

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from harness.explain.policy import MOSTLY_CPU_SHARE
 from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import WHOLE_STEP
 from harness.explain.wall import (
     CODE,
     COMPUTE,
@@ -36,6 +37,7 @@ from harness.judge.policy import (
     COLUMNS_SHARE,
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
+    ENDED_COST_MIN,
     FINDING_SHARE_MIN,
     NOISY_SHARE_MIN,
 )
@@ -314,18 +316,37 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
             remedy = "loading first" if most_ms < _least(wall, FINDING_SHARE_MIN) else remedy
+    ended = arm.ended.get(_phase_of(largest))
+    if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of it goes on.
+        ended = None
     return Diagnosis(
         kind=rule.kind,
         name=largest.name,
         ms=cost.ms,
         share=cost.ms.median / wall.step_ms.median,
-        saving=_speedup(saved, wall),
+        saving=_speedup(saved, wall) if ended is None else None,
         at_most=at_most,
         remedy=remedy,
         part=largest,
+        ended=ended,
         share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
         figures=remedy_figures(remedy, arm),
     )
+
+
+def _phase_of(part: StepPart) -> str:
+    """Return the phase whose time shows in which steps ``part`` was; "" if no phase does."""
+    match part.kind:
+        case "data":
+            return "other" if part.name == IN_LOOP else "fetch"
+        case "code":
+            return REST
+        case "gc" | "compile":
+            return WHOLE_STEP
+        case "long":
+            return part.name
+        case _:
+            return ""
 
 
 def _saved(ratio: Estimate, step_ms: float) -> Estimate:

@@ -17,7 +17,7 @@ from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
 from harness.explain.statistics import Estimate
-from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
+from harness.explain.unusual_steps import EndedCost, LongSteps, StepKinds, StepTimes
 from harness.explain.wall import SlowCause, StepPart, Wall
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
@@ -151,7 +151,8 @@ DiagnosisRemedy = Literal[
 class Diagnosis:
     """One answer to where the wall clock of an attached program goes: what it costs, and what to do.
 
-    ``saving``: times as fast a step would be without it; None: not known. ``at_most``: it is a bound.
+    ``saving``: times as fast a step would be without it; None: not known, or no later step has the cost.
+    ``at_most``: it is a bound.
     """
 
     kind: DiagnosisKind
@@ -163,6 +164,7 @@ class Diagnosis:
     remedy: DiagnosisRemedy  # "advice": what replay found worth trying
     part: StepPart  # its largest part
     share_of_part: float = 1.0  # of ``ms``, by its largest part
+    ended: EndedCost | None = None  # steps that had the cost, if no later one has
     figures: Mapping[str, float] = field(default_factory=dict)  # that the text of the remedy has, by name
 
 
@@ -197,6 +199,7 @@ class ArmReport:
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
     loading: Loading = field(default_factory=Loading)  # of an attached program
+    ended: Mapping[str, EndedCost] = field(default_factory=dict)  # costs of an attached program that ended, by phase
     iterable: bool = False  # True if its dataset has no index
     free_cores: int | None = None  # for more loader workers, beside its main thread; None: not known
     crowded: bool = False  # True if busy threads and loader workers of all its ranks here are more than its cores

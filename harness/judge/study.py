@@ -30,7 +30,7 @@ from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, r
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
-from harness.explain.unusual_steps import long_steps, step_kinds, step_times
+from harness.explain.unusual_steps import ended_costs, long_steps, step_kinds, step_times
 from harness.explain.wall import LOCK, slow_causes, wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
@@ -367,6 +367,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         copies=_copies(blocks),
         workers=facts.workers or 0,
         loading=Loading() if facts.attached is None else loading_of(arms.runs[name]),
+        ended={} if facts.attached is None else ended_costs(arms.runs[name]),
         iterable=bool(facts.iterable),
         free_cores=None if facts.cores is None else max(0, int(facts.cores / ranks_here - 1 - others)),
         crowded=facts.cores is not None and busy * ranks_here > facts.cores,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from harness.explain.policy import MIN_BLOCKS, TREND_STEPS_MIN
 from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import EndedCost
 from harness.explain.wall import (
     BREAKS,
     CODE,
@@ -30,7 +31,7 @@ from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
-from harness.show.words import amount, count, duration, epochs, interval, number, part_of, percent, ratio
+from harness.show.words import amount, capitalised, count, duration, epochs, interval, number, part_of, percent, ratio
 
 Texts = tuple[str, str, str]  # subject, finding, support
 WORKERS_LIMIT = (
@@ -505,6 +506,8 @@ def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
 def finding_text(one: Diagnosis, step_ms: float) -> str:
     """Return a diagnosis as a finding below another one: without intervals."""
     cost = f"{part_of(step_ms)(one.ms.median)} of a step ({percent(one.share)}){_where(one, step_ms)}"
+    if one.ended is not None:
+        cost = f"{cost}, {_ended_text(one.ended)}"
     saving = "" if one.saving is None else f" ({'up to ' if one.at_most else ''}{_times(one.saving)} as fast)"
     return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {diagnosis_remedy(one.remedy, one.figures)}"
 
@@ -547,7 +550,14 @@ def _between(ms: Estimate, step_ms: float) -> str:
     return f" ({amount(ms.ci_low, step_ms)} to {part_of(step_ms)(ms.ci_high)})"
 
 
+def _ended_text(one: EndedCost) -> str:
+    steps = f"up to step {one.last}" if one.from_start else f"in steps {one.first} to {one.last}"
+    return f"only {steps} of {one.measured}, none since: later steps would be no faster without it"
+
+
 def _saving(one: Diagnosis) -> str:
+    if one.ended is not None:
+        return f" {capitalised(_ended_text(one.ended))}."
     if one.saving is None:
         return ""
     low, high = one.saving.ci_low, one.saving.ci_high

@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 from harness.explain.policy import CHEAP_ROW_US_MAX
+from harness.explain.unusual_steps import EndedCost
 from harness.judge.diagnosis import diagnose
-from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN, NOISY_SHARE_MIN
+from harness.judge.policy import (
+    COMPUTE_SHARE_MIN,
+    DIAGNOSED_SHARE_MIN,
+    ENDED_COST_MIN,
+    FINDING_SHARE_MIN,
+    NOISY_SHARE_MIN,
+)
 from harness.judge.report_types import ArmReport, Diagnosis
 from harness.judge.study import analyse
+from harness.show.text.findings import diagnosis_text, finding_text
 from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, rows_of, spent
 from tests.harness.synthetic import Arm, build
 
@@ -269,3 +277,19 @@ def test_a_cost_that_may_be_none_is_told_only_where_it_is_large(waits: float) ->
 
     assert costing(NOISY_SHARE_MIN + 0.05)
     assert not costing(NOISY_SHARE_MIN - 0.05)
+
+
+@pytest.mark.parametrize(("part", "ends"), [(1.01, True), (0.99, False)])
+def test_a_cost_that_ended_has_its_steps_and_no_saving(part: float, *, ends: bool) -> None:
+    """2.99x was promised where the first 80 of 300 steps had been slow."""
+    arm = diagnosed(arm_of({"other": 40.0}, named("", "a.py:3", 40.0)))
+    ended = EndedCost(1, 80, 300, from_start=True, ms=40.0 * ENDED_COST_MIN * part)
+    found = diagnose(replace(arm, ended={"other": ended}))[0]
+    assert found.kind == "own code"
+    assert (found.saving is None) == ends
+    text = diagnosis_text(found, 100.0)
+    assert ("Only up to step 80 of 300, none since: later steps would be no faster without it." in text) == ends
+    assert ("as fast" in text) != ends
+    assert diagnose(replace(arm, ended={"fetch": ended}))[0].saving is not None
+    other = replace(found, ended=replace(ended, first=40, from_start=False))
+    assert "only in steps 40 to 80 of 300" in finding_text(other, 100.0)
