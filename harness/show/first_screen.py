@@ -89,6 +89,13 @@ class FirstScreen:
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 
+    @property
+    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return header and rows of the comparisons, without columns before the last that have no figure at all."""
+        last = len(HEADER) - 1
+        kept = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
+        return tuple(HEADER[i] for i in kept), [tuple(row[i] for i in kept) for row in self.rows]
+
 
 def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])

@@ -441,8 +441,8 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
     "more shards": "Give each loader worker items: as many shards as workers, or more.",
     "fewer objects": "Send fewer and larger tensors: receiving each one takes time.",
-    "even workers": "Loader worker {worker} takes {ms} for a batch, the others {others_ms}, and batches are delivered "
-    "in turn: give workers equal work (shards, or items of like cost).",
+    "even workers": "Loader worker {worker} takes {ms} for a batch, the others {others_ms}: give workers equal work "
+    "(shards, or items of like cost).",
     "load ahead": "A read of {ms} comes about every {batches} batches: load the next file or shard ahead, in a thread.",
     "use workers": "Make batches in loader workers (num_workers), on free cores: the training loop makes them itself.",
     "use one worker": "Make batches in a loader worker (num_workers=1), on a free core: the training loop makes them "
@@ -508,7 +508,7 @@ def finding_text(one: Diagnosis, step_ms: float) -> str:
     cost = f"{part_of(step_ms)(one.ms.median)} of a step ({percent(one.share)}){_where(one, step_ms)}"
     if one.ended is not None:
         cost = f"{cost}, {_ended_text(one.ended)}"
-    saving = "" if one.saving is None else f" ({'up to ' if one.at_most else ''}{_times(one.saving)} as fast)"
+    saving = "" if one.saving is None else f" ({_how_sure(one)}{_times(one.saving)} as fast)"
     return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {diagnosis_remedy(one.remedy, one.figures)}"
 
 
@@ -565,9 +565,13 @@ def _saving(one: Diagnosis) -> str:
         known = f" (at least {ratio(low)})" if low > 1 else ""
     else:
         known = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
-    about = "up to " if one.at_most else "about " if low is None else ""
     assumed = ", if forward and backward take time by the position" if one.kind == "padding" else ""
-    return f" Without it a step would be {about}{_times(one.saving)} as fast{known}{assumed}."
+    return f" Without it a step would be {_how_sure(one)}{_times(one.saving)} as fast{known}{assumed}."
+
+
+def _how_sure(one: Diagnosis) -> str:
+    """Return the words before a ratio: "up to" of a bound, "about" if it has no interval."""
+    return "up to " if one.at_most else "about " if one.saving is None or one.saving.ci_low is None else ""
 
 
 def _times(saving: Estimate) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.explain.policy import CHEAP_ROW_US_MAX
+from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import EndedCost
 from harness.judge.diagnosis import diagnose
 from harness.judge.policy import (
@@ -293,3 +294,16 @@ def test_a_cost_that_ended_has_its_steps_and_no_saving(part: float, *, ends: boo
     assert diagnose(replace(arm, ended={"fetch": ended}))[0].saving is not None
     other = replace(found, ended=replace(ended, first=40, from_start=False))
     assert "only in steps 40 to 80 of 300" in finding_text(other, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("at_most", "low", "words"), [(True, 1.5, "up to 2.00x"), (False, 1.5, "be 2.00x"), (False, None, "about 2.00x")]
+)
+def test_the_words_before_a_ratio_follow_one_rule(at_most: bool, low: float | None, words: str) -> None:
+    """ "Up to" of a bound, "about" without an interval, else neither; a finding has the same words."""
+    saving = Estimate(2.0, low, None if low is None else 2.5, 5)
+    found = replace(first(CASES["own code"][0]), at_most=at_most, saving=saving)
+    assert words in diagnosis_text(found, 100.0)
+    assert words.replace("be ", "(") in finding_text(found, 100.0)
+    open_end = replace(found, at_most=False, saving=Estimate(2.0, 1.5, None, 5))
+    assert "be 2.00x as fast (at least 1.500x)" in diagnosis_text(open_end, 100.0)
