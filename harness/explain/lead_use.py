@@ -31,6 +31,7 @@ from harness.explain.policy import (
     LONG_READ_FACTOR,
     LONG_READS_MIN,
     LONG_READS_SHARE_MAX,
+    LONG_READS_SPREAD_MAX,
     LONG_READS_TIME_MIN,
     MIN_BLOCKS,
     SLOW_WORKER_BATCHES_MIN,
@@ -400,7 +401,10 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
 
 
 def long_reads(ms: Float) -> LongReads | None:
-    """Return the few long ones of reads that take ``ms`` each, if they sum to most of it."""
+    """Return the few long ones of reads that take ``ms`` each, if they sum to most of it and come at equal intervals.
+
+    A read that had no core for a while is as long, at any time.
+    """
     if not len(ms) or not ms.any():
         return None
     chosen = (ms > LONG_READ_FACTOR * np.median(ms)) & (ms > ms.max() / LONG_READ_FACTOR)
@@ -408,7 +412,11 @@ def long_reads(ms: Float) -> LongReads | None:
     is_few = LONG_READS_MIN <= count <= LONG_READS_SHARE_MAX * len(ms)
     if not is_few or ms[chosen].sum() < LONG_READS_TIME_MIN * ms.sum():
         return None
-    return LongReads(float(np.median(np.diff(np.flatnonzero(chosen)))), float(np.median(ms[chosen])))
+    gaps = np.diff(np.flatnonzero(chosen))
+    low, middle, high = np.percentile(gaps, (25, 50, 75))
+    if high - low > LONG_READS_SPREAD_MAX * middle:
+        return None
+    return LongReads(float(middle), float(np.median(ms[chosen])))
 
 
 def loading_of(runs: Sequence[RunData]) -> Loading:

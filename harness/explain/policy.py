@@ -124,10 +124,13 @@ SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be long by chance. tests/harness/explain/replay/test_makers.py"""
 LONG_READ_FACTOR = 10.0
 """Multiple of the median read. A longer one loads what others read. tests/harness/explain/test_loading.py"""
-LONG_READS_MIN = 3
-"""Long reads. Fewer may be an accident. tests/harness/explain/test_loading.py"""
+LONG_READS_MIN = 4
+"""Long reads. Fewer do not show an interval. tests/harness/explain/test_loading.py"""
 LONG_READS_SHARE_MAX = 0.2
 """Share of the reads. More long ones are no exception. tests/harness/explain/test_loading.py"""
+LONG_READS_SPREAD_MAX = 0.25
+"""Share of the median gap between long reads, for its quartile range. By chance it is about 1.
+tests/harness/explain/test_loading.py"""
 LONG_READS_TIME_MIN = 0.5
 """Share of the time of all reads. Long ones that take less are not its cause. tests/harness/explain/test_loading.py"""
 WORKER_HELD_SHARE = 0.1

@@ -10,6 +10,7 @@ from harness.explain.policy import (
     LONG_READ_FACTOR,
     LONG_READS_MIN,
     LONG_READS_SHARE_MAX,
+    LONG_READS_SPREAD_MAX,
     LONG_READS_TIME_MIN,
     SLOW_WORKER_BATCHES_MIN,
     SLOW_WORKER_FACTOR,
@@ -65,6 +66,19 @@ def test_long_reads_that_take_most_of_the_reading_are_found() -> None:
     assert long_reads(reads(40, 39.0 * share * 1.1)) is not None
     assert long_reads(np.zeros(0)) is None
     assert long_reads(np.zeros(9)) is None
+
+
+@pytest.mark.parametrize("spread", [0.9, 1.1])
+def test_long_reads_at_any_time_are_waits_for_a_core(spread: float) -> None:
+    """A file to load ahead was blamed for reads of 4 ms on a busy machine."""
+    gap = 100
+    near, far = (
+        round(gap * (1 - spread * LONG_READS_SPREAD_MAX / 2)),
+        round(gap * (1 + spread * LONG_READS_SPREAD_MAX / 2)),
+    )
+    ms = np.ones(2000)
+    ms[np.cumsum([0, near, near, near, gap, gap, far, far, far])] = 300.0
+    assert (long_reads(ms) is not None) == (spread < 1)
 
 
 @pytest.mark.parametrize("off_core", [0.0, 3.0])
