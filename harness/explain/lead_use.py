@@ -1,4 +1,4 @@
-"""Determines which worker made each batch, how long batches lay ready, and how much of that steps used up.
+"""Determines who made each batch and how, how long batches lay ready, and how much of that steps used up.
 
 A DataLoader sends requests to its workers in turn. A worker without items left gets no more requests, so that the
 others make its batches. Each epoch starts a new round.
@@ -18,8 +18,8 @@ full queue is taken off. A host that gets further ahead of its asynchronous devi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,18 +28,40 @@ from numpy.typing import NDArray
 from harness.explain.policy import (
     LEAD_BATCHES_MIN,
     LEAD_SHARE_MIN,
+    LONG_READ_FACTOR,
+    LONG_READS_MIN,
+    LONG_READS_SHARE_MAX,
+    LONG_READS_SPREAD_MAX,
+    LONG_READS_TIME_MIN,
     MIN_BLOCKS,
+    SLOW_WORKER_BATCHES_MIN,
+    SLOW_WORKER_BATCHES_SHARE,
+    SLOW_WORKER_FACTOR,
     UNEQUAL_WORKER_FACTOR,
     WORKER_HELD_SHARE,
     WORKER_ROUNDS_MIN,
 )
-from harness.explain.spans import BUILT, NO_WORKER, Int, RunSpans, Stretches, bounds, covered, integers
+from harness.explain.spans import (
+    BUILT,
+    NO_WORKER,
+    NOT_MEASURED,
+    Int,
+    RunSpans,
+    Stretches,
+    bounds,
+    covered,
+    integers,
+    spans_of,
+)
 from harness.explain.statistics import reach_of_mean
 from harness.explain.waits import BatchWaits
 from harness.study.contract import AWAITED
+from harness.study.run_data import RunData
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Float = NDArray[np.float64]
 
 
 class Makers(NamedTuple):
@@ -319,3 +341,120 @@ def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches
         found = found.where((found.batches >= 0) & (found.batches < count))
         awaited[found.batches] = found.starts >= waits.starts[found.batches]
     return MadeBatches(began, ready, waits.ends.astype(np.float64), taken, awaited)
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A loader worker, the same in all blocks, that takes longer for a batch than the others; times are medians."""
+
+    number: int
+    ms: float
+    others_ms: float
+
+    @property
+    def factor(self) -> float | None:
+        """Multiple of the others' time; None if theirs is too short to divide by."""
+        return self.ms / self.others_ms if self.others_ms > 0 else None
+
+
+@dataclass(frozen=True)
+class LongReads:
+    """A few batches whose reading takes most of the time of all reading, as each opens a file or loads a shard."""
+
+    batches: float  # median number of batches from one to the next
+    ms: float  # median
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How batches are made, from the recorded stages of all blocks."""
+
+    slow_worker: SlowWorker | None = None
+    long_reads: LongReads | None = None
+    on_core: Mapping[str, float] = field(default_factory=dict)  # by stage: CPU time / time of the making process
+
+
+class MadeBy(NamedTuple):
+    """Batches of one block."""
+
+    workers: NDArray[np.signedinteger]  # number of the worker that made each
+    ms: Float  # time that making each took
+
+
+def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
+    """Return the worker that is slow in all ``blocks``; None without one, or if too few batches show it."""
+    slowest, own, others, longer = set(), [], [], []
+    for made in blocks:
+        medians = {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
+        if len(medians) < 2:
+            return None
+        slow = max(medians, key=lambda number: medians[number])
+        rest_ms = float(np.median(made.ms[made.workers != slow]))
+        slowest.add(slow)
+        own.append(medians[slow])
+        others.append(rest_ms)
+        longer += (made.ms[made.workers == slow] > rest_ms).tolist()
+    if len(slowest) != 1 or len(longer) < SLOW_WORKER_BATCHES_MIN or np.mean(longer) < SLOW_WORKER_BATCHES_SHARE:
+        return None
+    found = SlowWorker(slowest.pop(), float(np.median(own)), float(np.median(others)))
+    return found if found.ms >= SLOW_WORKER_FACTOR * found.others_ms else None
+
+
+def long_reads(ms: Float) -> LongReads | None:
+    """Return the few long ones of reads that take ``ms`` each, if they sum to most of it and come at equal intervals.
+
+    A read that had no core for a while is as long, at any time.
+    """
+    if not len(ms) or not ms.any():
+        return None
+    chosen = (ms > LONG_READ_FACTOR * np.median(ms)) & (ms > ms.max() / LONG_READ_FACTOR)
+    count = int(chosen.sum())
+    is_few = LONG_READS_MIN <= count <= LONG_READS_SHARE_MAX * len(ms)
+    if not is_few or ms[chosen].sum() < LONG_READS_TIME_MIN * ms.sum():
+        return None
+    gaps = np.diff(np.flatnonzero(chosen))
+    low, middle, high = np.percentile(gaps, (25, 50, 75))
+    if high - low > LONG_READS_SPREAD_MAX * middle:
+        return None
+    return LongReads(float(middle), float(np.median(ms[chosen])))
+
+
+def loading_of(runs: Sequence[RunData]) -> Loading:
+    """Return how the batches of ``runs`` are made."""
+    known = [spans_of(run) for run in runs if run.has_spans]
+    known = [spans for spans in known if len(spans.stages)]
+    on_core = {stage: share for stage in BUILT if (share := _on_core(known, stage)) is not None}
+    reads = [_ms_by_batch(spans, ("read",)) for spans in known]
+    makers = [_made_by(spans) for spans in known]
+    return Loading(
+        slow_worker=slow_worker([one for one in makers if len(one.ms)]),
+        long_reads=long_reads(np.concatenate(reads)) if reads else None,
+        on_core=on_core,
+    )
+
+
+def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
+    """Return the share of the time of ``stage`` in which its process had a core; None if it was not recorded."""
+    found = [spans.of(spans.stages, stage) for spans in blocks]
+    wall_ns = sum(float((one.ends - one.starts).sum()) for one in found)
+    if not wall_ns or any((one.cpu_ns == NOT_MEASURED).any() for one in found):
+        return None
+    return sum(float(one.cpu_ns.sum()) for one in found) / wall_ns
+
+
+def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Float:
+    """Return the milliseconds of ``stages`` of each batch that has one, in the order of their numbers."""
+    chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in stages]) & (spans.stages.batches >= 0)
+    _, batches = np.unique(spans.stages.batches[chosen], return_inverse=True)
+    found: Float = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)
+    return found
+
+
+def _made_by(spans: RunSpans) -> MadeBy:
+    """Return the batches that loader workers made."""
+    chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in BUILT])
+    chosen &= (spans.stages.batches >= 0) & (spans.stages.batches < len(spans.makers))
+    numbers = np.unique(spans.stages.batches[chosen])
+    workers, ms = spans.makers[numbers], _ms_by_batch(spans, BUILT)[: len(numbers)]
+    made = workers != NO_WORKER
+    return MadeBy(workers[made], ms[made])

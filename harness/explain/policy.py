@@ -122,6 +122,17 @@ SLOW_WORKER_BATCHES_SHARE = 0.75
 """Share of its batches above that median; half by chance. tests/harness/explain/replay/test_makers.py"""
 SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be long by chance. tests/harness/explain/replay/test_makers.py"""
+LONG_READ_FACTOR = 10.0
+"""Multiple of the median read. A longer one loads what others read. tests/harness/explain/test_loading.py"""
+LONG_READS_MIN = 4
+"""Long reads. Fewer do not show an interval. tests/harness/explain/test_loading.py"""
+LONG_READS_SHARE_MAX = 0.2
+"""Share of the reads. More long ones are no exception. tests/harness/explain/test_loading.py"""
+LONG_READS_SPREAD_MAX = 0.25
+"""Share of the median gap between long reads, for its quartile range. By chance it is about 1.
+tests/harness/explain/test_loading.py"""
+LONG_READS_TIME_MIN = 0.5
+"""Share of the time of all reads. Long ones that take less are not its cause. tests/harness/explain/test_loading.py"""
 WORKER_HELD_SHARE = 0.1
 """Share of making a batch. A shorter gap is the worker's own. tests/harness/explain/test_lead.py"""
 FIRST_FETCH_MS_MIN = 2000.0
@@ -168,6 +179,16 @@ STRAGGLER_ERRORS_MIN = 3.0
 """Standard errors. A smaller excess is scatter. tests/harness/explain/test_stragglers.py"""
 RANK_STEPS_UNLIKE = 0.03
 """Share of a step. Ranks that differ more do not wait for one another. tests/harness/explain/test_ranks.py"""
+
+# Costs that ended
+
+ENDED_SHARE_MAX = 0.1
+"""Share of a step's former cost. A cost that fell to more goes on. tests/harness/explain/test_ended.py"""
+ENDED_STEPS_SHARE_MIN = 0.25
+"""Share of the steps. A cost that has not come for fewer may come again. tests/harness/explain/test_ended.py"""
+ENDED_GAPS_MIN = 3
+"""Multiple of the longest gap between two steps with the cost. After fewer it may come again.
+tests/harness/explain/test_ended.py"""
 
 # Causes and stacks
 

@@ -1,4 +1,4 @@
-"""Finds steps that are unlike the mean: rare long steps, two kinds of steps, and outliers for the picture.
+"""Finds steps that are unlike the mean: rare long steps, two kinds of steps, outliers, and costs that ended.
 
 A step is long by what is typical of all steps of the arm. In a block of mostly long steps its own median would call
 none of them long.
@@ -11,7 +11,7 @@ kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.policy import (
+    ENDED_GAPS_MIN,
+    ENDED_SHARE_MAX,
+    ENDED_STEPS_SHARE_MIN,
     KIND_RUNS_MIN,
     KIND_RUNS_SPREAD,
     KIND_SHARE_MIN,
@@ -294,3 +297,60 @@ def _kept(drawn: NDArray[np.bool_], outlier: NDArray[np.bool_], most: int) -> ND
     if len(others) > room:
         others = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
     return np.sort(np.concatenate([np.flatnonzero(outlier), others]))
+
+
+WHOLE_STEP = "wall"  # stands for the whole step among the phases
+BASE_PERCENTILE = 10  # of the steps: what a step takes in any case
+
+
+@dataclass(frozen=True)
+class EndedCost:
+    """Steps that had a cost, counted from 1 in the program, and the last measured step."""
+
+    first: int
+    last: int
+    measured: int
+    from_start: bool  # True if the first measured step had it
+    ms: float  # mean over all measured steps, without what a step takes in any case
+
+
+def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
+    """Return by phase the steps with a cost that ended; ``runs``: consecutive parts of one program."""
+    names = [WHOLE_STEP, *PHASES]
+    tables = [run.step_columns(["step", "warmup", *(f"{name}_ns" for name in names)]) for run in runs]
+    known = [table for table in tables if table is not None]
+    if not known:
+        return {}
+    warmup, numbers = (np.concatenate([column(table, name) for table in known]) for name in ("warmup", "step"))
+    measured = np.flatnonzero(warmup != 1)
+    numbers, places = np.unique(numbers[measured], return_index=True)
+    found = {}
+    for name in names:
+        values = np.nan_to_num(np.concatenate([column(table, f"{name}_ns") for table in known])[measured][places])
+        if (costly := costly_until(values)) is not None:
+            first, last, of = (int(numbers[place]) + 1 for place in (*costly, -1))
+            ms = float(_excess(values).mean()) / 1e6
+            found[name] = EndedCost(first, last, of, from_start=costly[0] == 0, ms=ms)
+    return found
+
+
+def costly_until(values: Array) -> tuple[int, int] | None:
+    """Return the places of the first and the last long step; None if long steps may come again.
+
+    What comes now and then, an evaluation say, has ended once it has not come for several times as long as before.
+    """
+    excess = _excess(values) if len(values) else values
+    if not excess.any():
+        return None
+    change = int(np.argmax(np.cumsum(excess - excess.mean()))) + 1
+    before, after = excess[:change], excess[change:]
+    if len(after) < ENDED_STEPS_SHARE_MIN * len(values) or after.mean() > ENDED_SHARE_MAX * before.mean():
+        return None
+    costly = np.flatnonzero(before > before.mean() / 2)
+    gap = int(np.diff(costly, prepend=-1).max())
+    return (int(costly[0]), int(costly[-1])) if len(after) >= ENDED_GAPS_MIN * gap else None
+
+
+def _excess(values: Array) -> Array:
+    excess: Array = np.maximum(0.0, values - np.percentile(values, BASE_PERCENTILE))
+    return excess

@@ -197,6 +197,9 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
     if workers >= max(ADVISED_WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
         numbers = [times * workers for times in WORKER_MULTIPLES if replays.has_cores_for(times * workers)]
     found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
+    # Batches cost the same whoever makes them, if no worker is slow.
+    if workers and facts.attached is not None and not replays.unequal and replays.slow_worker is None:
+        found.append(("workers=0", "no processes"))
     if workers:
         found.append((f"prefetch={2 * prefetch}", "memory"))
     if not str(lookup(config, "data.path", "")).startswith("tokens") and replays.tokenizes:

@@ -6,12 +6,14 @@ program is bound by its model, or the record does not tell. The others are findi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from harness.explain.policy import MOSTLY_CPU_SHARE
 from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import WHOLE_STEP
 from harness.explain.wall import (
     CODE,
     COMPUTE,
@@ -35,6 +37,7 @@ from harness.judge.policy import (
     COLUMNS_SHARE,
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
+    ENDED_COST_MIN,
     FINDING_SHARE_MIN,
     NOISY_SHARE_MIN,
 )
@@ -47,6 +50,7 @@ SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynam
 MODEL_LIBRARIES = {"nn", "functional"}
 MODULE_CALLS = {f"torch.nn.modules.module.Module.{name}" for name in ("__call__", "_wrapped_call_impl", "_call_impl")}
 BACKWARD = "torch._tensor.Tensor.backward"
+MADE = ("read", "tokenize", "pack", "fetch")  # parts in which a batch is made, not handed over
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
 
 
@@ -82,7 +86,8 @@ def computes(part: StepPart) -> bool:
     return part.kind == "code" and (is_library or part.called == BACKWARD)
 
 
-def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
+def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
+    """Return the remedy of ``part``, the largest part of the waits of ``arm`` for data."""
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -92,15 +97,41 @@ def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> Diagno
         return "tokenize before"
     if arm.idle_workers and arm.gave_no_items:
         return "more shards"
-    if reads_cheap_rows(arm.causes):
+    is_made = part.name in MADE
+    if is_made and arm.workers and arm.loading.slow_worker is not None:
+        return "even workers"
+    if part.name in ("read", "fetch") and arm.loading.long_reads is not None:
+        return "load ahead"
+    on_core = arm.loading.on_core.get("read" if part.name == "fetch" else part.name)
+    waits = on_core is not None and on_core < MOSTLY_CPU_SHARE
+    if is_made and reads_cheap_rows(arm.causes) and not waits:
         return "whole batches"
     if advice is not None and any(one.worth and one.measured is None for one in advice.options):
         return "advice"
-    if part.name == "transfer":
+    if not is_made:
         return "fewer objects"
     if advice is not None and any(one.bar == "serial" for one in advice.options):
         return "more workers"
-    return "tokenize before" if part.name == "tokenize" else "faster loading"
+    if part.name == "tokenize":
+        return "tokenize before"
+    return _of_making(arm, waits=waits)
+
+
+def _of_making(arm: ArmReport, *, waits: bool) -> DiagnosisRemedy:
+    """Return the remedy of batches that take long to make. ``waits``: for storage, say, more than for a core."""
+    if not arm.workers and (waits or arm.free_cores != 0):  # Unknown cores may be free.
+        return "use one worker" if arm.iterable else "use workers"
+    return "faster storage" if waits else "less work"
+
+
+def remedy_figures(remedy: DiagnosisRemedy, arm: ArmReport) -> Mapping[str, float]:
+    """Return the figures that the text of ``remedy`` has, by name."""
+    slow, reads = arm.loading.slow_worker, arm.loading.long_reads
+    if remedy == "even workers" and slow is not None:
+        return {"worker": float(slow.number), "ms": slow.ms, "others_ms": slow.others_ms}
+    if remedy == "load ahead" and reads is not None:
+        return {"batches": reads.batches, "ms": reads.ms}
+    return {}
 
 
 def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
@@ -137,7 +168,7 @@ def _has_workers(arm: ArmReport) -> bool:
 NO_SYNC = _by_setting(SYNCHRONIZATION, "no sync", "other ranks")
 NO_GRADIENTS = _by_setting(GRADIENTS, "no gradients", "evaluate less often")
 RULES = (
-    Rule("input-bound", lambda part: part.kind == "data", _loading, lambda _: True),
+    Rule("input-bound", lambda part: part.kind == "data", loading_remedy, lambda _: True),
     Rule("checkpoint-bound", saves, _always("save less often"), _has_workers),
     Rule(
         "own code",
@@ -298,17 +329,37 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
             remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
+    ended = arm.ended.get(_phase_of(largest))
+    if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of it goes on.
+        ended = None
     return Diagnosis(
         kind=rule.kind,
         name=largest.name,
         ms=cost.ms,
         share=cost.ms.median / whole_ms,
-        saving=_speedup(saved, whole_ms),
+        saving=_speedup(saved, whole_ms) if ended is None else None,
         at_most=at_most,
         remedy=remedy,
         part=largest,
+        ended=ended,
         share_of_part=largest.ms.median / max(sum(part.ms.median for part in cost.parts), 1e-12),
+        figures=remedy_figures(remedy, arm),
     )
+
+
+def _phase_of(part: StepPart) -> str:
+    """Return the phase whose time shows in which steps ``part`` was; "" if no phase does."""
+    match part.kind:
+        case "data":
+            return "other" if part.name == IN_LOOP else "fetch"
+        case "code":
+            return REST
+        case "gc" | "compile":
+            return WHOLE_STEP
+        case "long":
+            return part.name
+        case _:
+            return ""
 
 
 def _saved(ratio: Estimate, step_ms: float) -> Estimate:

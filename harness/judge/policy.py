@@ -17,6 +17,8 @@ RESTART_SHARE_MAX = 0.01
 """Share of the time. Above it a replay of other loader settings is wrong. tests/harness/judge/test_policy.py"""
 
 # Diagnoses.
+ENDED_COST_MIN = 0.9
+"""Share of a cost. Less that ended leaves some to save. tests/harness/judge/test_diagnosis.py"""
 DIAGNOSED_SHARE_MIN = 0.10
 """Share of a step by the clock. A program is not bound by what takes less. tests/harness/judge/test_diagnosis.py"""
 NOISY_SHARE_MIN = 0.25

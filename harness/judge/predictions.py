@@ -72,8 +72,8 @@ def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
         yield doubt("no items" if all(run.record.facts.gave_no_items(1) for run in runs) else "unequal", arm)
     if reads_cheap_rows(slow_causes([run.record.facts for run in runs])):
         yield doubt("row by row", arm)
-    if (factor := replays.slow_worker) is not None:
-        yield doubt("slow worker", arm, share=factor)
+    if (slow := replays.slow_worker) is not None:
+        yield doubt("slow worker", arm, share=slow.factor, where=str(slow.number))
     if (hidden := unseen(runs)) is not None and hidden.sampling > RESTART_SHARE_MAX:
         yield doubt("sampler", arm, share=hidden.sampling)
     if hidden is not None and hidden.restarting > RESTART_SHARE_MAX:

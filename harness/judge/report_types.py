@@ -11,13 +11,13 @@ from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
 from harness.explain.exposure import Dose, SyncCall
-from harness.explain.lead_use import LeadUse
+from harness.explain.lead_use import LeadUse, Loading
 from harness.explain.ranks import GroupGain, RanksReport
 from harness.explain.replay.attribution import PathLink, PathTime, Removal
 from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
 from harness.explain.statistics import Estimate
-from harness.explain.unusual_steps import LongSteps, StepKinds, StepTimes
+from harness.explain.unusual_steps import EndedCost, LongSteps, StepKinds, StepTimes
 from harness.explain.wall import SlowCause, StepPart, Wall
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
@@ -31,7 +31,7 @@ from harness.study.records import StudyRecord
 from trainer.json_types import JsonObject
 
 AdviceBar = Bar | Literal["serial"]
-AdviceCost = Literal["processes", "memory", "pretokenized copy", "late check", "its data path"]
+AdviceCost = Literal["processes", "no processes", "memory", "pretokenized copy", "late check", "its data path"]
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,11 @@ DiagnosisKind = Literal[
     "cores too few", "synchronization-bound", "interpreter lock", "growing", "padding", "compute-bound", "unknown",
 ]  # fmt: skip
 DiagnosisRemedy = Literal[
-    "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
-    "loading first", "whole batches", "more workers", "more shards", "fewer objects",
-    "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
-    "values in tensors",
-    "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",
-    "batch alike",
-    "model", "profile",
+    "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "even workers",
+    "load ahead", "use workers", "use one worker", "less work", "faster storage", "loading first", "whole batches",
+    "more workers", "more shards", "fewer objects", "save less often", "less often", "other thread", "freeze",
+    "evaluate less often", "fewer shapes", "free cores", "values in tensors", "fewer threads", "no gradients",
+    "no sync", "other ranks", "other process", "find the growth", "pad less", "batch alike", "model", "profile",
 ]  # fmt: skip
 
 
@@ -153,7 +151,8 @@ DiagnosisRemedy = Literal[
 class Diagnosis:
     """One answer to where the wall clock of an attached program goes: what it costs, and what to do.
 
-    ``saving``: times as fast a step would be without it; None: not known. ``at_most``: it is a bound.
+    ``saving``: times as fast a step would be without it; None: not known, or no later step has the cost.
+    ``at_most``: it is a bound.
     """
 
     kind: DiagnosisKind
@@ -165,6 +164,8 @@ class Diagnosis:
     remedy: DiagnosisRemedy  # "advice": what replay found worth trying
     part: StepPart  # its largest part
     share_of_part: float = 1.0  # of ``ms``, by its largest part
+    ended: EndedCost | None = None  # steps that had the cost, if no later one has
+    figures: Mapping[str, float] = field(default_factory=dict)  # that the text of the remedy has, by name
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,10 @@ class ArmReport:
     tokenizer_proof: str | None = None
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
+    loading: Loading = field(default_factory=Loading)  # of an attached program
+    ended: Mapping[str, EndedCost] = field(default_factory=dict)  # costs of an attached program that ended, by phase
+    iterable: bool = False  # True if its dataset has no index
+    free_cores: int | None = None  # for more loader workers, beside its main thread; None: not known
     crowded: bool = False  # True if busy threads and loader workers of all its ranks here are more than its cores
     spare_threads: int = 0  # threads of its process beyond an equal part of the cores
     idle_workers: int = 0  # workers that delivered no batch in any block

@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.explain.bounds import mean_shares
 from harness.explain.exposure import release, work_out
+from harness.explain.lead_use import Loading, loading_of
 from harness.explain.ledger import (
     Blocks,
     Rate,
@@ -29,7 +30,7 @@ from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, r
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
-from harness.explain.unusual_steps import long_steps, step_kinds, step_times
+from harness.explain.unusual_steps import ended_costs, long_steps, step_kinds, step_times
 from harness.explain.wall import LOCK, slow_causes, wall, without_waits
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
@@ -338,7 +339,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
     parts = None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms)
     # Threads that compute, loader workers, and cores that other threads of Python kept busy.
-    busy = (facts.threads or 1) + (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
+    others = (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
+    busy = (facts.threads or 1) + others
     return ArmReport(
         name=name,
         control=control,
@@ -365,6 +367,10 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         tokenizer_proof=facts.tokenizer_proof,
         copies=_copies(blocks),
         workers=facts.workers or 0,
+        loading=Loading() if facts.attached is None else loading_of(arms.runs[name]),
+        ended={} if facts.attached is None else ended_costs(arms.runs[name]),
+        iterable=bool(facts.iterable),
+        free_cores=None if facts.cores is None else max(0, int(facts.cores / ranks_here - 1 - others)),
         crowded=facts.cores is not None and busy * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         idle_workers=idle,

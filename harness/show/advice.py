@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
 from harness.explain.statistics import Estimate
-from harness.judge.doubts import RULE_OF, Bar, doubt
+from harness.judge.doubts import RULE_OF, Bar, Doubt, doubt
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN
 from harness.judge.report_types import Advice, AdviceBar, AdviceCost, ArmAdvice
 from harness.show.dose import assumption_lines
@@ -20,6 +20,7 @@ from harness.show.words import capitalised, floor_percent, interval, listing, pe
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
+    "no processes": "batches that are no longer made while the device computes",
     "memory": "more batches in memory",
     "pretokenized copy": "a pretokenized copy of the corpus on disk",
     "late check": "seeing a step later that a loss is not finite (compute.sync: late)",
@@ -78,6 +79,8 @@ def change_text(one: Advice, names: ArmNames) -> str:
     match one.cost:
         case "processes":
             return f"{value} loader workers"
+        case "no processes":
+            return "no loader workers"
         case "memory":
             return f"{key} {value}"
         case "pretokenized copy":
@@ -192,10 +195,14 @@ def cannot_be_replayed(named: str, why: str) -> str:
     return f"No prediction for {named}: {why}."
 
 
-def barred_text(bar: Bar, name: str) -> str:
-    """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``."""
+def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
+    """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``.
+
+    ``known``: doubts about the arm. The one of this kind has figures.
+    """
+    why = next((one for one in known if one.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
-    return f"No prediction of other {settings} for {name}: {doubt_text(doubt(bar))}."
+    return f"No prediction of other {settings} for {name}: {doubt_text(why)}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
@@ -207,10 +214,10 @@ def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
             best = bars.get(one.bar)
             if best is None or one.speedup.median > best.speedup.median * (1 + AS_GOOD_WITHIN):
                 bars[one.bar] = one
-    lines = [barred_text(found.barred, name)] if found.barred is not None else []
+    lines = [barred_text(found.barred, name, found.doubts)] if found.barred is not None else []
     for bar, one in bars.items():
         if bar != "serial":
-            lines += [barred_text(bar, name)] if bar != found.barred else []
+            lines += [barred_text(bar, name, found.doubts)] if bar != found.barred else []
         elif one.serial is not None:
             lines.append(
                 f"{change_text(one, names)} would make {name} {ratio(one.speedup.median)} as fast "
@@ -249,6 +256,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     ]
     if not rows:
         return ""
+    has_no_workers = any(one.cost == "no processes" for advice in found for one in advice.options)
+    kinds = {name: kind for name, kind in _KINDS.items() if kind != "no processes" or has_no_workers}
     assumed = assumption_lines(dict.fromkeys(text for advice in found for text in advice.assumptions))
     parts = [table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
     parts.append(
@@ -258,7 +267,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         "workers the smallest that is as good as the best. "
         + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
         + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
-        + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in _KINDS.items())
+        + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in kinds.items())
         + "."
     )
     parts += map(safe, _iterable([one for one in found if any(o.cost == "processes" for o in one.options)], names))
@@ -282,6 +291,7 @@ _NUMBERS: Mapping[AdviceCost, str] = {"processes": "loader workers", "memory": "
 _OR = f"*or*: where what the stages wait for ({_WAITED_FOR}) serves one worker at a time. "
 _KINDS: dict[str, AdviceCost] = {
     "workers": "processes",
+    "no workers": "no processes",
     "prefetch": "memory",
     "pretokenizing": "pretokenized copy",
     "the sync": "late check",

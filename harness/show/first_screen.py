@@ -48,7 +48,7 @@ from harness.show.ranks import rank_lines, scaling_lines
 from harness.show.sentences import believed_ratio, ceiling_text, data_text, disagreements, emulated_devices
 from harness.show.tables import NOT_MEASURED
 from harness.show.text.doubts import confound_lines, problem_lines, remedy_text
-from harness.show.text.findings import REMEDIES, TITLES, diagnosis_text, finding_text, part_label, trust_text
+from harness.show.text.findings import TITLES, diagnosis_remedy, diagnosis_text, finding_text, part_label, trust_text
 from harness.show.text.verdicts import (
     also_noteworthy,
     finding,
@@ -88,6 +88,13 @@ class FirstScreen:
         """The note of the next steps; "" under a card whose diagnosis is not about the data, if there is no step."""
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
+
+    @property
+    def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return header and rows of the comparisons, without columns before the last that have no figure at all."""
+        last = len(HEADER) - 1
+        kept = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
+        return tuple(HEADER[i] for i in kept), [tuple(row[i] for i in kept) for row in self.rows]
 
 
 def first_screen(report: StudyReport) -> FirstScreen:
@@ -374,7 +381,7 @@ def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None
     step_ms = arm.wall.step_ms.median
     first, *others = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
-    cost = f"{diagnosis_text(first, step_ms)} {REMEDIES[first.remedy]}"
+    cost = f"{diagnosis_text(first, step_ms)} {diagnosis_remedy(first.remedy, first.figures)}"
     findings = [
         *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
         *control_findings(arm),

@@ -12,7 +12,7 @@ from harness.judge.probes.results import NO_RESULTS, ProbeResults
 from harness.judge.report_types import Comparison, NotCompared, StudyReport
 from harness.scenario.overrides import lookup
 from harness.show import advice, cost, learning, machine, numbers, profile, ranks, why
-from harness.show.first_screen import HEADER, FirstScreen, VerdictCard, difference_lines
+from harness.show.first_screen import FirstScreen, VerdictCard, difference_lines
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence_parts
 from harness.show.tables import (
@@ -131,7 +131,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
     legend = "; ".join(f"{safe(short)} = {safe(name)}" for short, name in screen.legend)
     compared = joined(
-        table(HEADER, screen.rows),
+        table(*screen.columns),
         safe(screen.horizon),
         f"Arms: {legend}." if legend else "",
         _picture("isolated-vs-end-to-end.png", pictures),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from harness.show.first_screen import HEADER, FirstScreen, VerdictCard
+from harness.show.first_screen import FirstScreen, VerdictCard
 from harness.show.tables import aligned
 
 WIDTH = 100
@@ -22,7 +22,8 @@ def lines(screen: FirstScreen) -> list[str]:
         for headline in screen.headlines:
             found += _wrapped("", headline.text)
     if screen.rows:
-        found += ["", *aligned([HEADER, *screen.rows]), *_wrapped("", screen.horizon), ""]
+        header, rows = screen.columns
+        found += ["", *aligned([header, *rows]), *_wrapped("", screen.horizon), ""]
     if screen.legend:
         found += [*_wrapped("", "; ".join(f"{short} = {name}" for short, name in screen.legend)), ""]
     return found + _next(screen)

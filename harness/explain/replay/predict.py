@@ -15,15 +15,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.lead_use import MadeBy, SlowWorker, slow_worker
 from harness.explain.policy import (
     BATCHES_AHEAD_MAX,
     CONFIDENCE,
     MIN_BLOCKS,
     PREDICTED_STEPS_MAX,
     PREDICTION_REPLICATES,
-    SLOW_WORKER_BATCHES_MIN,
-    SLOW_WORKER_BATCHES_SHARE,
-    SLOW_WORKER_FACTOR,
 )
 from harness.explain.replay.attribution import PathLink, PathTime, Removal, critical_path_ms, removals, widened_removals
 from harness.explain.replay.batches import RecordedBatches
@@ -101,29 +99,12 @@ class Replays:
         return any(run.recording.batches.makers.unequal for run in self._runs)
 
     @property
-    def slow_worker(self) -> float | None:
-        """Factor by which one worker, the same in all runs, takes longer for a batch than the others; None without one.
+    def slow_worker(self) -> SlowWorker | None:
+        """Worker that takes longer for a batch than the others in all runs; None without one.
 
         The cost of a batch then depends on who makes it, and what other numbers of workers would cost is unknown.
         """
-        slowest, factors, longer = set(), [], []
-        for batches in (run.recording.batches for run in self._runs):
-            made = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
-            worker = batches.makers.worker[made]
-            making = np.sum([*batches.stage.values()], axis=0)[made]
-            medians = {number: float(np.median(making[worker == number])) for number in np.unique(worker)}
-            if len(medians) < 2:
-                return None
-            slow = max(medians, key=lambda number: medians[number])
-            others = float(np.median(making[worker != slow]))
-            slowest.add(slow)
-            factors.append(medians[slow] / others if others else math.inf)
-            longer += (making[worker == slow] > others).tolist()
-        same = len(slowest) == 1 and len(longer) >= SLOW_WORKER_BATCHES_MIN
-        factor = float(np.median(factors))
-        if same and factor >= SLOW_WORKER_FACTOR and np.mean(longer) >= SLOW_WORKER_BATCHES_SHARE:
-            return factor
-        return None
+        return slow_worker(_made_by(run.recording.batches) for run in self._runs)
 
     @property
     def tokenizes(self) -> bool:
@@ -337,6 +318,11 @@ def _error(recording: Recording) -> float:
     alone = simulate(pipeline, np.zeros((1, 1)))
     covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
     return float(alone.step_ms[0]) * 1e6 / float(covered.mean()) - 1
+
+
+def _made_by(batches: RecordedBatches) -> MadeBy:
+    made = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
+    return MadeBy(batches.makers.worker[made], np.sum([*batches.stage.values()], axis=0)[made] / 1e6)
 
 
 def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:

@@ -210,7 +210,11 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     "no items": _always("some of its workers made no batches, as its dataset gave them too few items"),
     "unequal": _always("its workers delivered unequal numbers of batches"),
     "row by row": _always("its dataset is read row by row, and workers would have to send as many rows"),
-    "slow worker": lambda one: f"one of its workers takes {ratio(one.share or 0.0)} as long per batch as the others",
+    "slow worker": lambda one: (
+        f"{f'its loader worker {one.where}' if one.where else 'one of its workers'} takes "
+        + ("far longer for a batch than" if one.share is None else f"{ratio(one.share)} as long for a batch as")
+        + " the others"
+    ),
     "sampler": _always("its sampler takes much of a step in the main thread, which loader workers cannot do"),
     "restarts": _always(
         "its loader restarts in each epoch, and replay does not know when it asks for the next batches"

@@ -31,7 +31,7 @@ from harness.judge.waits import Waits
 from harness.show.advice import advice_line, barred_text
 from harness.show.names import ArmNames
 from harness.show.text.doubts import confound_lines, doubt_text, problem_lines, remedy_text
-from harness.show.text.findings import REMEDIES, TEXTS, TITLES, device_finding, diagnosis_text, host_finding
+from harness.show.text.findings import TEXTS, TITLES, device_finding, diagnosis_remedy, diagnosis_text, host_finding
 from harness.show.text.verdicts import finding, mfu_reason, missing_text, reason, undecided_because
 from harness.show.words import part_of
 
@@ -175,8 +175,10 @@ _PARTS: dict[DiagnosisKind, Any] = {
 }
 
 
+_REMEDY_FIGURES = {"worker": 0.0, "ms": 33.1, "others_ms": 0.55, "batches": 40.0}  # of remedies
 _CHANGES: dict[AdviceCost, str] = {
-    "processes": "workers=2", "memory": "prefetch=8", "pretokenized copy": "tokenize=0", "late check": "sync=late",
+    "processes": "workers=2", "no processes": "workers=0", "memory": "prefetch=8", "pretokenized copy": "tokenize=0",
+    "late check": "sync=late",
     "its data path": "tokens",
 }  # fmt: skip
 
@@ -217,7 +219,9 @@ SECTIONS: Sequence[KindsSection] = (
     KindsSection("Findings on the host", get_args(HostFindingKind), lambda kind: host_finding(_HOST[kind])),
     KindsSection("Findings on a device", get_args(DeviceFindingKind), lambda kind: device_finding(_DEVICE[kind])),
     KindsSection("Diagnoses of a program", get_args(DiagnosisKind), _diagnosis),
-    KindsSection("Remedies of a diagnosis", get_args(DiagnosisRemedy), lambda kind: REMEDIES[kind]),
+    KindsSection(
+        "Remedies of a diagnosis", get_args(DiagnosisRemedy), lambda kind: diagnosis_remedy(kind, _REMEDY_FIGURES)
+    ),
     KindsSection("Causes of slow steps", tuple(TEXTS), _cause),
     KindsSection("Loader settings without a prediction", get_args(Bar), lambda kind: barred_text(kind, "text")),
     KindsSection("Advice, by what it costs", get_args(AdviceCost), _advice),

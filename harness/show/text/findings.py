@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.explain.policy import MIN_BLOCKS, TREND_STEPS_MIN
 from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import EndedCost
 from harness.explain.wall import (
     BREAKS,
     CODE,
@@ -30,7 +31,7 @@ from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
-from harness.show.words import amount, count, duration, epochs, interval, number, part_of, percent, ratio
+from harness.show.words import amount, capitalised, count, duration, epochs, interval, number, part_of, percent, ratio
 
 Texts = tuple[str, str, str]  # subject, finding, support
 WORKERS_LIMIT = (
@@ -439,8 +440,15 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "loading first": "Speed up the loading first: the workers take as long for a batch.",
     "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
     "more shards": "Give each loader worker items: as many shards as workers, or more.",
-    "fewer objects": "Send one tensor for many objects, or load without workers: receiving takes the time.",
-    "faster loading": "Make batches with less work, or read from faster storage.",
+    "fewer objects": "Send fewer and larger tensors: receiving each one takes time.",
+    "even workers": "Loader worker {worker} takes {ms} for a batch, the others {others_ms}: give workers equal work "
+    "(shards, or items of like cost).",
+    "load ahead": "A read of {ms} comes about every {batches} batches: load the next file or shard ahead, in a thread.",
+    "use workers": "Make batches in loader workers (num_workers), on free cores: the training loop makes them itself.",
+    "use one worker": "Make batches in a loader worker (num_workers=1), on a free core: the training loop makes them "
+    "itself. Several workers of an iterable dataset each have all items unless it splits them.",
+    "less work": "Make batches with less work: it takes CPU time, not storage.",
+    "faster storage": "Read from faster storage, or several items at once: reading mostly waits.",
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
     "other thread": "It waits there for another thread or process: for batches, if that one makes them.",
@@ -460,6 +468,13 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",
 }
+
+
+def diagnosis_remedy(kind: DiagnosisRemedy, figures: Mapping[str, float]) -> str:
+    """Return the text of a remedy with its ``figures``: times in milliseconds, and counts."""
+    part = part_of(max((one for name, one in figures.items() if name.endswith("ms")), default=0.0))
+    texts = {name: part(one) if name.endswith("ms") else f"{one:.0f}" for name, one in figures.items()}
+    return REMEDIES[kind].format(**texts)
 
 
 LABELS = {
@@ -491,8 +506,10 @@ def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
 def finding_text(one: Diagnosis, step_ms: float) -> str:
     """Return a diagnosis as a finding below another one: without intervals."""
     cost = f"{part_of(step_ms)(one.ms.median)} {_share(one)}{_where(one, step_ms)}"
-    saving = "" if one.saving is None else f" ({'up to ' if one.at_most else ''}{_times(one.saving)} as fast)"
-    return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {REMEDIES[one.remedy]}"
+    if one.ended is not None:
+        cost = f"{cost}, {_ended_text(one.ended)}"
+    saving = "" if one.saving is None else f" ({_how_sure(one)}{_times(one.saving)} as fast)"
+    return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {diagnosis_remedy(one.remedy, one.figures)}"
 
 
 def _share(one: Diagnosis) -> str:
@@ -537,7 +554,14 @@ def _between(ms: Estimate, step_ms: float) -> str:
     return f" ({amount(ms.ci_low, step_ms)} to {part_of(step_ms)(ms.ci_high)})"
 
 
+def _ended_text(one: EndedCost) -> str:
+    steps = f"up to step {one.last}" if one.from_start else f"in steps {one.first} to {one.last}"
+    return f"only {steps} of {one.measured}, none since: later steps would be no faster without it"
+
+
 def _saving(one: Diagnosis) -> str:
+    if one.ended is not None:
+        return f" {capitalised(_ended_text(one.ended))}."
     if one.saving is None:
         return ""
     low, high = one.saving.ci_low, one.saving.ci_high
@@ -545,9 +569,13 @@ def _saving(one: Diagnosis) -> str:
         known = f" (at least {ratio(low)})" if low > 1 else ""
     else:
         known = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
-    about = "up to " if one.at_most else "about " if low is None else ""
     assumed = ", if forward and backward take time by the position" if one.kind == "padding" else ""
-    return f" Without it a step would be {about}{_times(one.saving)} as fast{known}{assumed}."
+    return f" Without it a step would be {_how_sure(one)}{_times(one.saving)} as fast{known}{assumed}."
+
+
+def _how_sure(one: Diagnosis) -> str:
+    """Return the words before a ratio: "up to" of a bound, "about" if it has no interval."""
+    return "up to " if one.at_most else "about " if one.saving is None or one.saving.ci_low is None else ""
 
 
 def _times(saving: Estimate) -> str:

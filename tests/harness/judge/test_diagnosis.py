@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from harness.explain.policy import CHEAP_ROW_US_MAX
+from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import EndedCost
 from harness.judge.diagnosis import diagnose
-from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN, NOISY_SHARE_MIN
+from harness.judge.policy import (
+    COMPUTE_SHARE_MIN,
+    DIAGNOSED_SHARE_MIN,
+    ENDED_COST_MIN,
+    FINDING_SHARE_MIN,
+    NOISY_SHARE_MIN,
+)
 from harness.judge.report_types import ArmReport, Diagnosis
 from harness.judge.study import analyse
+from harness.show.text.findings import diagnosis_text, finding_text
 from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, rows_of, spent
 from tests.harness.synthetic import Arm, build
 
@@ -51,7 +60,7 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
     "rows one by one": (arm_of({}, rows_of(0.9 * CHEAP_ROW_US_MAX), read=40.0), "input-bound", "read", 0.4, 1 / 0.6,
                         "whole batches"),
     "objects": (arm_of({"forward": 60.0}, transfer=40.0, workers=1, facts={"workers": 1}), "input-bound", "transfer",
-                0.4, 1 / 0.6, "fewer objects"),
+                0.4, 1 / 0.6, "advice"),
     "restarts": (arm_of({"forward": 100.0}, read=130.0, workers=1, facts={"workers": 1, "restarting_share": 0.2}),
                  "input-bound", "loader restart", 0.23, 1.3, "persistent workers"),
     "tokenizer in the loop": (arm_of({"other": 30.0}, facts={"tokenizing_share": 0.3}), "input-bound",
@@ -325,3 +334,32 @@ def test_a_phase_that_takes_less_than_the_growth_is_not_its_place() -> None:
     assert (first.kind, first.name) == ("growing", "a.py:3")
     assert not [one for one in others if one.kind == "own code"]
     assert [one.phase for one in report.causes if one.kind == "growing"] == [""]
+
+
+@pytest.mark.parametrize(("part", "ends"), [(1.01, True), (0.99, False)])
+def test_a_cost_that_ended_has_its_steps_and_no_saving(part: float, *, ends: bool) -> None:
+    """2.99x was promised where the first 80 of 300 steps had been slow."""
+    arm = diagnosed(arm_of({"other": 40.0}, named("", "a.py:3", 40.0)))
+    ended = EndedCost(1, 80, 300, from_start=True, ms=40.0 * ENDED_COST_MIN * part)
+    found = diagnose(replace(arm, ended={"other": ended}))[0]
+    assert found.kind == "own code"
+    assert (found.saving is None) == ends
+    text = diagnosis_text(found, 100.0)
+    assert ("Only up to step 80 of 300, none since: later steps would be no faster without it." in text) == ends
+    assert ("as fast" in text) != ends
+    assert diagnose(replace(arm, ended={"fetch": ended}))[0].saving is not None
+    other = replace(found, ended=replace(ended, first=40, from_start=False))
+    assert "only in steps 40 to 80 of 300" in finding_text(other, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("at_most", "low", "words"), [(True, 1.5, "up to 2.00x"), (False, 1.5, "be 2.00x"), (False, None, "about 2.00x")]
+)
+def test_the_words_before_a_ratio_follow_one_rule(at_most: bool, low: float | None, words: str) -> None:
+    """ "Up to" of a bound, "about" without an interval, else neither; a finding has the same words."""
+    saving = Estimate(2.0, low, None if low is None else 2.5, 5)
+    found = replace(first(CASES["own code"][0]), at_most=at_most, saving=saving)
+    assert words in diagnosis_text(found, 100.0)
+    assert words.replace("be ", "(") in finding_text(found, 100.0)
+    open_end = replace(found, at_most=False, saving=Estimate(2.0, 1.5, None, 5))
+    assert "be 2.00x as fast (at least 1.500x)" in diagnosis_text(open_end, 100.0)

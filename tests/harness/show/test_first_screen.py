@@ -355,3 +355,16 @@ def test_the_json_of_many_comparisons_has_each_of_them_with_its_own_headline() -
     assert [one["candidate"] for one in written] == [candidate for _, candidate in pairs]
     for one in written:
         assert one["headline"].startswith(f"{one['candidate']} against a: ")
+
+
+def test_a_column_without_any_figure_is_left_out(gain: StudyReport) -> None:
+    """A comparison of a program has nothing in isolation, no ceiling and no prediction: three columns of dashes."""
+    full = first_screen(gain)
+    assert full.columns == (HEADER, [*full.rows])
+    row = (*full.rows[0][:2], NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, "1.2x")
+    assert replace(full, rows=(row,)).columns == (("comparison", "verdict", "measured"), [(*row[:2], "1.2x")])
+    other = (*row[:2], NOT_MEASURED, "1.3x", NOT_MEASURED, NOT_MEASURED)
+    header, rows = replace(full, rows=(row, other)).columns
+    assert header == ("comparison", "verdict", "could gain", "measured")
+    assert rows == [(*row[:2], NOT_MEASURED, "1.2x"), (*row[:2], "1.3x", NOT_MEASURED)]
+    assert not any("in isolation" in line for line in terminal.lines(replace(full, rows=(row,))))

@@ -178,7 +178,9 @@ def test_other_numbers_of_workers_are_not_predicted_where_one_worker_is_slow(
     if factor is None:
         assert replays.slow_worker is None
     else:
-        assert replays.slow_worker == pytest.approx(factor, rel=0.15)
+        assert replays.slow_worker is not None
+        assert replays.slow_worker.number == pattern.index(max(pattern))
+        assert replays.slow_worker.factor == pytest.approx(factor, rel=0.15)
     for workers in (1, 3, 4):
         bar = bar_of(parse_edits([f"workers={workers}"]), runs, replays)
         assert bar == (None if factor is None else "slow worker")
