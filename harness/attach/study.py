@@ -313,7 +313,8 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "late": late,
                     "spent_ms": ns / 1e6,
                 }
-    for kind, at in ((LOCK, totals.others_ns), (EVALUATION, totals.evaluated_ns)):
+    held = {number: ns * totals.held_shares.get(number, 0.0) for number, ns in totals.others_ns.items()}
+    for kind, at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
         for number, ns in at.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
                 place, function, code, called = places[number]

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 LOCK, EVALUATION = "lock", "evaluation"  # kinds of a place, sampled: another thread ran there; in an evaluation
+BUSY = "busy"  # kind of a row: cores that other threads and child processes of the program ask for
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
 MAKER = "maker"  # kind of a row: the function that makes a stage of the data
@@ -80,7 +81,8 @@ class SlowCause:
 
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place),
+    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place, with the
+    interpreter's lock), ``busy`` (cores that other threads and child processes ask for),
     ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
     ``setting`` (left on), ``breaks`` (of graphs, in functions that steps call), ``maker`` (of the stage of the data
     that ``phase`` names) or ``start-up`` (the first batch was waited for: milliseconds of the whole program)."""
@@ -154,6 +156,15 @@ def is_wait(called: str) -> bool:
 def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
     """Return True if the loader calls its dataset for each row, and a row takes little more than that call."""
     return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
+
+
+def busy_cores(causes: Sequence[SlowCause]) -> float:
+    """Return the cores that other threads and child processes of the program asked for, loader workers included.
+
+    Older records have only what other threads used.
+    """
+    known = [one.figures["cores"] for one in causes if one.kind == BUSY]
+    return max(known) if known else sum(one.spent_share for one in causes if one.kind == LOCK)
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:

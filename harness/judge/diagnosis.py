@@ -28,10 +28,12 @@ from harness.explain.wall import (
     SlowCause,
     StepPart,
     Wall,
+    busy_cores,
     is_wait,
     reads_cheap_rows,
 )
 from harness.judge.policy import (
+    BUSY_CORES_MIN,
     COLUMNS_SHARE,
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
@@ -96,6 +98,8 @@ def _loading(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> Diagno
 
 
 def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    if busy_cores(arm.causes) - arm.workers >= BUSY_CORES_MIN:
+        return "fewer processes"
     return "fewer threads" if arm.spare_threads else "free cores"
 
 

@@ -143,7 +143,8 @@ DiagnosisRemedy = Literal[
     "loading first", "whole batches", "more workers", "more shards", "fewer objects",
     "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
     "values in tensors",
-    "fewer threads", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less",
+    "fewer threads", "fewer processes", "no gradients", "no sync", "other ranks", "other process",
+    "find the growth", "pad less",
     "batch alike",
     "model", "profile",
 ]  # fmt: skip
@@ -197,7 +198,7 @@ class ArmReport:
     tokenizer_proof: str | None = None
     copies: int = 0  # loader workers that made the same batches; 0 if none did
     workers: int = 0  # number of loader workers
-    crowded: bool = False  # True if busy threads and loader workers of all its ranks here are more than its cores
+    crowded: bool = False  # True if busy threads and child processes of all its ranks here are more than its cores
     spare_threads: int = 0  # threads of its process beyond an equal part of the cores
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers

@@ -30,7 +30,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
-from harness.explain.wall import LOCK, slow_causes, wall
+from harness.explain.wall import busy_cores, slow_causes, wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
@@ -336,8 +336,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     idle = min((run.idle_workers for run in blocks.values()), default=0)
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
-    # Threads that compute, loader workers, and cores that other threads of Python kept busy.
-    busy = (facts.threads or 1) + (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
+    # Threads that compute, and loader workers or what all other threads and child processes asked for.
+    busy = (facts.threads or 1) + max(facts.workers or 0, busy_cores(causes))
     return ArmReport(
         name=name,
         control=control,

@@ -450,6 +450,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "values in tensors": "The compiled code has that value as a constant: keep it in a tensor, or do not change it.",
     "free cores": "Use fewer threads and workers, more cores, or a machine that nothing else uses.",
     "fewer threads": "Use cores / ranks threads in each rank: torch.set_num_threads() or OMP_NUM_THREADS.",
+    "fewer processes": "Run fewer other threads and processes in it, or give it more cores: the training has too few.",
     "no gradients": "Evaluate within torch.no_grad(): each batch makes a graph that nothing uses.",
     "no sync": "Run all backward passes but the last of a step within no_sync() of the DistributedDataParallel.",
     "other ranks": "Find the rank that comes late, and do rare slow work in the same step on all ranks.",

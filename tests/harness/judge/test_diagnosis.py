@@ -163,6 +163,17 @@ def test_threads_of_the_program_that_keep_cores_busy_count_as_its_own(busy: floa
     assert (found.diagnoses[0].kind == "cores too few") == crowded
 
 
+@pytest.mark.parametrize(
+    ("cores", "workers", "expected"), [(3.0, 0, "fewer processes"), (0.4, 0, None), (3.0, 3, "free cores")]
+)
+def test_child_processes_that_ask_for_cores_count_as_its_own(cores: float, workers: int, expected: str | None) -> None:
+    """What its loader workers ask for is no other work."""
+    children = {"kind": "busy", "figures": {"cores": cores}}
+    facts = {"waiting_share": 0.3, "threads": 1, "cores": 2, "workers": workers}
+    found = diagnosed(arm_of({}, children, facts=facts, off_core={"forward": 30.0})).diagnoses
+    assert [one.remedy for one in found if one.kind == "cores too few"] == ([] if expected is None else [expected])
+
+
 def test_a_cause_that_makes_phases_longer_is_told_without_their_waits_for_a_core() -> None:
     """The padding costs 10 % of each phase, so 4 of the 40 ms that the program had a core."""
     arm = arm_of({}, {"kind": "padding", "ms": 10.0, "figures": PADDED}, facts={"waiting_share": 0.6, "threads": 1,
