@@ -24,6 +24,7 @@ from harness.explain.wall import (
     SAMPLER,
     SETTING,
     SYNCHRONIZATION,
+    THREAD_LOCK,
     PartKind,
     SlowCause,
     StepPart,
@@ -118,6 +119,8 @@ def _recompiling(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> 
 
 
 def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    if part.called == THREAD_LOCK:
+        return "shorter lock"
     return "other thread" if is_wait(part.called) else "less often"
 
 

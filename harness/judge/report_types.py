@@ -141,8 +141,8 @@ DiagnosisKind = Literal[
 DiagnosisRemedy = Literal[
     "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "faster loading",
     "loading first", "whole batches", "more workers", "more shards", "fewer objects",
-    "save less often", "less often", "other thread", "freeze", "evaluate less often", "fewer shapes", "free cores",
-    "values in tensors",
+    "save less often", "less often", "other thread", "shorter lock", "freeze", "evaluate less often", "fewer shapes",
+    "free cores", "values in tensors",
     "fewer threads", "fewer processes", "no gradients", "no sync", "other ranks", "other process",
     "find the growth", "pad less",
     "batch alike",

@@ -36,6 +36,7 @@ import linecache
 import os
 import sys
 import threading
+from opcode import opmap
 from random import Random
 from threading import get_ident, get_native_id
 from time import clock_gettime_ns, monotonic_ns, sleep, thread_time_ns
@@ -81,7 +82,13 @@ _ENGINE = "_engine_run_backward"  # function of torch in which a backward pass l
 MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # seconds between readings of memory at least, and of the time so far
 MEMORY_COST = 0.01  # share of the time that readings take at most
 
-Where = tuple[CodeType, int, CodeType | None, str]  # code of the program, line, library code called there, its module
+# Code of the program, line, library code called there, and its module; without such code the name of what is called.
+Where = tuple[CodeType, int, CodeType | None, str]
+LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # which the agent wraps
+# Instruction of a statement "with" that enters an object: one that lasts and has no frame of Python code is a lock's.
+# From Python 3.14 on it is a call, the instruction before which is the second one.
+ENTERS, ENTERS_NEXT = opmap.get("BEFORE_WITH"), opmap.get("LOAD_SPECIAL")
+THREAD_LOCK = "threading.Lock"
 
 
 class _Sampler:
@@ -89,7 +96,7 @@ class _Sampler:
 
     def __init__(self) -> None:
         self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, nanoseconds since the last look
-        self.places: dict[tuple[CodeType, int, CodeType | None], int] = {}
+        self.places: dict[tuple[CodeType, int, CodeType | str], int] = {}
         self.ended = _thread.allocate_lock()  # released as the sampling ends
         self.ended.acquire()
         self.left = _thread.allocate_lock()  # held while the thread is there
@@ -243,18 +250,19 @@ class _Sampler:
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
         """Return the innermost place in the program and the library function called there, else one in a library."""
-        innermost, inner = frame, None
+        innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
             file = frame.f_code.co_filename
             if not file.startswith(watching.OURS):  # else it is a wrapper of the agent around what the program calls
                 if not watching.is_library(file):
-                    called, module = (
-                        (None, "") if inner is None else (inner.f_code, inner.f_globals.get("__name__", ""))
-                    )
-                    return frame.f_code, frame.f_lineno, called, str(module)
+                    if inner is None:
+                        return frame.f_code, frame.f_lineno, None, name or _lock_entered(frame)
+                    return frame.f_code, frame.f_lineno, inner.f_code, str(inner.f_globals.get("__name__", ""))
                 inner = frame
+            elif frame.f_code.co_name == "__next__":
+                name = LOADER_NEXT
             frame = frame.f_back
         return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")
 
@@ -263,7 +271,7 @@ class _Sampler:
         if where is None:
             return 0
         code, line, called, module = where
-        key = code, line, called
+        key = code, line, called or module
         known = self.places.get(key)
         if known is not None:
             return known
@@ -271,7 +279,9 @@ class _Sampler:
             return 0
         number = self.places[key] = len(self.places) + 1
         text = " ".join(linecache.getline(code.co_filename, line).split())[:MAX_CODE]
-        callee = "" if called is None else f"{module}.{called.co_qualname}"
+        if called is None and ".acquire(" in text:
+            module = THREAD_LOCK
+        callee = module if called is None else f"{module}.{called.co_qualname}"
         place = f"{os.path.basename(code.co_filename)}:{line}"
         record.note(PLACE, (number, place, code.co_qualname, text, callee))
         return number
@@ -293,6 +303,13 @@ class _Sampler:
             *((MEMORY, *reading) for reading in readings),
             *((DEMAND, *times) for times in demand),
         ]
+
+
+def _lock_entered(frame: FrameType) -> str:
+    """Return THREAD_LOCK if the frame, which calls no Python code, enters an object in a statement "with"."""
+    at, instructions = frame.f_lasti, frame.f_code.co_code
+    enters = instructions[at] == ENTERS or (at >= 2 and instructions[at - 2] == ENTERS_NEXT)
+    return THREAD_LOCK if at >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:

@@ -19,6 +19,7 @@ from harness.explain.wall import (
     RESTART,
     SETTING,
     START_UP,
+    THREAD_LOCK,
     SlowCause,
     StepPart,
     is_own_code,
@@ -170,7 +171,7 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
             + (f", in {one.called}" if one.called else "")
             for one in found[:CAUSE_PLACES]
         ),
-        REMEDIES["other thread"]
+        REMEDIES["shorter lock" if most.called == THREAD_LOCK else "other thread"]
         if is_wait(most.called)
         else "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
@@ -444,6 +445,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
     "other thread": "It waits there for another thread or process: for batches, if that one makes them.",
+    "shorter lock": "It waits there for a lock that another thread holds: let that one hold it for less of the time.",
     "freeze": "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
     "evaluate less often": "Evaluate less often, or on fewer batches.",
     "fewer shapes": "Pad to one length or to a few, or compile with dynamic=True. TORCH_LOGS=recompiles has reasons.",

@@ -297,3 +297,48 @@ def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     ((asked_ns, passed_ns),) = sampler.demand
     assert asked_ns > 0.3e9
     assert passed_ns > 0
+
+
+@pytest.mark.parametrize("kind", ["with", "acquire", "sleep", "Python"])
+def test_a_line_that_waits_for_a_lock_of_the_program_is_told_from_others(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks._agent()
+    from _harness_agent import own_time, record
+
+    lock, condition, ready = threading.Lock(), threading.Condition(), threading.Event()
+    noted: list[tuple[object, ...]] = []
+    monkeypatch.setattr(record, "note", lambda _kind, content: noted.append(content))
+
+    def wait() -> None:
+        ready.set()
+        if kind == "with":
+            with lock:
+                pass
+        elif kind == "acquire":
+            lock.acquire()
+            lock.release()
+        elif kind == "sleep":
+            time.sleep(0.2)
+        else:
+            with condition:
+                pass
+
+    thread = threading.Thread(target=wait)
+    with lock, condition:
+        thread.start()
+        ready.wait()
+        assert thread.ident is not None
+        lines = {"with": 3, "acquire": 6, "sleep": 9, "Python": 11}
+        while True:  # It has not come to its line yet.
+            where = own_time._Sampler._where(sys._current_frames()[thread.ident])
+            assert where is not None
+            if where[1] - wait.__code__.co_firstlineno == lines[kind]:
+                break
+            time.sleep(0.01)
+        time.sleep(0.05)  # from the line's begin to its call
+        own_time._Sampler().number(own_time._Sampler._where(sys._current_frames()[thread.ident]))
+    thread.join()
+    ((*_, called),) = noted
+    assert called == {"with": own_time.THREAD_LOCK, "acquire": own_time.THREAD_LOCK, "sleep": "",
+                      "Python": "threading.Condition.__enter__"}[kind]  # fmt: skip

@@ -60,6 +60,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                             0.4, 1 / 0.6, "less often"),
     "another thread": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="queue.get")), "own code", "a.py:3",
                        0.4, 1 / 0.6, "other thread"),
+    "a lock": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="threading.Lock")), "own code", "a.py:3", 0.4,
+               1 / 0.6, "shorter lock"),
     "a save by its line": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="torch.save(model, path)")),
                            "checkpoint-bound", "a.py:3", 0.4, 1 / 0.6, "save less often"),
     "a save by its function": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="f.write(b)",
