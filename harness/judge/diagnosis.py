@@ -124,6 +124,10 @@ def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> Dia
     return "other thread" if is_wait(part.called) else "less often"
 
 
+def _unsampled(part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    return "sample alone" if (part.kind, part.name) == ("phase", REST) and not arm.sampled else "profile"
+
+
 def _always(remedy: DiagnosisRemedy) -> Remedy:
     return lambda _part, _arm, _advice: remedy
 
@@ -153,7 +157,7 @@ RULES = (
     Rule(
         "unknown",
         lambda part: part.kind == "long" or (part.kind == "phase" and part.name == REST),
-        _always("profile"),
+        _unsampled,
         lambda _: True,
     ),
 )
@@ -208,7 +212,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     elif sum(part.ms.median for part in _model(wall)) >= _least(wall, COMPUTE_SHARE_MIN * own):
         first = _compute_bound(wall, arm)
     else:
-        first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
+        first = next((one for one in found if one.kind == "unknown"), _no_part(wall, arm))
     return first, *(one for one in found if one is not first)
 
 
@@ -341,8 +345,9 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     )  # fmt: skip
 
 
-def _no_part(wall: Wall) -> Diagnosis:
+def _no_part(wall: Wall, arm: ArmReport) -> Diagnosis:
     largest = wall.parts[0]
+    remedy = _unsampled(largest, arm, None)
     return Diagnosis(
-        "unknown", largest.name, largest.ms, largest.share, saving=None, at_most=True, remedy="profile", part=largest
+        "unknown", largest.name, largest.ms, largest.share, saving=None, at_most=True, remedy=remedy, part=largest
     )

@@ -146,7 +146,7 @@ DiagnosisRemedy = Literal[
     "fewer threads", "fewer processes", "no gradients", "no sync", "other ranks", "other process",
     "find the growth", "pad less",
     "batch alike",
-    "model", "profile",
+    "model", "profile", "sample alone",
 ]  # fmt: skip
 
 
@@ -200,6 +200,7 @@ class ArmReport:
     workers: int = 0  # number of loader workers
     crowded: bool = False  # True if busy threads and child processes of all its ranks here are more than its cores
     spare_threads: int = 0  # threads of its process beyond an equal part of the cores
+    sampled: bool = False  # True if the lines of such a program were sampled
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
     epoch_steps: float | None = None  # steps of an epoch of its data, median over blocks; None: not known

@@ -30,7 +30,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import long_steps, step_kinds, step_times
-from harness.explain.wall import busy_cores, slow_causes, wall
+from harness.explain.wall import SAMPLED, busy_cores, slow_causes, wall
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
@@ -366,6 +366,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         workers=facts.workers or 0,
         crowded=facts.cores is not None and busy * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
+        sampled=any(row["kind"] == SAMPLED for run in arms.runs.get(name, ()) for row in run.record.facts.causes or ()),
         idle_workers=idle,
         epoch_steps=_epoch_steps(blocks),
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),

@@ -462,6 +462,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "batch alike": "Put rows of similar length into one batch (group_by_length), or pack several into one row.",
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",
+    "sample alone": "Run harness exec on it alone: that samples its lines, which --against does not.",
 }
 
 
@@ -513,7 +514,8 @@ def _where(one: Diagnosis, step_ms: float) -> str:
         case "long":
             return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
         case "phase":
-            outside = "outside of all phases: no line takes much of it"
+            outside = "outside of all phases"
+            outside += ": lines were not sampled" if one.remedy == "sample alone" else ": no line takes much of it"
             return f"{mostly} {outside if part.name == 'other' else f'in {part.name}'}"
         case _:
             return ""

@@ -12,6 +12,7 @@ from harness.judge.diagnosis import diagnose
 from harness.judge.policy import COMPUTE_SHARE_MIN, DIAGNOSED_SHARE_MIN, FINDING_SHARE_MIN, NOISY_SHARE_MIN
 from harness.judge.report_types import ArmReport, Diagnosis
 from harness.judge.study import analyse
+from harness.show.text.findings import diagnosis_text
 from tests.harness.explain.test_wall import ATTACHED, COMPILED, EXACT, named, rows, rows_of, spent
 from tests.harness.synthetic import Arm, build
 
@@ -126,7 +127,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                               "model"),
     "long steps of no known cause": (arm_of({"forward": 40.0, "log": 59.98}, rare={"log": 500.0}), "unknown", "log",
                                      500 / 12 / (100 + 500 / 12), (100 + 500 / 12) / 100, "profile"),
-    "outside of all phases": (arm_of({"other": 60.0}), "unknown", "other", 0.6, 1 / 0.4, "profile"),
+    "outside of all phases": (arm_of({"other": 60.0}, spent("gc", 0.1)), "unknown", "other", 0.6, 1 / 0.4, "profile"),
+    "lines that were not sampled": (arm_of({"other": 60.0}), "unknown", "other", 0.6, 1 / 0.4, "sample alone"),
 }  # fmt: skip
 
 
@@ -138,6 +140,12 @@ def test_each_kind_is_told_with_its_cost_and_its_saving(name: str) -> None:
     assert found.share == pytest.approx(share, rel=0.03, abs=0.003)
     assert found.saving is not None
     assert found.saving.median == pytest.approx(saving, rel=0.05)
+
+
+@pytest.mark.parametrize(("sampled", "told"), [(True, "no line takes much of it"), (False, "lines were not sampled")])
+def test_lines_are_ruled_out_only_where_they_were_sampled(sampled: bool, told: str) -> None:
+    one = first(arm_of({"other": 60.0}, *([spent("gc", 0.1)] if sampled else [])))
+    assert told in diagnosis_text(one, 100.0)
 
 
 def test_on_a_busy_machine_the_cause_is_named_still() -> None:
