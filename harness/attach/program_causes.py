@@ -9,6 +9,7 @@ program makes it. ``figures`` by kind:
     start-up   skipped (batches that came before the first one that is trained on)
     breaks     breaks (graph breaks in functions that steps call); place and code: of the last one, and why
     maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
+    busy       cores (that other threads and child processes asked for: on a core, or waiting for one)
     setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
 """
 
@@ -34,6 +35,7 @@ from harness.explain.policy import (
 from harness.explain.trend import trend
 from harness.explain.wall import (
     BREAKS,
+    BUSY,
     GRADIENTS,
     GROWING,
     MAKER,
@@ -53,6 +55,7 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
     yield from _memory(blocks)
+    yield from _demand(blocks)
     yield from _padding(blocks, on_device=bool(one.noted("device")))
     yield from _settings(one, looks, blocks)
     yield from _makers(one, blocks)
@@ -136,6 +139,13 @@ def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
             "place": WORKERS if workers else "",
             "figures": {"bytes_per_step": float(bytes_per_step), "full_s": float(full_s)},
         }
+
+
+def _demand(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
+    """Yield what other threads and child processes of the program asked of the cores."""
+    asked_ns, passed_ns = (sum(totals.demand_ns[place] for totals in blocks) for place in range(2))
+    if asked_ns and passed_ns:
+        yield {"kind": BUSY, "figures": {"cores": asked_ns / passed_ns}}
 
 
 def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonObject]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
+from harness.explain.policy import HELD_SHARE_MIN
 from harness.explain.wall import HOOKS
 from harness.launch.tables import RunTables
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
@@ -20,7 +21,7 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
-SAMPLED, COLLECTED, OTHER_RAN, MEMORY = 16, 17, 19, 20  # see agent/own_time.py
+SAMPLED, COLLECTED, OTHER_RAN, MEMORY, DEMAND = 16, 17, 19, 20, 21  # see agent/own_time.py
 EXACT, LATE, FORCED = range(3)  # how a look of the kind SAMPLED came to its place
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
@@ -33,6 +34,7 @@ OWN_KINDS = {
     COLLECTED,
     OTHER_RAN,
     MEMORY,
+    DEMAND,
     PADDED,
 }  # events that no ledger knows
 MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
@@ -118,6 +120,10 @@ class StepTotals:
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     evaluated_ns: Counter[int] = field(default_factory=Counter)  # in evaluations, by number of the place
     others_ns: Counter[int] = field(default_factory=Counter)  # that other threads ran, by number of the place
+    held_ns: Counter[int] = field(default_factory=Counter)  # of these, with the interpreter's lock
+    held_shares: Mapping[int, float] = field(default_factory=dict)  # of the whole program, see _held_shares()
+    # For which other threads and child processes ran or waited for a core, and that passed meanwhile.
+    demand_ns: tuple[int, int] = (0, 0)
     # Steps, with bytes of the process, of its children, and bytes that are free.
     memory: list[tuple[int, int, int, int]] = field(default_factory=list)
     looks: int = 0  # that these nanoseconds stand for
@@ -267,6 +273,22 @@ def _write_tables(
     for name in {name for totals in found for name in totals.counted}:
         for totals in found:
             totals.counted.setdefault(name, StepCount())
+    held_shares = _held_shares(found)
+    for totals in found:
+        totals.held_shares = held_shares
+    return found
+
+
+def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
+    """Return the share of their time in which other threads held the interpreter's lock, by the place where they ran.
+
+    A thread that computes outside of Python, as within a call of torch, holds it for little of its time: 0 then.
+    """
+    found = {}
+    for place in dict.fromkeys(place for totals in blocks for place in totals.others_ns):
+        ran_ns, held_ns = (sum(getattr(totals, name)[place] for totals in blocks) for name in ("others_ns", "held_ns"))
+        share = held_ns / max(ran_ns, 1)
+        found[place] = share if share >= HELD_SHARE_MIN else 0.0
     return found
 
 
@@ -372,6 +394,9 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
             totals.collecting_ns[place] += ns
         elif event[0] == OTHER_RAN:
             totals.others_ns[event[1]] += event[2]
+            totals.held_ns[event[1]] += event[3]
+        elif event[0] == DEMAND:
+            totals.demand_ns = totals.demand_ns[0] + event[1], totals.demand_ns[1] + event[2]
         elif event[0] == MEMORY:
             totals.memory.append((begun[3], *event[1:]))
         elif event[0] == PADDED:

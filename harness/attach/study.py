@@ -33,7 +33,7 @@ from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
 from harness.study.contract import PROFILED
-from harness.study.records import ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of
+from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
@@ -82,7 +82,7 @@ def make_study(
                 "our recording was at work"
             )
         for record in found:
-            records.append(replace(record, session=session))
+            records.append(replace(record, session=session, config={**record.config, COMMAND: _text(program)}))
             folder.write_samples(record.arm, record.block, {})
             folder.write_whole_run(records[-1])
         lost += [f"{arm}: {line}" for line in windows.missing(one)]
@@ -178,6 +178,11 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
     if ended is not None:
         found = {START_UP: first_ns - ended.begun_ns, **found, AFTER_STEPS: ended.ended_ns - last_ns}
     return {name: round(ns / 1e6, 3) for name, ns in found.items()}
+
+
+def _text(program: Sequence[str]) -> str:
+    """Return the command line of a program; in which folder its interpreter lies makes no other program."""
+    return shlex.join([Path(program[0]).name, *program[1:]]) if program else ""
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
@@ -314,7 +319,8 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "late": late,
                     "spent_ms": ns / 1e6,
                 }
-    for kind, at in ((LOCK, totals.others_ns), (EVALUATION, totals.evaluated_ns)):
+    held = {number: ns * totals.held_shares.get(number, 0.0) for number, ns in totals.others_ns.items()}
+    for kind, at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
         for number, ns in at.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
                 place, function, code, called = places[number]

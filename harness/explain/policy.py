@@ -200,6 +200,9 @@ NAMED_LINES_MAX = 4
 """Lines of own code that are parts of a step: the longest. tests/harness/explain/test_wall.py"""
 EVALUATED_SHARE_MIN = 0.3
 """Share of the evaluations. A line that takes less is not their place. tests/harness/explain/test_wall.py"""
+HELD_SHARE_MIN = 0.4
+"""Share of a thread's time with the interpreter's lock. A busy core may take it from a thread that holds it shortly.
+tests/harness/attach/test_steps.py"""
 HOOKS_ADDED_MIN = 3
 """Hooks. Libraries add one or two once; more are added again and again. tests/harness/attach/test_program_causes.py"""
 LOOKS_MIN = 2

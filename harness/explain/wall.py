@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
 CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
 LOCK, EVALUATION = "lock", "evaluation"  # kinds of a place, sampled: another thread ran there; in an evaluation
+BUSY = "busy"  # kind of a row: cores that other threads and child processes of the program ask for
+THREAD_LOCK = "threading.Lock"  # that a line waits for; the name must match agent/own_time.py
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
 GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
 MAKER = "maker"  # kind of a row: the function that makes a stage of the data
@@ -81,7 +83,8 @@ class SlowCause:
 
     kind: str
     """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place),
+    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place, with the
+    interpreter's lock), ``busy`` (cores that other threads and child processes ask for),
     ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
     ``setting`` (left on), ``breaks`` (of graphs, in functions that steps call), ``maker`` (of the stage of the data
     that ``phase`` names) or ``start-up`` (the first batch was waited for: milliseconds of the whole program)."""
@@ -144,7 +147,12 @@ class SlowCause:
 
 def is_own_code(one: SlowCause) -> bool:
     """Return True if the line was sampled at work that is neither the model's nor the loader's."""
-    return one.kind == CODE and one.phase in ("", HOOKS)
+    return one.kind == CODE and one.phase in ("", HOOKS) and not asks_loader(one)
+
+
+def asks_loader(one: SlowCause) -> bool:
+    """Return True if the line was sampled outside of all phases as it asked a DataLoader for a batch."""
+    return one.kind == CODE and not one.phase and one.called.startswith(LOADER_MODULE)
 
 
 def is_wait(called: str) -> bool:
@@ -155,6 +163,15 @@ def is_wait(called: str) -> bool:
 def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
     """Return True if the loader calls its dataset for each row, and a row takes little more than that call."""
     return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
+
+
+def busy_cores(causes: Sequence[SlowCause]) -> float:
+    """Return the cores that other threads and child processes of the program asked for, loader workers included.
+
+    Older records have only what other threads used.
+    """
+    known = [one.figures["cores"] for one in causes if one.kind == BUSY]
+    return max(known) if known else sum(one.spent_share for one in causes if one.kind == LOCK)
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
@@ -506,6 +523,9 @@ def _named(
         key = _Key("phase", name)
         _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))
     _split_fetch(parts, run, ledger, step_ms)
+    whole_ms = ledger.phase_ms.get(REST, 0.0)
+    running = placed.phases.get(REST, 0.0) / whole_ms if whole_ms else 1.0
+    _move(parts, [_OTHER], _FETCH, sum(one.step_ms for one in causes if asks_loader(one)) * running)
     return parts
 
 

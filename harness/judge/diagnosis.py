@@ -26,14 +26,17 @@ from harness.explain.wall import (
     SAMPLER,
     SETTING,
     SYNCHRONIZATION,
+    THREAD_LOCK,
     PartKind,
     SlowCause,
     StepPart,
     Wall,
+    busy_cores,
     is_wait,
     reads_cheap_rows,
 )
 from harness.judge.policy import (
+    BUSY_CORES_MIN,
     COLUMNS_SHARE,
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
@@ -135,6 +138,8 @@ def remedy_figures(remedy: DiagnosisRemedy, arm: ArmReport) -> Mapping[str, floa
 
 
 def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    if busy_cores(arm.causes) - arm.workers >= BUSY_CORES_MIN:
+        return "fewer processes"
     return "fewer threads" if arm.spare_threads else "free cores"
 
 
@@ -153,7 +158,13 @@ def _recompiling(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> 
 
 
 def _own_code(part: StepPart, _arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    if part.called == THREAD_LOCK:
+        return "shorter lock"
     return "other thread" if is_wait(part.called) else "less often"
+
+
+def _unsampled(part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
+    return "sample alone" if (part.kind, part.name) == ("phase", REST) and not arm.sampled else "profile"
 
 
 def _always(remedy: DiagnosisRemedy) -> Remedy:
@@ -185,7 +196,7 @@ RULES = (
     Rule(
         "unknown",
         lambda part: part.kind == "long" or (part.kind == "phase" and part.name == REST),
-        _always("profile"),
+        _unsampled,
         lambda _: True,
     ),
 )
@@ -240,7 +251,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     elif sum(wall.share(part) for part in _model(wall)) >= COMPUTE_SHARE_MIN:
         first = _compute_bound(wall, arm)
     else:
-        first = next((one for one in found if one.kind == "unknown"), _no_part(wall))
+        first = next((one for one in found if one.kind == "unknown"), _no_part(wall, arm))
     return first, *(one for one in found if one is not first)
 
 
@@ -401,8 +412,9 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     )  # fmt: skip
 
 
-def _no_part(wall: Wall) -> Diagnosis:
+def _no_part(wall: Wall, arm: ArmReport) -> Diagnosis:
     largest = wall.parts[0]
+    remedy = _unsampled(largest, arm, None)
     return Diagnosis(
         "unknown",
         largest.name,
@@ -410,6 +422,6 @@ def _no_part(wall: Wall) -> Diagnosis:
         wall.share(largest),
         saving=None,
         at_most=True,
-        remedy="profile",
+        remedy=remedy,
         part=largest,
     )

@@ -21,6 +21,9 @@ ENDED_COST_MIN = 0.9
 """Share of a cost. Less that ended leaves some to save. tests/harness/judge/test_diagnosis.py"""
 DIAGNOSED_SHARE_MIN = 0.10
 """Share of a step by the clock. A program is not bound by what takes less. tests/harness/judge/test_diagnosis.py"""
+BUSY_CORES_MIN = 0.5
+"""Cores. Threads and processes of the program that use less are not what crowds it.
+tests/harness/judge/test_diagnosis.py"""
 NOISY_SHARE_MIN = 0.25
 """Share of a step. A cost whose interval includes 0 is told from here on. tests/harness/judge/test_diagnosis.py"""
 FINDING_SHARE_MIN = 0.05

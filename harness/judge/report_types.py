@@ -141,9 +141,10 @@ DiagnosisKind = Literal[
 DiagnosisRemedy = Literal[
     "advice", "persistent workers", "fewer restarts", "faster sampler", "tokenize before", "even workers",
     "load ahead", "use workers", "use one worker", "less work", "faster storage", "loading first", "whole batches",
-    "more workers", "more shards", "fewer objects", "save less often", "less often", "other thread", "freeze",
-    "evaluate less often", "fewer shapes", "free cores", "values in tensors", "fewer threads", "no gradients",
-    "no sync", "other ranks", "other process", "find the growth", "pad less", "batch alike", "model", "profile",
+    "more workers", "more shards", "fewer objects", "save less often", "less often", "other thread", "shorter lock",
+    "freeze", "evaluate less often", "fewer shapes", "free cores", "values in tensors", "fewer threads",
+    "fewer processes", "no gradients", "no sync", "other ranks", "other process", "find the growth", "pad less", "batch alike", "model", "profile",
+    "sample alone",
 ]  # fmt: skip
 
 
@@ -202,8 +203,9 @@ class ArmReport:
     ended: Mapping[str, EndedCost] = field(default_factory=dict)  # costs of an attached program that ended, by phase
     iterable: bool = False  # True if its dataset has no index
     free_cores: int | None = None  # for more loader workers, beside its main thread; None: not known
-    crowded: bool = False  # True if busy threads and loader workers of all its ranks here are more than its cores
+    crowded: bool = False  # True if busy threads and child processes of all its ranks here are more than its cores
     spare_threads: int = 0  # threads of its process beyond an equal part of the cores
+    sampled: bool = False  # True if the lines of such a program were sampled
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
     epoch_steps: float | None = None  # steps of an epoch of its data, median over blocks; None: not known

@@ -31,7 +31,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import ended_costs, long_steps, step_kinds, step_times
-from harness.explain.wall import LOCK, slow_causes, wall, without_waits
+from harness.explain.wall import SAMPLED, busy_cores, slow_causes, wall, without_waits
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare
@@ -338,8 +338,8 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
     parts = None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms)
-    # Threads that compute, loader workers, and cores that other threads of Python kept busy.
-    others = (facts.workers or 0) + sum(one.spent_share for one in causes if one.kind == LOCK)
+    # Loader workers, or what all other threads and child processes asked for.
+    others = max(facts.workers or 0, busy_cores(causes))
     busy = (facts.threads or 1) + others
     return ArmReport(
         name=name,
@@ -373,6 +373,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         free_cores=None if facts.cores is None else max(0, int(facts.cores / ranks_here - 1 - others)),
         crowded=facts.cores is not None and busy * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
+        sampled=any(row["kind"] == SAMPLED for run in arms.runs.get(name, ()) for row in run.record.facts.causes or ()),
         idle_workers=idle,
         epoch_steps=_epoch_steps(blocks),
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),

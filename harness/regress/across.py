@@ -33,7 +33,8 @@ from harness.regress.decision import (
     nothing,
 )
 from harness.regress.policy import COMMON_MOVE_ARMS, COMMON_MOVE_SHARE, DAY_LOSSES_WITHIN, NOTICEABLE_PART
-from harness.regress.series import MACHINE, STARTUP, STEP, BetweenDays, BlockSeries, Days
+from harness.regress.series import MACHINE, PROGRAM, STARTUP, STEP, BetweenDays, BlockSeries, Days
+from harness.study.records import COMMAND
 from trainer.config import BEFORE
 from trainer.json_types import JsonObject
 
@@ -131,13 +132,15 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
             check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
     facts, others = baseline.facts.to_json(), candidate.facts.to_json()
     for key in sorted(set(facts) | set(others)):
-        check(key, facts.get(key, "unknown"), others.get(key, "unknown"), key in facts and key in others)
+        known = key in facts and key in others
+        if known or key != PROGRAM:  # Older studies and baselines do not have it.
+            check(key, facts.get(key, "unknown"), others.get(key, "unknown"), known and key != PROGRAM)
     check("scenario", baseline.scenario, candidate.scenario, False)
     synchronous = any(one.facts.device in SYNCHRONOUS for one in (baseline, candidate))
     configs = [_with_before(one.config, synchronous) for one in (baseline, candidate)]
     for key in sorted(set(configs[0]) | set(configs[1])):
         known = key in configs[0] and key in configs[1]
-        work = known and key.startswith(WORK) and not key.startswith(FINGERPRINTED)
+        work = known and key.startswith((*WORK, COMMAND)) and not key.startswith(FINGERPRINTED)
         check(key, configs[0].get(key), configs[1].get(key), work)
     ours, theirs = baseline.useful_fraction, candidate.useful_fraction
     if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL_TOKENS_WITHIN * max(ours, theirs):

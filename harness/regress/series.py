@@ -142,10 +142,11 @@ KEPT = (
 )  # controls that are figures of their own, and the A/A control, which gives the noise
 # Of the environment: another machine, or one that is set otherwise.
 MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvidia_driver", "memory_bytes")
+PROGRAM = "program_fingerprint"  # its code, which may be what is compared
 # Facts of a run that say what it ran on and what it did.
 FACTS = (
     "device", "device_count", "emulated", "threads", "parameters", "tokenizer_fingerprint", "corpus_fingerprint",
-    "model_fingerprint",
+    "model_fingerprint", PROGRAM,
 )  # fmt: skip
 
 

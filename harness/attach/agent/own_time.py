@@ -11,8 +11,10 @@ the phase that it was due in.
 A line of the program that a backward pass calls, in the recorded thread or in one of autograd's, is no work of the
 model if a hook is called there: its phase is ``HOOKS``.
 
-Each look also reads how long the other threads of Python code ran: such a thread holds the lock while it runs Python.
-Until one did, only this thread waits for the lock, and the interpreter's switch interval is ``INTERVAL_S`` for it.
+Each look also reads how long the other threads of Python code ran. Such a thread holds the lock while it runs Python:
+then the look waited for the lock, and not for a core. A thread within a call of torch has let go of it.
+
+Until one ran, only this thread waits for the lock, and the interpreter's switch interval is ``INTERVAL_S`` for it.
 Where threads compete for the lock, that would change what they wait.
 
 Looks are frequent at first and rarer later, so that a long training pays less: see :data:`INTERVALS`. The thread only
@@ -34,6 +36,7 @@ import linecache
 import os
 import sys
 import threading
+from opcode import opmap
 from random import Random
 from threading import get_ident, get_native_id
 from time import clock_gettime_ns, monotonic_ns, sleep, thread_time_ns
@@ -53,7 +56,11 @@ PROMPT_NS = 300_000  # a look that came so soon waited for no lock
 INTERVAL_S = 1e-4  # sys.setswitchinterval(): short pieces of Python are found, too
 ROUNDING_S = 2e-6  # A program that restores an interval sets one that is a microsecond shorter.
 ALONE_LOOKS = 5  # so many must find no other thread of Python running first
-OTHER_RAN = 19  # kind of event: (kind, number of the place, nanoseconds that another thread ran there)
+# Kind of event: (kind, number of the place, nanoseconds that another thread ran there, of these with the lock held).
+OTHER_RAN = 19
+# Kind of event: (kind, nanoseconds for which other threads and child processes ran or waited for a core, and those that
+# passed meanwhile).
+DEMAND = 21
 MEMORY = 20  # kind of event: (kind, bytes of this process, of its children, bytes that are free)
 COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number of the place of the longest)
 PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
@@ -64,6 +71,7 @@ MAX_LOOK_NS = 2_000_000_000  # a longer pause was the machine's
 STOP_S = 1.0  # seconds to wait for the end of the thread
 MAX_FRAMES = 200  # frames of a stack that are examined
 MAX_PLACES = 256
+HELD_NS = 2_500_000  # A look that waited longer for the lock found one that Python code held, as for FORCED.
 LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its place
 MAX_CODE = 60  # characters of a line of code
 OTHER_SHARE_MIN = 0.05  # share of the time between two looks; a thread that ran for less hardly holds the lock
@@ -75,7 +83,13 @@ _ENGINE = "_engine_run_backward"  # function of torch in which a backward pass l
 MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # seconds between readings of memory at least, and of the time so far
 MEMORY_COST = 0.01  # share of the time that readings take at most
 
-Where = tuple[CodeType, int, CodeType | None, str]  # code of the program, line, library code called there, its module
+# Code of the program, line, library code called there, and its module; without such code the name of what is called.
+Where = tuple[CodeType, int, CodeType | None, str]
+LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # which the agent wraps
+# Instruction of a statement "with" that enters an object: one that lasts and has no frame of Python code is a lock's.
+# From Python 3.14 on it is a call, the instruction before which is the second one.
+ENTERS, ENTERS_NEXT = opmap.get("BEFORE_WITH"), opmap.get("LOAD_SPECIAL")
+THREAD_LOCK = "threading.Lock"
 
 
 class _Sampler:
@@ -83,13 +97,16 @@ class _Sampler:
 
     def __init__(self) -> None:
         self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, nanoseconds since the last look
-        self.places: dict[tuple[CodeType, int, CodeType | None], int] = {}
+        self.places: dict[tuple[CodeType, int, CodeType | str], int] = {}
         self.ended = _thread.allocate_lock()  # released as the sampling ends
         self.ended.acquire()
         self.left = _thread.allocate_lock()  # held while the thread is there
         self.thread = 0  # its number
         self.counted = 0  # looks
-        self.others: list[tuple[Where, int]] = []  # place of another thread, and nanoseconds that it ran
+        # Place of another thread, nanoseconds that it ran, and those of looks that waited for the lock.
+        self.others: list[tuple[Where, int, int]] = []
+        self.demand: list[tuple[int, int]] = []  # see DEMAND
+        self.asked: tuple[int, dict[int, int]] | None = None  # time of the last reading, and what it read
         self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by the kernel's number
         self.alone = True  # No other thread ran in any look.
         self.usual_s = self.short_s = 0.0  # the program's switch interval, and the one that this thread set
@@ -108,11 +125,17 @@ class _Sampler:
             for most, seconds in INTERVALS:
                 while self.counted < most:
                     wait_s = seconds * (0.5 + uniform())  # else looks fall into step with the program
+                    without_core_ns = run_queue.waited_ns(self.thread)
                     due_ns = monotonic_ns() + int(wait_s * 1e9)
                     if self.ended.acquire(timeout=wait_s):
                         return
                     self.counted += 1
+                    others, before = self.others, len(self.others)
                     last_ns = self._look(last_ns, due_ns)
+                    # Last, as it lets go of the lock.
+                    without_core_ns = run_queue.waited_ns(self.thread) - without_core_ns
+                    if last_ns - due_ns - without_core_ns > HELD_NS:
+                        others[before:] = [(where, ns, ns) for where, ns, _ in others[before:]]
                     self._read_memory()
         except Exception as error:  # The interpreter shuts down, or the agent has a fault: only this part ends.
             guard.let_through(error)
@@ -200,7 +223,7 @@ class _Sampler:
                 continue
             ns = min(ran_ns - before.get(number, ran_ns), since_ns)
             if ns > OTHER_SHARE_MIN * since_ns and (where := self._where(frames[one])) is not None:
-                self.others.append((where, ns))
+                self.others.append((where, ns, 0))
 
     def _read_memory(self) -> None:
         """Read what this process and its children hold, a page that several share counted in parts, if it is time."""
@@ -212,25 +235,37 @@ class _Sampler:
             self.memory_due_ns = sys.maxsize
             return
         self.memory.append(found)
+        self._read_demand()
         took_ns = thread_time_ns() - cpu_ns  # On a machine in use a reading lasts for longer, and costs no more.
         wait_ns = max(MEMORY_S * 1e9, MEMORY_SHARE * (begun_ns - self.begun_ns), took_ns / MEMORY_COST)
         self.memory_due_ns = begun_ns + int(wait_ns)
 
+    def _read_demand(self) -> None:
+        """Read how long the program's other threads and processes ran or waited for a core since the last reading."""
+        now, asked = monotonic_ns(), memory.children_asked_ns()
+        asked |= {number: memory.asked_ns(os.getpid(), number) for number in self.ran_ns}
+        if self.asked is not None:
+            then, before = self.asked
+            since_ns = sum(max(0, ns - before.get(number, ns)) for number, ns in asked.items())
+            self.demand.append((since_ns, now - then))
+        self.asked = now, asked
+
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
         """Return the innermost place in the program and the library function called there, else one in a library."""
-        innermost, inner = frame, None
+        innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
             file = frame.f_code.co_filename
             if not file.startswith(watching.OURS):  # else it is a wrapper of the agent around what the program calls
                 if not watching.is_library(file):
-                    called, module = (
-                        (None, "") if inner is None else (inner.f_code, inner.f_globals.get("__name__", ""))
-                    )
-                    return frame.f_code, frame.f_lineno, called, str(module)
+                    if inner is None:
+                        return frame.f_code, frame.f_lineno, None, name or _lock_entered(frame)
+                    return frame.f_code, frame.f_lineno, inner.f_code, str(inner.f_globals.get("__name__", ""))
                 inner = frame
+            elif frame.f_code.co_name == "__next__":
+                name = LOADER_NEXT
             frame = frame.f_back
         return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")
 
@@ -239,7 +274,7 @@ class _Sampler:
         if where is None:
             return 0
         code, line, called, module = where
-        key = code, line, called
+        key = code, line, called or module
         known = self.places.get(key)
         if known is not None:
             return known
@@ -247,7 +282,9 @@ class _Sampler:
             return 0
         number = self.places[key] = len(self.places) + 1
         text = " ".join(linecache.getline(code.co_filename, line).split())[:MAX_CODE]
-        callee = "" if called is None else f"{module}.{called.co_qualname}"
+        if called is None and ".acquire(" in text:
+            module = THREAD_LOCK
+        callee = module if called is None else f"{module}.{called.co_qualname}"
         place = f"{os.path.basename(code.co_filename)}:{line}"
         record.note(PLACE, (number, place, code.co_qualname, text, callee))
         return number
@@ -262,11 +299,20 @@ class _Sampler:
             summed[key] = before_ns + ns, times + 1
         others, self.others = self.others, []
         readings, self.memory = self.memory, []
+        demand, self.demand = self.demand, []
         return [
             *((SAMPLED, *key, *sums) for key, sums in summed.items()),
-            *((OTHER_RAN, self.number(where), ns) for where, ns in others),
+            *((OTHER_RAN, self.number(where), *times) for where, *times in others),
             *((MEMORY, *reading) for reading in readings),
+            *((DEMAND, *times) for times in demand),
         ]
+
+
+def _lock_entered(frame: FrameType) -> str:
+    """Return THREAD_LOCK if the frame, which calls no Python code, enters an object in a statement "with"."""
+    at, instructions = frame.f_lasti, frame.f_code.co_code
+    enters = instructions[at] == ENTERS or (at >= 2 and instructions[at - 2] == ENTERS_NEXT)
+    return THREAD_LOCK if at >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:

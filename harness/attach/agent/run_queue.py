@@ -143,6 +143,15 @@ def _open(tid: int) -> bool:
     return True
 
 
+def waited_ns(tid: int) -> int:
+    """Return how long a thread of this process was ready to run without a core; 0 if this kernel does not tell."""
+    try:
+        with open(f"/proc/self/task/{tid}/schedstat", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _line_of(descriptor: int) -> bytes:
     try:
         return os.pread(descriptor, _LINE_BYTES, 0)

@@ -20,6 +20,7 @@ from harness.explain.wall import (
     RESTART,
     SETTING,
     START_UP,
+    THREAD_LOCK,
     SlowCause,
     StepPart,
     is_own_code,
@@ -171,7 +172,7 @@ def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
             + (f", in {one.called}" if one.called else "")
             for one in found[:CAUSE_PLACES]
         ),
-        REMEDIES["other thread"]
+        REMEDIES["shorter lock" if most.called == THREAD_LOCK else "other thread"]
         if is_wait(most.called)
         else "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
@@ -452,12 +453,14 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "save less often": "Save less often, or in another thread or process.",
     "less often": "Do it less often, in another thread or process, or with less data.",
     "other thread": "It waits there for another thread or process: for batches, if that one makes them.",
+    "shorter lock": "It waits there for a lock that another thread holds: let that one hold it for less of the time.",
     "freeze": "Call gc.freeze() once the data is loaded, and collect every few hundred steps at most.",
     "evaluate less often": "Evaluate less often, or on fewer batches.",
     "fewer shapes": "Pad to one length or to a few, or compile with dynamic=True. TORCH_LOGS=recompiles has reasons.",
     "values in tensors": "The compiled code has that value as a constant: keep it in a tensor, or do not change it.",
     "free cores": "Use fewer threads and workers, more cores, or a machine that nothing else uses.",
     "fewer threads": "Use cores / ranks threads in each rank: torch.set_num_threads() or OMP_NUM_THREADS.",
+    "fewer processes": "Run fewer other threads and processes in it, or give it more cores: the training has too few.",
     "no gradients": "Evaluate within torch.no_grad(): each batch makes a graph that nothing uses.",
     "no sync": "Run all backward passes but the last of a step within no_sync() of the DistributedDataParallel.",
     "other ranks": "Find the rank that comes late, and do rare slow work in the same step on all ranks.",
@@ -467,6 +470,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "batch alike": "Put rows of similar length into one batch (group_by_length), or pack several into one row.",
     "model": "Faster data loading would not help: make the model, its kernels or its precision faster.",
     "profile": "Find the place: harness exec --profile py-spy.",
+    "sample alone": "Run harness exec on it alone: that samples its lines, which --against does not.",
 }
 
 
@@ -531,7 +535,8 @@ def _where(one: Diagnosis, step_ms: float) -> str:
         case "long":
             return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
         case "phase":
-            outside = "outside of all phases: no line takes much of it"
+            outside = "outside of all phases"
+            outside += ": lines were not sampled" if one.remedy == "sample alone" else ": no line takes much of it"
             return f"{mostly} {outside if part.name == 'other' else f'in {part.name}'}"
         case _:
             return ""

@@ -122,7 +122,7 @@ def test_a_thread_that_has_ended_is_left_out_of_a_look(monkeypatch: pytest.Monke
         ran.wait()
     leave.set()
     alive.join()
-    assert [ns for _, ns in sampler.others] == [1]
+    assert [ns for _, ns, _ in sampler.others] == [1]
 
 
 def in_a_hook(kind: str) -> list[object]:
@@ -251,7 +251,7 @@ def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeyp
     sampler = own_time._Sampler()
     monkeypatch.setattr(sampler, "_wait_shortly", shortened.append)
     runs = iter([False] * (own_time.ALONE_LOOKS + 1) + [True, False, False])
-    monkeypatch.setattr(sampler, "_look_at_others", lambda *_: sampler.others.extend([(None, 1)] * next(runs)))
+    monkeypatch.setattr(sampler, "_look_at_others", lambda *_: sampler.others.extend([(None, 1, 0)] * next(runs)))
     for sampler.counted in range(1, own_time.ALONE_LOOKS + 5):
         sampler._look(0, 0)
     assert shortened == [False] * own_time.ALONE_LOOKS + [True] + [False] * 3
@@ -291,3 +291,87 @@ def test_a_worker_that_the_program_has_closed_counts_no_memory(monkeypatch: pyte
     own, workers, free = memory.read()
     assert min(own, free) > 0
     assert workers == 0
+
+
+def test_a_child_process_and_another_thread_ask_for_cores() -> None:
+    """Each burns until it has had a while on a core, which a busy machine only delays."""
+    hooks._agent()
+    from _harness_agent import memory, own_time
+
+    script = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    sampler = own_time._Sampler()
+    go, ran, leave = threading.Event(), threading.Event(), threading.Event()
+    numbers = []
+
+    def burn() -> None:
+        numbers.append(threading.get_native_id())
+        go.wait()
+        while time.thread_time() < 0.3:
+            pass
+        ran.set()
+        leave.wait()
+
+    thread = threading.Thread(target=burn)
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        thread.start()
+        assert memory.children_asked_ns().keys() >= {child.pid}
+        while not numbers:
+            time.sleep(0.001)
+        sampler.ran_ns = {numbers[0]: 0}
+        sampler._read_demand()
+        go.set()
+        assert child.stdout is not None
+        child.stdout.readline()
+        ran.wait()
+        sampler._read_demand()
+        leave.set()
+        thread.join()
+        child.communicate(b"\n")
+    ((asked_ns, passed_ns),) = sampler.demand
+    assert asked_ns > 0.3e9
+    assert passed_ns > 0
+
+
+@pytest.mark.parametrize("kind", ["with", "acquire", "sleep", "Python"])
+def test_a_line_that_waits_for_a_lock_of_the_program_is_told_from_others(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks._agent()
+    from _harness_agent import own_time, record
+
+    lock, condition, ready = threading.Lock(), threading.Condition(), threading.Event()
+    noted: list[tuple[object, ...]] = []
+    monkeypatch.setattr(record, "note", lambda _kind, content: noted.append(content))
+
+    def wait() -> None:
+        ready.set()
+        if kind == "with":
+            with lock:
+                pass
+        elif kind == "acquire":
+            lock.acquire()
+            lock.release()
+        elif kind == "sleep":
+            time.sleep(0.2)
+        else:
+            with condition:
+                pass
+
+    thread = threading.Thread(target=wait)
+    with lock, condition:
+        thread.start()
+        ready.wait()
+        assert thread.ident is not None
+        lines = {"with": 3, "acquire": 6, "sleep": 9, "Python": 11}
+        while True:  # It has not come to its line yet.
+            where = own_time._Sampler._where(sys._current_frames()[thread.ident])
+            assert where is not None
+            if where[1] - wait.__code__.co_firstlineno == lines[kind]:
+                break
+            time.sleep(0.01)
+        time.sleep(0.05)  # from the line's begin to its call
+        own_time._Sampler().number(own_time._Sampler._where(sys._current_frames()[thread.ident]))
+    thread.join()
+    ((*_, called),) = noted
+    assert called == {"with": own_time.THREAD_LOCK, "acquire": own_time.THREAD_LOCK, "sleep": "",
+                      "Python": "threading.Condition.__enter__"}[kind]  # fmt: skip

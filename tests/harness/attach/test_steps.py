@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from array import array
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,21 @@ import pytest
 
 from harness.attach.command import Ended
 from harness.attach.frames import AttachedProcess, ProcessFacts
+from harness.attach.program_causes import program_causes
 from harness.attach.steps import (
+    DEMAND,
     EXACT,
     FORCED,
     LATE,
+    OTHER_RAN,
+    SAMPLED,
     StepLengths,
     StepTotals,
     write_tables,
 )
-from harness.attach.study import LEAST_FORCED, _program_ms, _spent_at
-from harness.explain.wall import HOOKS, PROFILED_STEPS
+from harness.attach.study import LEAST_FORCED, _own_time, _program_ms, _spent_at
+from harness.explain.policy import HELD_SHARE_MIN
+from harness.explain.wall import BUSY, HOOKS, LOCK, PROFILED_STEPS
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP
 
 STEPS, WARMUP = 30, 4
@@ -183,3 +188,27 @@ def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(tmp_path: Path) 
     # More than the phases were off the core cannot have been within them.
     (tmp_path / "more").mkdir()
     assert blocked_outside_ns(tmp_path / "more", 300_000, 600_000) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("held_share", "expected"), [(1.0, 1.0), (HELD_SHARE_MIN, HELD_SHARE_MIN), (0.9 * HELD_SHARE_MIN, 0.0)]
+)
+def test_a_thread_that_lets_go_of_the_lock_for_most_of_its_time_holds_none(
+    held_share: float, expected: float, tmp_path: Path
+) -> None:
+    """The thread runs for half of each step; its share with the lock is that of the whole program."""
+    events = []
+    for event in made_up():
+        events.append(event)
+        if event[:2] == (EXIT, "forward"):
+            events += [
+                (OTHER_RAN, 1, MS // 2, round(held_share * MS / 2)),
+                (DEMAND, 3 * MS, MS),
+                (SAMPLED, "forward", 1, EXACT, 1, 1),
+            ]
+    one = replace(write_frames(tmp_path / "1.frames", events), notes=(("place", (1, "a.py:3", "burn", "mm()", "")),))
+    blocks = write_tables(one, {}, lambda block: tmp_path / str(block), 0)
+    spent = [row["spent_ms"] for totals in blocks for row in _own_time(one, totals) if row["kind"] == LOCK]
+    assert sum(spent) == pytest.approx(expected * (STEPS - WARMUP) / 2)
+    (asked,) = (row for row in program_causes(one, blocks) if row["kind"] == BUSY)
+    assert asked["figures"] == {"cores": pytest.approx(3.0)}

@@ -120,6 +120,12 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
         Arm("script", read=4.0, tokenize=2.0, pack=1.0, facts={"sampling_share": 0.01}),
         {("data", "read"): 3.63, ("data", "tokenize"): 2.0, ("data", "pack"): 1.0, ("data", "sampler"): 0.37},
     ),
+    "a batch that is asked for outside of all phases": (
+        Arm("script", read=4.0, compute={"forward": 9.0, "other": 20.0}, facts={"causes": rows(
+            named("", "a.py:3", 5.0, called="torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
+            named("", "b.py:7", 8.0))}),
+        {("data", "fetch"): 5.0, ("code", "b.py:7"): 8.0, ("data", "read"): 4.0},
+    ),
     "two lines of own code": (
         Arm("script", compute={"forward": 9.0, "other": 41.0}, facts={"causes": rows(
             named("", "a.py:3", 30.0, function="save"), named("", "b.py:7", 8.0), named("fetch", "c.py:1", 9.0))}),

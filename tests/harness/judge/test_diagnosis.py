@@ -70,6 +70,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                             0.4, 1 / 0.6, "less often"),
     "another thread": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="queue.get")), "own code", "a.py:3",
                        0.4, 1 / 0.6, "other thread"),
+    "a lock": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, called="threading.Lock")), "own code", "a.py:3", 0.4,
+               1 / 0.6, "shorter lock"),
     "a save by its line": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="torch.save(model, path)")),
                            "checkpoint-bound", "a.py:3", 0.4, 1 / 0.6, "save less often"),
     "a save by its function": (arm_of({"other": 40.0}, named("", "a.py:3", 40.0, code="f.write(b)",
@@ -144,7 +146,8 @@ CASES: dict[str, tuple[Arm, str, str, float, float, str]] = {
                               "model"),
     "long steps of no known cause": (arm_of({"forward": 40.0, "log": 59.98}, rare={"log": 500.0}), "unknown", "log",
                                      500 / 12 / (100 + 500 / 12), (100 + 500 / 12) / 100, "profile"),
-    "outside of all phases": (arm_of({"other": 60.0}), "unknown", "other", 0.6, 1 / 0.4, "profile"),
+    "outside of all phases": (arm_of({"other": 60.0}, spent("gc", 0.1)), "unknown", "other", 0.6, 1 / 0.4, "profile"),
+    "lines that were not sampled": (arm_of({"other": 60.0}), "unknown", "other", 0.6, 1 / 0.4, "sample alone"),
 }  # fmt: skip
 
 
@@ -156,6 +159,12 @@ def test_each_kind_is_told_with_its_cost_and_its_saving(name: str) -> None:
     assert found.share == pytest.approx(share, rel=0.03, abs=0.003)
     assert found.saving is not None
     assert found.saving.median == pytest.approx(saving, rel=0.05)
+
+
+@pytest.mark.parametrize(("sampled", "told"), [(True, "no line takes much of it"), (False, "lines were not sampled")])
+def test_lines_are_ruled_out_only_where_they_were_sampled(sampled: bool, told: str) -> None:
+    one = first(arm_of({"other": 60.0}, *([spent("gc", 0.1)] if sampled else [])))
+    assert told in diagnosis_text(one, 100.0)
 
 
 def test_on_a_busy_machine_the_cause_is_named_still() -> None:
@@ -181,6 +190,17 @@ def test_threads_of_the_program_that_keep_cores_busy_count_as_its_own(busy: floa
     found = diagnosed(arm_of({}, *threads, facts=facts, off_core={"forward": 30.0}))
     assert found.crowded == crowded
     assert (found.diagnoses[0].kind == "cores too few") == crowded
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "expected"), [(3.0, 0, "fewer processes"), (0.4, 0, None), (3.0, 3, "free cores")]
+)
+def test_child_processes_that_ask_for_cores_count_as_its_own(cores: float, workers: int, expected: str | None) -> None:
+    """What its loader workers ask for is no other work."""
+    children = {"kind": "busy", "figures": {"cores": cores}}
+    facts = {"waiting_share": 0.3, "threads": 1, "cores": 2, "workers": workers}
+    found = diagnosed(arm_of({}, children, facts=facts, off_core={"forward": 30.0})).diagnoses
+    assert [one.remedy for one in found if one.kind == "cores too few"] == ([] if expected is None else [expected])
 
 
 def test_a_cause_that_makes_phases_longer_is_told_without_their_waits_for_a_core() -> None:

@@ -206,6 +206,23 @@ def test_what_is_said_beside_a_decision(key: str, changes: dict[str, Any]) -> No
     assert line.startswith(f"{key} is ")
 
 
+def test_another_program_forbids_the_comparison_and_its_other_code_is_listed() -> None:
+    """Two programs with one name of the arm were compared as two states of one. Older studies have neither key."""
+    first, second = (
+        {"config": {**SERIES["config"], "command": command}, "facts": RunFacts(device="cpu", program_fingerprint=code)}
+        for command, code in (("python a.py", "1"), ("python b.py", "2"))
+    )
+    found = compare_series(series(**first), series(1.2, seed=1, **second), LIMITS, days=STEADY)
+    assert [one.key for one in found.refused] == ["command"]
+    assert [one.key for one in found.warned] == ["program_fingerprint"]
+    edited = {**first, "facts": second["facts"]}
+    found = compare_series(series(**first), series(1.2, seed=1, **edited), LIMITS, days=STEADY)
+    assert (found.refused, [one.key for one in found.warned]) == ([], ["program_fingerprint"])
+    assert found.comparison.verdict == "slower"
+    older = compare_series(series(), series(1.2, seed=1, **second), LIMITS, days=STEADY)
+    assert (older.refused, [one.key for one in older.warned]) == ([], ["command"])
+
+
 def test_another_commit_is_what_is_compared() -> None:
     other = series(seed=1, environment={**SERIES["environment"], "git_commit": "b"})
     assert compare_series(series(), other, LIMITS).warned == []
