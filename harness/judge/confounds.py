@@ -81,6 +81,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "clock_error_ns": MEASURED,
     "checkpoint_writing_ns": MEASURED,
     "parameters_digest": MEASURED,
+    "running_share": MEASURED,
     "repeated_rows": MEASURED,
     "epoch_steps": MEASURED,
     "skipped_steps": MEASURED,
