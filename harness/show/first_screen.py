@@ -417,7 +417,7 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
     around = f"; {', '.join(ends)}" if ends else ""
     part = part_of(step_ms)
     waits = arm.wall.total("core") >= SPENT_SHARE_MIN * step_ms
-    basis = f", {part(arm.wall.on_cores_ms)} without waits for a core (100 % below)" if waits else ""
+    basis = f"; shares are of the {part(arm.wall.on_cores_ms)} without waits for a core" if waits else ""
     return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{around}"
 
 

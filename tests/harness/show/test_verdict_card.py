@@ -87,7 +87,7 @@ def test_the_cost_of_growth_is_told_once() -> None:
 def test_shares_are_of_the_step_that_the_title_names() -> None:
     arm = arm_of({"other": 60.0}, named("", "a.py:3", 60.0), facts={"waiting_share": 0.4}, off_core={"forward": 40.0})
     card = card_of(arm)
-    assert "100 ms a step by the clock, 60.0 ms without waits for a core (100 % below)" in card.title
+    assert "100 ms a step by the clock; shares are of the 60.0 ms without waits for a core" in card.title
     assert "100 %" not in card_of(CASES["own code"][0]).title
     shown = {one.label: one.percent for one in card.bar}
     assert shown["waiting for a core"] == "–"
