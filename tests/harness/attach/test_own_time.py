@@ -250,6 +250,7 @@ def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeyp
     shortened: list[bool] = []
     sampler = own_time._Sampler()
     monkeypatch.setattr(sampler, "_wait_shortly", shortened.append)
+    monkeypatch.setattr(own_time, "_collection_is_near", lambda: False)  # no look comes then
     runs = iter([False] * (own_time.ALONE_LOOKS + 1) + [True, False, False])
     monkeypatch.setattr(sampler, "_look_at_others", lambda *_: sampler.others.extend([(None, 1, 0)] * next(runs)))
     for sampler.counted in range(1, own_time.ALONE_LOOKS + 5):
