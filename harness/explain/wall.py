@@ -516,17 +516,21 @@ def _named(
     _move(parts, rest, _Key("gc", COLLECTIONS), collected * running)
     for one in sorted((one for one in causes if is_own_code(one)), key=lambda one: -one.spent_ms):
         source = "backward" if one.phase == HOOKS else REST
-        whole_ms = ledger.phase_ms.get(source, 0.0)
-        running = placed.phases.get(source, 0.0) / whole_ms if whole_ms else 1.0
-        _move(parts, [_Key("phase", source)], _Key("code", one.place), one.step_ms * running)
+        ms = one.step_ms * _share_without_waits(source, placed, ledger)
+        _move(parts, [_Key("phase", source)], _Key("code", one.place), ms)
     for name, ms in excess.items():
         key = _Key("phase", name)
         _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))
     _split_fetch(parts, run, ledger, step_ms)
-    whole_ms = ledger.phase_ms.get(REST, 0.0)
-    running = placed.phases.get(REST, 0.0) / whole_ms if whole_ms else 1.0
-    _move(parts, [_OTHER], _FETCH, sum(one.step_ms for one in causes if asks_loader(one)) * running)
+    asked_ms = sum(one.step_ms for one in causes if asks_loader(one))
+    _move(parts, [_OTHER], _FETCH, asked_ms * _share_without_waits(REST, placed, ledger))
     return parts
+
+
+def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> float:
+    """Return the share of a phase that is no wait for a core."""
+    whole_ms = ledger.phase_ms.get(phase, 0.0)
+    return placed.phases.get(phase, 0.0) / whole_ms if whole_ms else 1.0
 
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:

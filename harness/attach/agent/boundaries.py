@@ -455,6 +455,11 @@ def close_step() -> None:
     state.closed, state.closed_ns = True, monotonic_ns()
 
 
+def later(number: int) -> int:
+    """Return the step of the next call after one at step ``number``."""
+    return max(int(number * RARER), number + 1)
+
+
 def _open_step() -> None:
     """Begin a step, after others had their turn where this program takes turns."""
     this = state
@@ -471,7 +476,7 @@ def _open_step() -> None:
     this = state  # a forked child has another one now
     number = this.steps - 1
     if number >= this.due:
-        this.due = number + 1 if number < EARLY else int(number * RARER)
+        this.due = number + 1 if number < EARLY else later(number)
         for action in on_some_steps:
             action(number)
     for action in on_step:

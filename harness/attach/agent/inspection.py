@@ -1,6 +1,6 @@
 """Looks at a few steps for what slows a program and takes no time of its own: hooks that pile up, and settings left on.
 
-The looks are rarer and rarer: see ``boundaries.RARER``. What fails here ends this part alone.
+The looks are rarer and rarer: see ``boundaries.later``. What fails here ends this part alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _on_step(number: int) -> None:
     this = _inspection
     if number < this.next:
         return
-    this.next = max(int(number * boundaries.RARER), number + 1)
+    this.next = boundaries.later(number)
     try:
         if profiling.state.profiler is None:  # the agent's profiler is no setting of the program
             hooks, place = _hooks(this)

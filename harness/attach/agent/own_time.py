@@ -117,7 +117,7 @@ class _Sampler:
 
     def run(self) -> None:
         """Look at the recorded thread until :attr:`ended` is released."""
-        self.thread = get_native_id()
+        process, self.thread = os.getpid(), get_native_id()
         run_queue.own.add(self.thread)
         last_ns = self.begun_ns = monotonic_ns()  # time of the last look
         uniform = Random(0).random  # a generator of its own: the program's stays as it is
@@ -125,7 +125,7 @@ class _Sampler:
             for most, seconds in INTERVALS:
                 while self.counted < most:
                     wait_s = seconds * (0.5 + uniform())  # else looks fall into step with the program
-                    without_core_ns = run_queue.waited_ns(self.thread)
+                    _, without_core_ns = run_queue.times_ns(process, self.thread)
                     due_ns = monotonic_ns() + int(wait_s * 1e9)
                     if self.ended.acquire(timeout=wait_s):
                         return
@@ -133,8 +133,8 @@ class _Sampler:
                     others, before = self.others, len(self.others)
                     last_ns = self._look(last_ns, due_ns)
                     # Last, as it lets go of the lock.
-                    without_core_ns = run_queue.waited_ns(self.thread) - without_core_ns
-                    if last_ns - due_ns - without_core_ns > HELD_NS:
+                    _, until_now_ns = run_queue.times_ns(process, self.thread)
+                    if last_ns - due_ns - (until_now_ns - without_core_ns) > HELD_NS:
                         others[before:] = [(where, ns, ns) for where, ns, _ in others[before:]]
                     self._read_memory()
         except Exception as error:  # The interpreter shuts down, or the agent has a fault: only this part ends.
@@ -242,8 +242,8 @@ class _Sampler:
 
     def _read_demand(self) -> None:
         """Read how long the program's other threads and processes ran or waited for a core since the last reading."""
-        now, asked = monotonic_ns(), memory.children_asked_ns()
-        asked |= {number: memory.asked_ns(os.getpid(), number) for number in self.ran_ns}
+        now, asked = monotonic_ns(), run_queue.children_asked_ns()
+        asked |= {number: sum(run_queue.times_ns(os.getpid(), number)) for number in self.ran_ns}
         if self.asked is not None:
             then, before = self.asked
             since_ns = sum(max(0, ns - before.get(number, ns)) for number, ns in asked.items())

@@ -59,7 +59,7 @@ def begin(folder: str) -> bool:
 
 
 def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Wrap ``os._exit``, with which programs end that a library would keep from ending."""
+    """Return ``os._exit`` so that it first writes the steps that have ended: it calls no ``atexit`` function."""
 
     @wraps(leave)
     def _exit(status: int) -> NoReturn:

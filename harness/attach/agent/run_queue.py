@@ -2,6 +2,8 @@
 
 A thread that was not put on a core since it was last asked has not waited for one, either: the kernel adds that up when
 a wait ends. Where the switches of all of them are counted (``switches.py``), their lines are read only after one.
+
+It also reads what child processes ask of the cores: loader workers, and others that the program started.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from _harness_agent.stages import CpuReading
 
 MAX_COMPUTE_THREADS = 16  # a reading per thread and step
+CHILD_PROCESSES_MAX = 16  # children that are read
+CHILD_THREADS_MAX = 16  # threads of a child that are read
 # So many times in a row lines are not read. A program can stop the counting of its switches (prctl(2),
 # PR_TASK_PERF_EVENTS_DISABLE): lines that changed all the same show it.
 MOST_SKIPPED = 32
@@ -37,6 +41,7 @@ _line = b""  # of these lines the main thread's
 _others: list[bytes] = []
 _skipped = 0
 _uncounted = 0
+_parents: dict[int, int] = {}  # of processes, by their numbers
 
 
 def forget() -> None:
@@ -143,13 +148,51 @@ def _open(tid: int) -> bool:
     return True
 
 
-def waited_ns(tid: int) -> int:
-    """Return how long a thread of this process was ready to run without a core; 0 if this kernel does not tell."""
+def times_ns(process: int, thread: int) -> tuple[int, int]:
+    """Return for how long a thread ran, and was ready without a core; zeros if it has ended, or that is unknown."""
     try:
-        with open(f"/proc/self/task/{tid}/schedstat", "rb") as file:
-            return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
+        with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
+            ran, waited, *_ = file.read().split()
+        return int(ran), int(waited)
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def children_asked_ns() -> dict[int, int]:
+    """Return the nanoseconds for which each child process ran or waited for a core, by its number.
+
+    A process is asked for its parent once. Children have higher numbers than their parent, until these begin anew.
+    """
+    own = os.getpid()
+    if own not in _parents:  # The first call, or the first one of a forked child.
+        _parents.clear()
+        _parents[own] = 0
+    here = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) > own)
+    for pid in here:
+        if pid not in _parents:
+            _parents[pid] = _parent_of(pid)
+    family = {own}
+    for pid in here:
+        if _parents[pid] in family:
+            family.add(pid)
+    family.discard(own)
+    return {pid: _process_asked_ns(pid) for pid in sorted(family)[:CHILD_PROCESSES_MAX]}
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):  # It has ended.
         return 0
+
+
+def _process_asked_ns(pid: int) -> int:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")[:CHILD_THREADS_MAX]
+    except OSError:  # It has ended.
+        return 0
+    return sum(sum(times_ns(pid, int(thread))) for thread in threads)
 
 
 def _line_of(descriptor: int) -> bytes:

@@ -442,8 +442,8 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "more workers": "Try more loader workers: they wait for a store, which may serve several at a time.",
     "more shards": "Give each loader worker items: as many shards as workers, or more.",
     "fewer objects": "Send fewer and larger tensors: receiving each one takes time.",
-    "even workers": "Loader worker {worker} takes {ms} for a batch, the others {others_ms}: give workers equal work "
-    "(shards, or items of like cost).",
+    "even workers": "Loader worker {worker} takes {ms} for a batch, the others typically {others_ms}: give workers "
+    "equal work (shards, or items of like cost).",
     "load ahead": "A read of {ms} comes about every {batches} batches: load the next file or shard ahead, in a thread.",
     "use workers": "Make batches in loader workers (num_workers), on free cores: the training loop makes them itself.",
     "use one worker": "Make batches in a loader worker (num_workers=1), on a free core: the training loop makes them "
@@ -561,7 +561,7 @@ def _between(ms: Estimate, step_ms: float) -> str:
 
 def _ended_text(one: EndedCost) -> str:
     steps = f"up to step {one.last}" if one.from_start else f"in steps {one.first} to {one.last}"
-    return f"only {steps} of {one.measured}, none since: later steps would be no faster without it"
+    return f"only {steps} of {one.measured}, none since"
 
 
 def _saving(one: Diagnosis) -> str:
@@ -600,7 +600,7 @@ def trust_text(arm: ArmReport) -> str:
     if hidden is not None and hidden.device:
         return "Trust: times are the host's. Forward and backward are launched there, and the device may work later."
     if arm.blocks < MIN_BLOCKS:
-        return f"Trust: no intervals, as {count(arm.totals.steps, 'step')} are too few. Measure more steps."
+        return f"Trust: no intervals, as {count(arm.blocks, 'block')} are too few. Measure more steps or repeats."
     share = "" if arm.epoch_steps is None else f" ({epochs(arm.totals.steps, arm.epoch_steps)})"
     steps = count(arm.totals.steps, "step")
     few = arm.totals.steps < TREND_STEPS_MIN

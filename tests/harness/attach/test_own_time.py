@@ -29,12 +29,12 @@ from tests.harness.attach.test_exec import alone, attached, losses, program, stu
 pytestmark = pytest.mark.slow
 
 
-def found_in(out: Path, kind: str, share: float = 0.05) -> tuple[tuple[SlowCause, ...], float]:
+def found_in(out: Path, kind: str, share: float = 0.05, steps: int = 200) -> tuple[tuple[SlowCause, ...], float]:
     """Causes of the program ``kind`` with at least that share, and the milliseconds that it measured itself."""
-    done = attached(out, program("own_time", kind, 200), "--warmup", "20")
+    done = attached(out, program("own_time", kind, steps), "--warmup", "20")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert losses(done.stdout) == losses(alone(program("own_time", kind, 200)).stdout)
+    assert losses(done.stdout) == losses(alone(program("own_time", kind, steps)).stdout)
     (truth,) = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("SPENT")]
     causes = slow_causes([run.record.facts for run in study_in(out).runs()])
     return tuple(one for one in causes if one.least_share >= share and not one.phase and one.of), truth
@@ -260,7 +260,7 @@ def test_a_program_whose_threads_compete_for_the_lock_keeps_its_interval(monkeyp
 
 def test_a_short_piece_of_python_is_found_though_a_call_after_it_lets_go_of_the_lock(tmp_path: Path) -> None:
     """2 ms of Python in each step, which the forward pass follows: a look came in that pass."""
-    found, truth_ms = found_in(tmp_path, "brief")
+    found, truth_ms = found_in(tmp_path, "brief", steps=800)  # about a second
     most = max((one for one in found if one.kind == "code"), key=lambda one: one.spent_ms)
     assert (most.code, most.late) == ("sum(i * i for i in range(30_000))", False)
     assert most.step_ms > truth_ms / 2
@@ -297,7 +297,7 @@ def test_a_worker_that_the_program_has_closed_counts_no_memory(monkeypatch: pyte
 def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     """Each burns until it has had a while on a core, which a busy machine only delays."""
     hooks._agent()
-    from _harness_agent import memory, own_time
+    from _harness_agent import own_time, run_queue
 
     script = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
     sampler = own_time._Sampler()
@@ -315,7 +315,7 @@ def test_a_child_process_and_another_thread_ask_for_cores() -> None:
     thread = threading.Thread(target=burn)
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         thread.start()
-        assert memory.children_asked_ns().keys() >= {child.pid}
+        assert run_queue.children_asked_ns().keys() >= {child.pid}
         while not numbers:
             time.sleep(0.001)
         sampler.ran_ns = {numbers[0]: 0}
