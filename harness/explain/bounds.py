@@ -1,21 +1,20 @@
 """Determines what limits a step beside an asynchronous device.
 
-data      the largest part of the step is what data work costs it, or loader workers work nearly all the time
-host      ... is device idle time while the host did other work than data
-launch    ... lies in launch-bound phases (see below)
-device or launch
-          none of these is noticeable, but the device's time in other phases is open: it worked or waited for launches
-device    nor that, and fetching could last noticeably longer for next to nothing, or the room is unknown
-balanced  nor that, and there is no such room
+data      data work costs the largest share of the step, or loader workers work nearly all the time host      the
+largest share is device idle time while the host did other work than data launch    the largest share lies in
+launch-bound phases (see below) device or launch
+          no share is noticeable, but the device's time in other phases is open: it worked or waited for launches
+device    nor that, and fetching could last noticeably longer at almost no cost, or this room is unknown balanced  nor
+that, and there is no such room
 
-The room is how much longer fetches could last before the step is later. A blocking call of the host and an idle
-stretch of the device take up a delay:
+The room is how much longer fetches could last before the step ends later. A blocking call of the host and an idle
+stretch of the device absorb a delay:
 
     host    |fetch|++R++|launch|launch|== blocked: R shorter ==|launch|fetch|++R++|
     device  ======== the tail =========|===== work =====|idle|========= the tail ====
 
-Delays add up from fetch to fetch where nothing takes them up. So the recorded order is walked with longer fetches, once
-for every length that is tried.
+Delays that nothing absorbs add up from fetch to fetch. So the recorded order is replayed with longer fetches, once for
+every length that is tried.
 
 Finds the device work that waited for its launches: phases that the device ends as the host ends launching them.
 
@@ -31,13 +30,14 @@ A device whose kernels are shorter than their launches is idle within it, which 
 A bracket that ends with its launches counts as *launch-bound*. Until its last launch the device worked or waited
 (``open``). After that, everything was queued, and the device worked (``tail``).
 
-A host that blocks within a phase (``.item()`` in a model) waits for its device, and so ends it with the device as well.
-torch reports such calls in one audited step, without their time. A phase with such a call is never launch-bound.
+A host that blocks within a phase (``.item()`` in a model) waits for its device. Host and device then end the phase
+together as well. torch reports such calls in one audited step, without their time. A phase with such a call is
+never launch-bound.
 
 A profiled window of the arm shows how long kernels ran in each phase. A kernel belongs to the phase in which the host
-launched it (same correlation id). The measured steps are taken to have the same kernels, for as long: the profiler only
-widens the gaps. Where the device's work stays open, figures are computed for each :data:`Reading`. The likely reading
-gives the figure, and the interval includes the others.
+launched it (same correlation id). The measured steps are assumed to have the same kernels with the same durations,
+because the profiler only widens the gaps. Where the device's work stays open, figures are computed for each
+:data:`Reading`. The likely reading gives the figure, and the interval includes the others.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from harness.study.run_data import RunData
 
 
 class KernelTime(NamedTuple):
-    """Nanoseconds that the device was at kernels and copies of one piece of work, over the profiled pieces."""
+    """Device time of the kernels and copies of one piece of work, ns: least, mean and most of the profiled pieces."""
 
     least_ns: int
     usual_ns: int
@@ -81,7 +81,7 @@ class KernelTime(NamedTuple):
 
 
 def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
-    """Return the kernel time of the work of ``run`` by its name; nothing without a whole profiled window of its arm."""
+    """Return the kernel time of the work of ``run`` by name; empty without a whole profiled window of its arm."""
     window = run.window
     if window is None:
         return {}
@@ -99,7 +99,7 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
-    """Sum up ``work`` by the launches of the windows' steps, without names that have a piece without kernels."""
+    """Sum up ``work`` by the launches in the windows. A name with a piece without kernels is left out."""
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
@@ -120,18 +120,19 @@ def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict
     }
 
 
-# What the device did in a bracket before its last launch. likely: it waited where the bracket is launch-bound, else it
-# worked. waiting: nothing at all. working: all the time. blocking: the same, and where the host blocks untimed while it
-# launches, it did nothing else; so it is by the likely one where the bracket ends with the launches.
+# Assumption about the device in a bracket before its last launch. likely: it waited if the bracket is launch-bound,
+# else it worked. waiting: it waited all the time. working: it worked all the time. blocking: it worked; in addition, a
+# host that blocks untimed while it launches did nothing else. The likely reading assumes such blocking only if the
+# bracket ends with the launches.
 Reading = Literal["likely", "waiting", "working", "blocking"]
-DEVICE_WORK = "device work"  # of a run, worked out once
-# Place in KernelTime that a reading takes.
+DEVICE_WORK = "device work"  # cache key of a run's device work
+# Index into KernelTime by reading.
 KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "blocking": 2}
 
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """The device's work in the order of its queue, one piece for each phase that the host launched; all (pieces,)."""
+    """The device's work in queue order, one piece per phase that the host launched; all (pieces,)."""
 
     names: NDArray[np.int32]  # index into RunSpans.names
     starts: Int
@@ -139,39 +140,39 @@ class DeviceWork:
     launch_starts: Int
     launch_ends: Int
     launch_bound: NDArray[np.bool_]
-    still_launching: NDArray[np.bool_]  # the host was, when the device came to it; so it was of what is launch-bound
-    may_block: NDArray[np.bool_]  # launching it blocks on the device, as its name did once, for how long nobody timed
+    still_launching: NDArray[np.bool_]  # the device began it before the last launch; true if launch-bound
+    may_block: NDArray[np.bool_]  # launching it blocks on the device for an unknown time, as audited once for its name
     ended: NDArray[np.bool_]  # the device ended it as the host ended launching it
-    kernel_ns: Int  # (3, pieces): the least, mean and most that its kernels run, by a profiled window; -1: not known
+    kernel_ns: Int  # (3, pieces): least, mean and most kernel time from a profiled window; -1: unknown
 
     @property
     def known_from(self) -> Int:
-        """From when the device surely worked until the end of the piece."""
+        """Time from which the device certainly worked until the end of the piece."""
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """Return when the device began to work on each piece; profiled kernels count as at its end."""
+        """Return when the device began to work on each piece. Profiled kernel time is at the end of the piece."""
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
-        """True if the device waited for the launches of the piece, by this reading."""
+        """Return True if the device waited for the launches of the piece, by this reading."""
         idle = self._worked_ns(reading) < self.ends - self.starts
         return np.where(self.profiled, idle, self._waited_by_events(reading))
 
     @property
     def profiled(self) -> NDArray[np.bool_]:
-        """True for each piece that events leave open and the kernels of a profiled window close."""
+        """True for pieces that events leave open and that have kernel times from a profiled window."""
         found: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
         return found
 
     @property
     def _launched(self) -> Int:
-        """End of the last launch of each piece, within the piece."""
+        """End of the last launch of each piece, clipped to the piece."""
         return np.clip(self.launch_ends, self.starts, self.ends)
 
     def _worked_ns(self, reading: Reading) -> Int:
-        """Kernel time of each piece by this reading, at least the time after its last launch."""
+        """Return the kernel time of each piece by this reading, at least the time after its last launch."""
         lasted = self.ends - self.starts
         found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
         return np.where(found >= FILLED_PIECE_SHARE * lasted, lasted, found)
@@ -182,32 +183,32 @@ class DeviceWork:
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     def blocked(self, reading: Reading) -> NDArray[np.bool_]:
-        """True if the host did nothing but wait for the device while it launched the piece, by this reading."""
+        """Return True if the host only waited for the device while it launched the piece, by this reading."""
         if reading == "likely":
             return self.may_block & self.ended
         return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
 
     @property
     def behind_full_queue(self) -> NDArray[np.bool_]:
-        """True if the queue may have been full while the piece was launched: then launching it was waiting in part."""
+        """True if the queue may have been full during the launch, so that part of the launching was waiting."""
         lasting = self.launch_ends > self.launch_starts
         found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
         return found
 
     def differs_ns(self, reading: Reading) -> int:
-        """How much of the time of device and host means something else than by the likely reading."""
+        """Return the nanoseconds of device and host time that this reading assigns differently from the likely one."""
         other = self.blocked(reading) != self.blocked("likely")
         device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
         return int(device_ns + (self.launch_ends - self.launch_starts)[other].sum())
 
     @property
     def open(self) -> Stretches:
-        """When the device may have worked or waited for a launch."""
+        """Time in which the device may have worked or waited for a launch."""
         return self._until_launched(self.still_launching)
 
     @property
     def launch_bound_open(self) -> Stretches:
-        """The same within launch-bound pieces alone."""
+        """Time within launch-bound pieces in which the device may have worked or waited for a launch."""
         return self._until_launched(self.launch_bound)
 
     def _until_launched(self, chosen: NDArray[np.bool_]) -> Stretches:
@@ -224,7 +225,7 @@ def device_work(
     waits = union(spans.blocking.starts, spans.blocking.ends)
     lasting = launches.ends > launches.starts
     blocked = touches(launches.starts, launches.ends, waits) & lasting
-    # A call within that is only known to block, not for how long: the device may have worked all the while.
+    # An untimed blocking call within a launch: the device may have worked all the while.
     moments = np.sort(spans.blocking.starts[spans.blocking.ends <= spans.blocking.starts])
     within = np.searchsorted(moments, launches.ends) > np.searchsorted(moments, launches.starts)
     least_ns = _least_ns(kernels.starts, kernels.ends, launches.ends)
@@ -246,7 +247,7 @@ def device_work(
 
 
 def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
-    """The least, mean and most kernel time by number of a name, (3, names); -1 where it is not known."""
+    """Return the least, mean and most kernel time by number of a name, (3, names); -1 if unknown."""
     found = np.full((3, len(names)), -1, dtype=np.int64)
     for code, name in enumerate(names):
         if name in known:
@@ -255,17 +256,17 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
-    """How long launching must go on beside a piece to matter: a moment, or any time where moments add up to much."""
+    """Return the least launching time beside a piece that matters; 0 if short launches add up to much."""
     if not len(starts):
         return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
     moments_ns = int(meanwhile[(meanwhile > 0) & (meanwhile <= LAUNCH_TAIL_NS)].sum())
-    # Not of the time from the first to the last piece: between turns of its arm the device works for others.
+    # The sum of pieces is used, because between slices of this arm the device works for other arms.
     return 0 if moments_ns > SHORT_LAUNCHES_SHARE * int((ends - starts).sum()) else LAUNCH_TAIL_NS
 
 
 def device_work_of(run: RunData) -> DeviceWork:
-    """See :func:`device_work`; of all that ``run`` recorded."""
+    """Return the device work of all that ``run`` recorded, see :func:`device_work`."""
     attached = run.record.facts.attached is not None
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
 
@@ -277,20 +278,20 @@ def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int =
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """True if it was, and the device ended that work with its last launch; all (pieces,)."""
+    """Return True if it was launched meanwhile and the device ended it with its last launch; all (pieces,)."""
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return found
 
 
 def per_step(steps: Stretches, stretches: Stretches) -> Int:
-    """Nanoseconds of each step that lie in ``stretches``, (steps,)."""
+    """Return the nanoseconds of each step that lie in ``stretches``, (steps,)."""
     inside = clip(steps.starts, steps.ends, stretches)
     return np.bincount(inside.owner, inside.ends - inside.starts, minlength=len(steps.starts)).astype(np.int64)
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Return the share of the steps launching some work in which it was launch-bound, by its name, largest first."""
+    """Return, by name of work, the share of the steps that launch it in which it was launch-bound; largest first."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     found = {}
@@ -308,16 +309,16 @@ Bound = Literal["data", "host", "launch", "device or launch", "device", "balance
 class BoundShares:
     """Shares of a step, from 0 to 1."""
 
-    data: float  # what data work costs it
-    host: float  # device idle while the host did not work on data, outside of launch-bound phases
-    launch: float  # within launch-bound phases; an upper bound of the idle time in them unless that is known
-    room: float  # what fetching could last longer for next to nothing, see ``bounds``; NaN: not known
-    open: float = 0.0  # within other phases that the device was at while the host was still launching them
-    loader: float = 0.0  # of the time of loader workers, that in which they worked; 0 without workers
+    data: float  # cost of data work
+    host: float  # device idle while the host did other work than data, outside of launch-bound phases
+    launch: float  # time within launch-bound phases: an upper bound of their idle time, unless that is known
+    room: float  # possible extra fetch time at almost no cost, see ``bounds``; NaN: unknown
+    open: float = 0.0  # time within other phases that the host was still launching
+    loader: float = 0.0  # share of the loader workers' time spent working; 0 without workers
 
     @property
     def bound(self) -> Bound:
-        """The name of the largest known share, where it is noticeable; see the head of this file."""
+        """Name of the largest known share if it is noticeable; see the module docstring."""
         if self.loader > LOADERS_BUSY_SHARE and self.data > LIMIT_SHARE_MIN:
             return "data"
         shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
@@ -330,12 +331,12 @@ class BoundShares:
 
 
 def agreed(blocks: Mapping[Bound, int]) -> Bound | None:
-    """What limits all ``blocks``, which are counted by that; None where they differ, and of none."""
+    """Return what limits all ``blocks`` (number of blocks by bound); None if they differ or there are none."""
     return next(iter(blocks)) if len(blocks) == 1 else None
 
 
 def mean_shares(found: list[BoundShares]) -> BoundShares | None:
-    """The mean of each figure; None of none."""
+    """Return the mean of each share; None for an empty list."""
     if not found:
         return None
     rows = [(one.data, one.host, one.launch, one.room, one.open, one.loader) for one in found]
@@ -343,7 +344,7 @@ def mean_shares(found: list[BoundShares]) -> BoundShares | None:
 
 
 FETCH, BLOCKED, LAUNCH = range(3)
-Event = tuple[int, float, float]  # what; how long it blocked, or when all of it was launched; when the device was free
+Event = tuple[int, float, float]  # kind; ns blocked, or end of the launches; end of the previous device work
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
@@ -358,7 +359,7 @@ def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: b
     if len(steps.starts) > ROOM_STEPS_MAX:
         parts.append(Stretches(steps.starts[-ROOM_STEPS_MAX:], steps.ends[-ROOM_STEPS_MAX:]))
     found = [room for part in parts if (room := _room_ns(part, spans, waits, known_queue)) is not None]
-    return float(np.min(found)) if found else None  # NaN where one of them is
+    return float(np.min(found)) if found else None  # min() keeps a NaN
 
 
 def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool) -> float | None:
@@ -383,7 +384,7 @@ def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: 
 
 
 def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
-    """``spans`` without the device's work that was launched long before or later: of a long run nearly all of it."""
+    """Return ``spans`` without device work launched long before or after ``steps``, nearly all of it in a long run."""
     pieces = min(len(spans.kernels), len(spans.launches))
     since_ns, until_ns = int(steps.starts[0]), int(steps.ends[-1])
     inside = np.flatnonzero((spans.launches.starts[:pieces] >= since_ns) & (spans.launches.starts[:pieces] <= until_ns))
@@ -401,7 +402,7 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
     """Return True if the device lags behind by the same time in most steps, although no recorded call blocked.
 
-    Only a full queue does that. A slower host also keeps a constant distance, but then its device runs dry.
+    Only a full queue does that. A slower host also keeps a constant distance, but then its device runs out of work.
     """
     if len(steps.starts) < HELD_STEPS_MIN:
         return False
@@ -417,7 +418,7 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """Return the least queued work at an end of launching by step, where the device may have waited; else infinite."""
+    """Return the least queued work at an end of launching by step, (steps,); infinite if the device never waited."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     met = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
@@ -427,8 +428,8 @@ def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[
 
 
 def later_ns(events: Sequence[Event], longer_ns: float) -> float:
-    """By how much the run ends later where every fetch lasts ``longer_ns`` longer."""
-    host = device = 0.0  # by how much later than recorded each of them is
+    """Return how much later the run ends if every fetch lasts ``longer_ns`` longer."""
+    host = device = 0.0  # delays against the recording
     for what, value, free in events:
         if what == FETCH:
             host += longer_ns
@@ -440,7 +441,7 @@ def later_ns(events: Sequence[Event], longer_ns: float) -> float:
 
 
 def _events(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> list[Event]:
-    """What the host did in ``steps``, in its order: ends of fetches, ends of blocking calls, pieces launched."""
+    """Return the host's events within ``steps`` in order: ends of fetches, ends of blocking calls, launches."""
     pieces = min(len(spans.kernels), len(spans.launches))
     if not pieces:
         return []
@@ -454,9 +455,9 @@ def _events(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> list[Event]
     value = np.concatenate([np.zeros(len(fetched), dtype=np.int64), blocked_ns, launched])
     until = np.concatenate([np.zeros(len(fetched) + len(blocked.ends), dtype=np.int64), free])
     inside = np.zeros(len(moments), dtype=np.bool_)
-    inside[clip(moments - 1, moments, steps).owner] = True  # also what ends with a step
+    inside[clip(moments - 1, moments, steps).owner] = True  # also includes events at the end of a step
     order = np.flatnonzero(inside)[np.argsort(moments[inside], kind="stable")]
-    begun = int(steps.starts[0])  # floats of it keep the nanoseconds
+    begun = int(steps.starts[0])  # Times relative to this start keep their nanoseconds as floats.
     return [
         (kind, float(one - begun if kind == LAUNCH else one), float(end - begun))
         for kind, one, end in zip(what[order].tolist(), value[order].tolist(), until[order].tolist(), strict=True)

@@ -8,10 +8,10 @@ They are computed whenever a study is read, so a corrected rule also applies to 
     device        beside an asynchronous device: idle (starved) by cause, slack, busy. Busy is null where the host was
                   still launching a phase that the device was at (``bounds``)
 
-Data work that runs inline on a synchronous device needs no replay. Where a replay is needed and impossible, or off by
-more than its tolerance, exposed and hidden are null. A batch whose builder recorded nothing makes the stages of its
-step null. A builder that did nothing (a replayed batch) leaves one empty ``transfer`` span as its mark; in older
-studies the recorded column ``exposed_transfer_ns`` shows the difference.
+Data work that runs inline on a synchronous device needs no replay. If a replay is needed and impossible, or off by more
+than its tolerance, exposed and hidden are null. A batch whose builder recorded nothing makes the stages of its step
+null. A builder that did nothing (a replayed batch) leaves one empty ``transfer`` span as its mark. In older studies the
+recorded column ``exposed_transfer_ns`` shows the difference.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ DEVICE_COLUMNS = (
 )
 
 
-_LONG_AGO_NS = 2**60  # before a run: sums of times stay within 64 bits
+_LONG_AGO_NS = 2**60  # start of an interval long before a run; sums of times stay within 64 bits
 
 
 class Derived(NamedTuple):
     """A steps table with its derived columns.
 
-    ``changed``: whether it had others before. ``unsplit``: why its waits were not split by stage (None: they were).
-    ``otherwise``: what data work cost its first steps by the other readings of when the device worked, in ns,
-    (readings, steps); None where it was not split.
+    ``changed``: the stored columns differed. ``unsplit``: why waits were not split by stage (None: they were).
+    ``otherwise``: cost of data work for the first steps by the other readings of when the device worked, in ns,
+    (readings, steps); None without a split.
     """
 
     table: pa.Table
@@ -86,9 +86,9 @@ def with_derived(
         return Derived(steps, changed=False, unsplit="spans missing")
     step_bounds, columns = bounds(steps), _Replacing(steps)
     measured = ~steps.column("warmup").to_numpy().astype(np.bool_)
-    del steps  # each column goes as another takes its place: two tables of a long run would be most of its memory
+    del steps  # Each column is freed when another replaces it. Two tables of a long run would be most of its memory.
     stages = stage_spans(spans)
-    if work is not None and len(spans.kernels):  # else nobody recorded what the device did: not the same as idle
+    if work is not None and len(spans.kernels):  # without kernels the device was not recorded, which is not idle
         for name, values in _device_columns(step_bounds, spans, work, waits, stages):
             columns.replace(name, values)
     training = ~held_up(step_bounds, measured)
@@ -101,7 +101,7 @@ def with_derived(
 
 
 class _Replacing:
-    """The columns of a table, to be replaced one by one; ``changed``: whether one of them was another before."""
+    """Columns of a table that are replaced one by one. ``changed``: a new column differed from the old one."""
 
     def __init__(self, table: pa.Table) -> None:
         self._metadata = table.schema.metadata
@@ -125,7 +125,7 @@ class _Replacing:
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
-    """True if a step fetched without any span, or for less than no time: spans that are not what the run wrote."""
+    """Return True if a step fetched without a span, or a fetch ends before it starts: the spans are incomplete."""
     if (waits.ends < waits.starts).any():
         return True
     waited = np.zeros(len(steps), dtype=np.bool_)
@@ -134,7 +134,7 @@ def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
 
 
 def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
-    """The main thread's waits by batch; None where its phases were not recorded."""
+    """Return the main thread's waits by batch; None if its phases were not recorded."""
     fetches = spans.of(spans.phases, FETCH)
     fetches = fetches.where(fetches.batches >= 0)
     if steps.column("fetch_ns").null_count == len(steps):
@@ -150,10 +150,10 @@ def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
 
 
 def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
-    """True if the builder of each batch recorded what it did, (batches,)."""
+    """Return True for each batch whose builder recorded its work, (batches,)."""
     reported = np.zeros(len(rows), dtype=np.bool_)
     reported[spans.stages.batches[(spans.stages.batches >= 0) & (spans.stages.batches < len(rows))]] = True
-    # Studies from before there was a mark: their own column tells a batch without stages from an unknown one.
+    # Older studies have no mark. Their own column distinguishes a batch without stages from an unknown one.
     known = steps.column("exposed_transfer_ns").is_valid().to_numpy()
     before = np.zeros(len(rows), dtype=np.bool_)
     before[rows >= 0] = known[rows[rows >= 0]]
@@ -161,7 +161,7 @@ def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
 
 
 def stage_spans(spans: RunSpans) -> StageSpans:
-    """The stages of all batches, without overlaps."""
+    """Return the stages of all batches, without overlaps."""
     known = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
     own = spans.stages_and_draws
     own = own.where(own.batches >= 0)
@@ -177,13 +177,13 @@ def _stages(
     asynchronous: bool,
     recording: Recording | None,
 ) -> tuple[StageTimes, Split | Unsplit]:
-    """Where the stages of each step lie, and what each cost it. ``training``: steps in which nothing else lay."""
+    """Return where the stages of each step lie and what each cost it. ``training``: steps with training only."""
     waited = union(waits.starts, waits.ends)
     if asynchronous:
         waited = difference(waited, busy(spans))  # while the device works, a wait of the host costs nothing
     rows = len(step_bounds.starts)
     starts, ends = (moments[training] for moments in step_bounds)
-    # What ran before the first step, perhaps in another block of the program, is taken to be like what ran in steps.
+    # Stage time before the first step, perhaps in another block of the program, is treated like time in steps.
     begin = step_bounds.starts[:1]
     open_steps = union(np.append(begin - _LONG_AGO_NS, starts), np.append(begin, ends))
     times = stage_times(waits, stages, waited, open_steps, rows)
@@ -194,7 +194,7 @@ def _stages(
 def _stage_columns(
     times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits, weighed: NDArray[np.bool_] | None
 ) -> Iterator[tuple[str, pa.Array]]:
-    """``weighed``: the steps over which exposed and hidden are weighed; None where every step is by itself."""
+    """Yield the columns of the stages. ``weighed``: steps over which hidden time is averaged; None: each step alone."""
     import pyarrow as pa
 
     rows = len(times.work)
@@ -219,8 +219,8 @@ def _stage_columns(
 def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
     """Return the time of a stage that cost each step nothing: it ran outside of every wait, and is not exposed.
 
-    ``work``: of the stage while a step was open. Beside an asynchronous device what data costs lies in later steps than
-    the data, so both are summed over the measured steps (``weighed``), and each step gets its part.
+    ``work``: time of the stage while a step was open. Beside an asynchronous device the cost of data lies in later
+    steps than the data. There both are summed over the measured steps (``weighed``), and each step gets its share.
     """
     found: Int
     if weighed is None:
@@ -254,7 +254,7 @@ def _device_columns(
 
 
 def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:
-    """What each stage cost each step."""
+    """Return what each stage cost each step."""
     inline = recording is None or not recording.workers
     if inline and not asynchronous and np.array_equal(times.work, times.during):
         return Split(times.during)
@@ -265,7 +265,7 @@ def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Re
 
 
 def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
-    """Return True if a stage cost the measured steps more than its work took: the replay is not the run."""
+    """Return True if a stage cost the measured steps more than its work took, which means that the replay is wrong."""
     steps = len(exposed)
     counted = recording.measured[:steps]
     most = times.work[:steps][counted].sum(axis=0).astype(np.float64)

@@ -1,4 +1,4 @@
-r"""Determines whether data work is hidden or exposed: from what ran beside it (:func:\`overlap\`), and by adding work.
+r"""Determines whether data work is hidden or exposed, by what ran beside it (:func:`hidden_behind`) and by adding work.
 
 Fits the step time when one kind of work is done k times more: a slowdown injection (scenario key ``dose``).
 
@@ -10,8 +10,8 @@ Fits the step time when one kind of work is done k times more: a slowdown inject
       |  o------o-----------o hidden (0)      y = step time; both are totals of the run over its steps
       +--0--1--2-----4------------- work ms
 
-A hidden stage has slope 0, one that the step waits for has 1, whatever the number of workers. A curve that starts flat
-and turns up has used its slack. The slope describes *added* work. Removing work gains at most what is waited for.
+A hidden stage has slope 0 and an exposed one has slope 1, for any number of workers. A curve that starts flat and turns
+up has used its slack. The slope describes *added* work. Removing work saves at most the time waited for it.
 """
 
 from __future__ import annotations
@@ -65,21 +65,22 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class SyncCall:
-    """All calls from one place that kept the host waiting for the device (None: how long is not known)."""
+    """All calls from one place that kept the host waiting for the device."""
 
     site: str
-    calls_per_step: float  # of calls that nobody timed: in the one step in which torch told of them
-    blocked_ms: float | None
-    hid_ms: float  # host work between it and the next blocking call that ran while the device was busy for sure
-    hid_behind: dict[str, float]  # the kernels it ran behind, ms
-    idle_ms: float  # host work in between while the device, drained by this call, had nothing to do
+    calls_per_step: float  # calls without a time are counted in the one step that torch audited
+    blocked_ms: float | None  # unknown: None
+    hid_ms: float  # host work until the next blocking call, while the device was certainly busy
+    hid_behind: dict[str, float]  # kernels that ran during this work, ms
+    idle_ms: float  # host work until the next blocking call, while the device was idle
 
 
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Sum up hidden data work by kernel, or without a device by phase of the main thread; ``other``: neither ran.
+    """Return hidden data work in ms per step, by the kernel it ran behind.
 
-    Work that ran behind something and cost the step is not hidden: all parts shrink alike, to the ledger's figure.
+    Without a device it is by phase of the main thread; ``other``: behind neither. Work that ran behind something may
+    still have cost the step time. All parts are scaled down alike, so that they sum to the hidden time in the ledger.
     """
     measured = _measured(run)
     if measured is None:
@@ -102,7 +103,7 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
-    """Nanoseconds within ``steps`` by what hid the data work; of workers side by side each counts."""
+    """Return the nanoseconds of data work within ``steps`` by what hid it, summed over parallel workers."""
     own = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
@@ -121,7 +122,7 @@ def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[st
 
 @once_per_run("blocking calls")
 def sync_audit(run: RunData) -> list[SyncCall]:
-    """Every place in the step that blocked on the device, in the order of the step."""
+    """Return every place in the step that blocked on the device, in the order of the step."""
     measured = _measured(run)
     if measured is None:
         return []
@@ -131,7 +132,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     if not len(calls):
         return []
     ends = np.maximum(calls.ends, calls.starts + 1)
-    # What follows a call, until the next one, counts in the step that it falls into, be it the first measured one.
+    # Time between a call and the next one counts in the step that it falls into, also if the call was before that step.
     following = np.append(calls.starts[1:], steps.ends[-1])
     reached = np.maximum(ends, following)
     sites = len(spans.names)
@@ -139,7 +140,10 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     surely, unsure = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """Return, by site: time blocked, time after it, of that surely and perhaps busy; and by kernel."""
+        """Return times by site, and times by kernel and site.
+
+        Rows by site: time blocked, time after the call, and the parts of it with the device certainly or possibly busy.
+        """
         some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[some].astype(np.int64)
         inside = clip(calls.starts[some], ends[some], part)
@@ -167,7 +171,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
             behind[name] = behind.get(name, 0) + time
     blocked, whole, busy, perhaps = total_times
     behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
-    # A call that nobody timed is known from one step, be it a warm-up step: the others have it too.
+    # A call without a time is known from one step, perhaps a warm-up step. The other steps have the call too.
     untimed = np.array([spans.names[code].endswith(UNANNOUNCED) for code in calls.names], dtype=np.bool_)
     shown |= counted | untimed
     found = []
@@ -193,7 +197,7 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
 
 
 def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
-    """The spans with each kernel from when it surely worked, and when the device may besides have worked or waited."""
+    """Return ``spans`` with kernels starting when they certainly worked, and the times when others may have worked."""
     if not work.still_launching.any():
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
@@ -203,33 +207,33 @@ def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches
 
 
 def _within(stretches: Stretches, steps: Stretches) -> Stretches:
-    """Those of ``stretches`` (in order, apart) that overlap the time of ``steps``."""
+    """Return the items of ``stretches`` (sorted, disjoint) that overlap the time of ``steps``."""
     low = np.searchsorted(stretches.ends, steps.starts[0], side="right")
     high = np.searchsorted(stretches.starts, steps.ends[-1], side="left")
     return Stretches(stretches.starts[low:high], stretches.ends[low:high])
 
 
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
-    """When each of the names that ``some`` have was going on, in the order in which they came first."""
+    """Yield each name in ``some`` with the time during which its spans ran, in order of first appearance."""
     for code in _codes(some):
         own = some.names == code
         yield spans.names[code], union(some.starts[own], some.ends[own])
 
 
 def _codes(some: Spans) -> list[int]:
-    """The names that ``some`` have, in the order in which they came first."""
+    """Return the codes of the names in ``some``, in order of first appearance."""
     present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
     return sorted(map(int, present), key=lambda code: int(np.argmax(some.names == code)))
 
 
 def _measured(run: RunData) -> tuple[Stretches, int] | None:
-    """When measured steps ran, and how many they are; None where there is none or no span was recorded."""
-    steps = derived_steps(run).table  # in memory already
+    """Return the time of the measured steps and their number; None without measured steps or without spans."""
+    steps = derived_steps(run).table  # already in memory
     if steps is None or not run.has_spans:
         return None
     import pyarrow.compute as pc
 
-    steps = steps.select(["warmup", "start_ns", "wall_ns"])  # what bounds() reads: a filter copies what it is given
+    steps = steps.select(["warmup", "start_ns", "wall_ns"])  # only what bounds() reads: a filter copies its input
     measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
     if not len(measured):
         return None
@@ -237,7 +241,7 @@ def _measured(run: RunData) -> tuple[Stretches, int] | None:
 
 
 def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
-    """Mean of :func:`hidden_behind` over runs, largest first."""
+    """Return the mean of :func:`hidden_behind` over runs, largest first."""
     found = [hidden_behind(run) for run in runs]
     names = dict.fromkeys(name for one in found for name in one)
     means = {name: sum(one.get(name, 0.0) for one in found) / len(found) for name in names}
@@ -245,7 +249,7 @@ def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
 
 
 def work_out(run: RunData) -> None:
-    """Compute and keep all that needs the spans of ``run``, so that :func:`release` may free them."""
+    """Compute and cache all results that need the spans of ``run``, so that :func:`release` may free the spans."""
     measure(run)
     if run.record.status != "done":
         return
@@ -256,7 +260,7 @@ def work_out(run: RunData) -> None:
 
 
 def release(run: RunData) -> None:
-    """Free the large intermediate results of a long run. They are computed again when they are needed again."""
+    """Free the large intermediate results of a long run. They are computed again on demand."""
     if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
         run.forget("spans")
         run.forget(DERIVED)
@@ -269,17 +273,17 @@ UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "
 
 @dataclass(frozen=True)
 class Unfitted:
-    """Why there is nothing to fit."""
+    """Reason why no curve can be fitted."""
 
     kind: UnfittedKind
-    ks: tuple[int, ...] = ()  # "no shared block": the doses that share none
-    least_ms: float = 0.0  # "no work added": work per step without a dose, and with the largest
-    most_ms: float = 0.0
+    ks: tuple[int, ...] = ()  # "no shared block": all doses of the arm
+    least_ms: float = 0.0  # "no work added": work per step without a dose
+    most_ms: float = 0.0  # "no work added": work per step with the largest dose
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One block: its runs by k, and for each the work and the step time in milliseconds."""
+    """Runs of one block by dose k, each with its work and step time in milliseconds."""
 
     ks: tuple[int, ...]
     runs: tuple[RunLedger, ...]
@@ -287,25 +291,25 @@ class Curve:
     step: tuple[float, ...]
 
     def slope(self, values: Sequence[float], since: int = 0, until: int | None = None) -> float:
-        """Least-squares slope of ``values`` against the work, through the points from ``since`` to before ``until``."""
+        """Return the least-squares slope of ``values`` against the work, over the points since:until."""
         x, y = np.asarray(self.work[since:until]), np.asarray(values[since:until])
         x = x - x.mean()
         return float(x @ (y - y.mean()) / (x @ x))
 
     @property
     def absorbed(self) -> float:
-        """Added work of the largest dose that the step did not feel (its slack); at least 0."""
+        """Slack: added work of the largest dose that did not lengthen the step, in ms; at least 0."""
         last = self.slope(self.step, since=len(self.ks) - 2)
         return max(0.0, (self.work[-1] - self.work[0]) - (self.step[-1] - self.step[0]) / max(1.0, last))
 
     @property
     def waited(self) -> list[float]:
-        """Waiting for data, all stages together, for each k."""
+        """Wait for data in ms per step, all stages together, for each k."""
         return [run.waited_ms or 0.0 for run in self.runs]
 
 
 def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
-    """The curve of every block that has all doses, or why there is nothing to fit."""
+    """Return the curve of every block that has all doses, or why there is nothing to fit."""
     if not by_k[0]:
         return Unfitted("no run of the arm")
     if len(by_k) == 1:
@@ -328,12 +332,15 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
 
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
-    """What measures the work of ``what`` in all of ``runs``: a device's busy time, or without one the forward phase."""
+    """Return a function that measures the work of ``what`` in a run; None if some run has no measurement of it.
+
+    The work of a device is its busy time, or without an asynchronous device the forward phase.
+    """
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
             return lambda run: run.device_busy_ms or 0.0
         if any("forward" not in run.phase_ms or run.record.facts.asynchronous for run in runs):
-            return None  # of an asynchronous device the phase is only the launching
+            return None  # On an asynchronous device the phase only covers the launches.
         return lambda run: run.phase_ms["forward"]
     stages = BUILT if what == "data" else (what,)
     if any(stage not in run.work_ms for run in runs for stage in stages):
@@ -342,7 +349,7 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
 
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
-    """Slope between two neighbouring doses; None where in some block the larger one did not have more work."""
+    """Return the slope between two neighbouring doses; None if the larger dose had no more work in some block."""
     if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
         return None
     return from_block_values([curve.slope(curve.step, first, first + 2) for curve in curves])
@@ -354,7 +361,7 @@ _CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
 
 @dataclass(frozen=True)
 class DosePoint:
-    """Means over blocks, in milliseconds per step, with the work done k times more. None: not measured."""
+    """Means over blocks in ms per step, for one dose k. None: not measured."""
 
     k: int
     work_ms: float  # on the critical path
@@ -365,7 +372,7 @@ class DosePoint:
 
 @dataclass(frozen=True)
 class Dose:
-    """What more of ``what`` costs ``arm``."""
+    """Effect of adding work of kind ``what`` to ``arm``."""
 
     arm: str
     what: What
@@ -373,23 +380,23 @@ class Dose:
     unfitted: Unfitted | None = None  # why there is no slope
     points: tuple[DosePoint, ...] = ()
     slope: Estimate | None = None  # ms of step time per ms of work, over all doses
-    local_slope: Estimate | None = None  # of the first dose alone: what the arm as it is would feel first
-    last_slope: Estimate | None = None  # of the largest dose alone
-    waited_slope: Estimate | None = None  # ms of waiting for data per ms of work; of the device None
-    slack_ms: Estimate | None = None  # of a kink: how much work can be added before it costs anything
-    blocks_needed: int | None = None  # of an undecided one: how many blocks in all would probably decide
-    unfinished: tuple[int, ...] = ()  # doses k without a finished run: left out
-    workers: int = 1  # that do the work side by side: figures of work are the work of all, divided by their number
+    local_slope: Estimate | None = None  # slope up to the first dose: what the arm would feel first
+    last_slope: Estimate | None = None  # slope up to the largest dose
+    waited_slope: Estimate | None = None  # ms of waiting for data per ms of work; None for the device
+    slack_ms: Estimate | None = None  # "kink": work that can be added before it costs anything
+    blocks_needed: int | None = None  # "undecided": total number of blocks that would probably decide
+    unfinished: tuple[int, ...] = ()  # doses k without a finished run; not used
+    workers: int = 1  # workers side by side; work figures are the work of all workers divided by this number
 
 
 def parse_control(control: str | None) -> tuple[What, int] | None:
-    """``("tokenize", 2)`` of the control ``dose-tokenize-2``; None of any other."""
+    """Return ``("tokenize", 2)`` for the control ``dose-tokenize-2``; None for other controls."""
     found = _CONTROL.fullmatch(control or "")
     return (cast("What", found[1]), int(found[2])) if found else None
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
-    """Return the dose of ``what``: ``doses[k]`` is the control with k times more. Blocks need all doses."""
+    """Return the effect of adding ``what``. ``doses[k]``: runs with k times more; only blocks with all doses count."""
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
     abreast = 1 if what == "device" else max(1, workers)
@@ -429,7 +436,7 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
         return "kink"
     if high < HIDDEN_SLOPE_MAX:
         return "hidden"
-    # Whatever the loader causes, the step waits for; a step that gets longer without waiting lost its cores.
+    # The step waits for all time that the loader causes. A step that gets longer without waiting lost its cores.
     unwaited = waited is not None and waited.median < slope.median / 2
     if low > EXPOSED_SLOPE_MIN and unwaited:
         return "contended"
@@ -441,7 +448,7 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
 
 
 def _bends(what: What, curves: Sequence[Curve]) -> bool:
-    """True if the last slope exceeds the first beyond doubt, and because the step waits."""
+    """Return True if the last slope certainly exceeds the first, and does so because the step waits."""
     last = len(curves[0].ks) - 2
     first_slope, last_slope = segment(curves, 0), segment(curves, last)
     if last < 1 or first_slope is None or last_slope is None:
@@ -454,7 +461,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
 
 
 def _fits_today(curves: Sequence[Curve]) -> bool:
-    """Return True if more is waited for in full, but hardly any of the present work but transfer."""
+    """Return True if added work is waited for, but today's work, without transfer, is hardly waited for."""
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
     return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 
@@ -477,10 +484,10 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 
 def _blocks_needed(slope: Estimate) -> int | None:
-    """Return the blocks that would probably decide; None beyond DOSE_BLOCKS_MAX, or without an interval."""
+    """Return the number of blocks that would probably decide; None above DOSE_BLOCKS_MAX or without an interval."""
     if slope.ci_low is None or slope.ci_high is None:
         return None
-    # The half-width that meets some kind's conditions, if the median stays about where it is.
+    # Half-width that meets the conditions of some kind, if the median stays where it is.
     at = min(1.0, max(0.0, slope.median))
     wanted = max(
         HIDDEN_SLOPE_MAX - at, min(at - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - at), at - EXPOSED_SLOPE_MIN

@@ -1,7 +1,7 @@
 """Sums up one run: totals per repetition, and milliseconds per step by phase and by stage.
 
-Warm-up steps do not count. A null in a table means "not measured", so every figure here is None where its columns hold
-nothing, never 0.
+Warm-up steps do not count. A null in a table means "not measured": a figure whose columns have only nulls is None,
+never 0.
 
 Rates of an arm (:data:`Rate`) are compared block by block.
 """
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class StepLosses:
-    """The losses of ``run``, of warm-up steps too; read when they are asked for, as a long run has a million."""
+    """Losses of ``run``, including warm-up steps. They are read on demand because a long run has a million."""
 
     run: RunData | None = None
 
     def by_step(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Steps with a finite loss, each once and ascending, and these losses."""
+        """Return the steps with a finite loss, ascending and without duplicates, and these losses."""
         steps, losses = self.recorded()
         finite = np.isfinite(losses)
         return steps[finite], losses[finite]
 
     def recorded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The same with losses that are NaN or infinite: a run that diverged has not stopped training there."""
+        """Return all steps with a loss, also NaN or infinite ones: a run that diverged still trained these steps."""
         table = None if self.run is None else self.run.step_columns(["step", "loss"])
         if table is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -59,7 +59,7 @@ class StepLosses:
 
 
 def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
-    """Return the mean losses over the last LOSS_STEPS steps that both runs trained; None if there is none."""
+    """Return the mean losses over the last LOSS_STEPS steps that both runs trained; None without a common step."""
     (our_steps, our_losses), (their_steps, their_losses) = ours.by_step(), theirs.by_step()
     _, here, there = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
     if not len(here):
@@ -77,48 +77,48 @@ class RepetitionTotals:
 
     steps: int
     wall_ns: float
-    usual_ns: float  # with each rare long step counted as a typical one
+    usual_ns: float  # total in which each rare long step counts as a typical one
     tokens: float | None
     trained_tokens: float | None
 
 
 @dataclass(frozen=True)
 class RunLedger:
-    """One finished run with at least one measured step; ``*_ms`` are means per measured step, in milliseconds."""
+    """Figures of one finished run with at least one measured step. ``*_ms`` are means per measured step."""
 
     record: RunRecord
     repetitions: dict[int, RepetitionTotals]
     step_ms: Array  # (measured steps,)
-    phase_ms: dict[str, float]  # phases that were measured; they sum to the mean step time
-    exposed_ms: dict[str, float]  # stages that were measured
+    phase_ms: dict[str, float]  # measured phases; they sum to the mean step time
+    exposed_ms: dict[str, float]
     hidden_ms: dict[str, float]
-    work_ms: dict[str, float]  # all time of the stages, wherever it lay
-    during_wait_ms: dict[str, float]  # of it, what ran while the step waited for that very batch
-    parallel_ms: dict[str, float]  # what ran while the step waited for another batch
-    between_steps_ms: dict[str, float]  # what ran between training steps
-    unsplit: str | None  # why the waits were not split by stage, where exposed and hidden are empty for that
+    work_ms: dict[str, float]  # all time of each stage, wherever it ran
+    during_wait_ms: dict[str, float]  # part of ``work_ms`` that ran while the step waited for that batch
+    parallel_ms: dict[str, float]  # part that ran while the step waited for another batch
+    between_steps_ms: dict[str, float]  # part that ran between training steps
+    unsplit: str | None  # why the waits were not split by stage, if exposed and hidden are empty for that reason
     contended_ms: float | None
-    waited_otherwise_ms: tuple[float, ...]  # what data costs by other readings of when the device worked; see launches
-    device_busy_ms: float | None  # None also where phases that were still being launched leave it open
-    device_launch_bound_ms: float | None  # within launch-bound phases: working or waiting for launches
-    device_open_ms: float | None  # the same within others
-    launch_bound: dict[str, float]  # share of the measured steps in which a piece of the device's work was, by its name
+    waited_otherwise_ms: tuple[float, ...]  # data costs by the other readings of device work; see derived.Derived
+    device_busy_ms: float | None  # unknown also if phases still being launched leave it open
+    device_launch_bound_ms: float | None  # time within launch-bound phases: working or waiting for launches
+    device_open_ms: float | None  # same, within phases that are not launch-bound
+    launch_bound: dict[str, float]  # share of the measured steps in which work was launch-bound, by name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
-    device_room_ms: float | None  # what fetching could have lasted longer for next to nothing, see ``bounds``
+    device_room_ms: float | None  # possible extra fetch time at almost no cost, see ``bounds``
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
-    tokens: float | None  # positions, sum over the measured steps
+    tokens: float | None  # token positions including padding, sum over the measured steps
     trained_tokens: float | None
-    loss: float | None  # of its last measured steps; None where it is not finite, or was not measured
-    other_cpu_cores: float | None  # cores that others took from this host, mean over the run
-    loader_share: float = 0.0  # of the time of loader workers within measured steps, that in which they built batches
+    loss: float | None  # mean of the last measured steps; None if not finite or not measured
+    other_cpu_cores: float | None  # cores that other processes took from this host, mean over the run
+    loader_share: float = 0.0  # share of the loader workers' time within measured steps spent building batches
     diverged: bool = False  # the loss was NaN or infinite at any measured step, or rose far above its start
-    used_leads: dict[int, UsedLead] = field(default_factory=dict)  # by repetition, of those of which it is known
-    losses: StepLosses = field(default_factory=StepLosses)  # what is compared with another run's
+    used_leads: dict[int, UsedLead] = field(default_factory=dict)  # keys are the repetitions with known leads
+    losses: StepLosses = field(default_factory=StepLosses)  # losses to compare with those of another run
     longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
     left_out: LeftOut = field(default_factory=LeftOut)
     idle_workers: int = 0  # loader workers that made no batch
-    # What a step of several ranks would be shorter by if none had any data work; None of one rank, or not known.
+    # Milliseconds that a step of several ranks would save without data work; None for one rank, or if unknown.
     data_costs_all_ms: float | None = None
 
     @property
@@ -127,7 +127,7 @@ class RunLedger:
 
     @property
     def ranks(self) -> int:
-        """How many trained together; of several, every other figure here is one of rank 0."""
+        """Number of ranks that trained together. With several ranks every other figure here is of rank 0."""
         return self.record.facts.ranks or 1
 
     @property
@@ -139,7 +139,7 @@ class RunLedger:
 
     @property
     def waited_range_ms(self) -> tuple[float, float] | None:
-        """The least and the most that data work may cost a step; None where no reading of the record differs."""
+        """Least and most milliseconds that data work may cost a step; None if all readings of the record agree."""
         if self.waited_ms is None or not self.waited_otherwise_ms:
             return None
         known = (self.waited_ms, *self.waited_otherwise_ms)
@@ -147,10 +147,10 @@ class RunLedger:
 
     @property
     def bound_shares(self) -> BoundShares | None:
-        """What says what limits the step; None without an asynchronous device, or where its waits were not split."""
+        """Shares that determine what limits the step; None without an asynchronous device or a split of waits."""
         idle, room, wall = self.device_starved_ms, self.device_room_ms, self.mean_step_ms
         waited = self.waited_ms
-        # A record whose replay is not the run lacks some of the device's work: what looks idle may be that.
+        # A record that the replay could not reproduce may lack device work, which would look like idle time.
         if idle is None or room is None or waited is None:
             return None
         for_data = sum(self.starved_ms.get(stage, 0.0) for stage in STAGES)
@@ -165,19 +165,19 @@ class RunLedger:
 
     @property
     def bound(self) -> Bound | None:
-        """What limits the step; None without an asynchronous device."""
+        """Name of what limits the step; None without an asynchronous device."""
         return None if (found := self.bound_shares) is None else found.bound
 
     @property
     def split_by_replay(self) -> bool:
-        """True if its waits were split by stage, which took a replay."""
+        """True if the waits were split by stage with a replay."""
         facts = self.record.facts
         workers = lookup_number(self.record.config, "data.workers", facts.workers or 0)
         return bool(self.exposed_ms) and bool(workers or facts.asynchronous)
 
     @property
     def by_repetition(self) -> bool:
-        """True if its repetitions alternated with those of the runs of the same session."""
+        """True if the repetitions of this run alternated with those of the other runs of its session."""
         return self.record.interleave == "slices" and bool(self.record.session)
 
 
@@ -185,12 +185,12 @@ Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 
 
 def without_split(ledger: RunLedger) -> RunLedger:
-    """Return ``ledger`` without its split of waits by stage, as the replay that split them is off."""
+    """Return ``ledger`` without its split of waits by stage, for when replay is turned off."""
     return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
 
 
 class DerivedSteps(NamedTuple):
-    """The steps table with its derived columns as the present rules have them; see :mod:`harness.explain.derived`."""
+    """Steps table with its derived columns, computed by the current rules; see :mod:`harness.explain.derived`."""
 
     table: pa.Table | None
     changed: bool
@@ -200,7 +200,7 @@ class DerivedSteps(NamedTuple):
 
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
-    """See :class:`DerivedSteps`; without a table there is none."""
+    """Return the steps table of ``run`` with its derived columns. The table is None if the run has none."""
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -208,13 +208,13 @@ def derived_steps(run: RunData) -> DerivedSteps:
     except InputError:
         recording = None
     work = device_work_of(run) if run.record.facts.asynchronous else None
-    # The table has no name here: that of a long run is freed column by column.
+    # The table has no local name here, so that the table of a long run is freed column by column.
     return DerivedSteps(*with_derived(cast("pa.Table", run.steps), spans_of(run), work, recording))
 
 
 @once_per_run("ledger")
 def measure(run: RunData) -> RunLedger | None:
-    """The ledger of a finished run; None where it did not finish or left no measured step."""
+    """Return the ledger of a finished run; None if it did not finish or has no measured step."""
     if run.record.status != "done" or (steps := derived_steps(run).table) is None:
         return None
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
@@ -227,11 +227,11 @@ def measure(run: RunData) -> RunLedger | None:
     def stages(kind: str) -> dict[str, float]:
         return _means(values, STAGES, f"{kind}_{{}}_ns")
 
-    # 0 ms in a phase that nobody timed are no measured wait.
+    # Zeros in a phase without a timer are not a measured wait.
     fetched = run.record.facts.times_fetches or bool(np.nansum(values("fetch_ns")))
     wall = values("wall_ns")
     tokens, trained = values("tokens"), values("trained_tokens")
-    if not np.nansum(tokens):  # no step holds nothing: 0 in all of them is a count that was not made
+    if not np.nansum(tokens):  # Every step has tokens, so 0 in all steps means that they were not counted.
         tokens, trained = np.full_like(tokens, np.nan), np.where(trained == 0, np.nan, trained)
     losses = values("loss")[steps.column("loss").is_valid().to_numpy()[measured]]  # null: not measured; NaN: diverged
     exposed, hidden = stages("exposed"), stages("hidden")
@@ -243,7 +243,7 @@ def measure(run: RunData) -> RunLedger | None:
         phase_ms=_means(values, PHASES if fetched else [phase for phase in PHASES if phase != "fetch"], "{}_ns"),
         exposed_ms=exposed if fetched else {},
         hidden_ms=hidden if fetched else {},
-        # Tables from before there was a column for it have the sum.
+        # Older tables have no column for work; there it is the sum of exposed and hidden.
         work_ms=stages("work") or {stage: value + hidden.get(stage, 0.0) for stage, value in exposed.items()},
         during_wait_ms=stages("during_wait"),
         parallel_ms=stages("parallel"),
@@ -274,12 +274,12 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Return unmeasured steps between measured ones, without first steps of a repetition and marked ones."""
+    """Return the unmeasured steps between measured ones, without marked steps and the first steps of repetitions."""
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
     inside[:first] = inside[last:] = False
-    inside[1:] &= inside[:-1].copy()  # the first of a turn
+    inside[1:] &= inside[:-1].copy()  # drops the first step after a measured one or at the start
     if facts.attached is not None:
         if facts.marked_steps is None:
             return LeftOut()
@@ -296,14 +296,14 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Means over the measured steps among the first ones, by reading."""
+    """Return the mean ms per reading over the measured steps among the first steps."""
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
 
 
 def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float | None:
-    """See ``RunLedger.device_room_ms``; None where nobody recorded what the device did, or when steps began."""
+    """Return ``RunLedger.device_room_ms``; None if device work or the start of steps was not recorded."""
     if not run.record.facts.asynchronous or np.isnan(column(steps, "device_slack_ns")[measured]).all():
         return None
     spans = spans_of(run)
@@ -325,7 +325,7 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
-    """See ``RunLedger.used_leads``; none where the host computes and makes the batches, or nobody recorded them."""
+    """Return ``RunLedger.used_leads``; empty if the host both computes and makes the batches, or without a record."""
     facts = run.record.facts
     workers = loader_workers(run)
     timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
@@ -339,7 +339,7 @@ def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
 
 
 def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> dict[str, float]:
-    """See ``RunLedger.launch_bound``; read from the spans only where the steps say that there is some."""
+    """Return ``RunLedger.launch_bound``. The spans are read only if the steps table shows launch-bound time."""
     if not np.nansum(column(steps, "device_launch_bound_ns")[measured]):
         return {}
     return launch_bound_shares(bounds(steps, measured), device_work_of(run), spans_of(run).names)
@@ -348,7 +348,7 @@ def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 def _repetitions(
     repetition: NDArray[np.int64], wall: Array, tokens: Array, trained: Array
 ) -> dict[int, RepetitionTotals]:
-    """Totals by repetition; a count that one of its steps lacks (NaN) is None for the whole repetition."""
+    """Return the totals by repetition. A count that is NaN for one step is None for its whole repetition."""
     numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
@@ -359,7 +359,7 @@ def _repetitions(
 
 
 def _diverged(losses: Array) -> bool:
-    """True if ``losses``, of the measured steps in order, are not finite or end far above where they began."""
+    """Return True if a loss is not finite, or the last losses are far above the first (measured steps, in order)."""
     if not np.isfinite(losses).all():
         return True
     some = min(LOSS_STEPS, len(losses) // 2)
@@ -370,12 +370,12 @@ def _diverged(losses: Array) -> bool:
 
 
 def arm_lead(blocks: Blocks) -> LeadUse | None:
-    """How much of the measured steps of an arm was made before; None where too few repetitions show it."""
+    """Return how much of an arm's measured steps was prepared before them; None if too few repetitions show it."""
     return lead_use(run.used_leads for run in blocks.values())
 
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
-    """Mean over all measured steps of ``runs``, given a mean per step of each; None where no run has it."""
+    """Return the mean over all measured steps of ``runs``, from each run's mean per step; None if no run has one."""
     known = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
     return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else None
 
@@ -383,9 +383,9 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
 def part_over(
     runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
 ) -> float | None:
-    """Return the mean of a part of a step over all measured steps of ``runs``.
+    """Return the mean of one part of a step over all measured steps of ``runs``.
 
-    ``known``: the runs that have it; others get the same share of their steps.
+    ``known``: the runs that have the part. The other runs are assumed to have the same share of their steps.
     """
     known = [run for run in known or runs if get(run) is not None]
     found = mean_over(known, get)
@@ -401,7 +401,7 @@ def _mean_ms(nanoseconds: Array) -> float | None:
 
 
 def _busy_ms(nanoseconds: Array) -> float | None:
-    """None where it is not known of every step: the steps that leave it open are not like the others."""
+    """Return the mean in ms; None if any step lacks a value, because such steps are unlike the others."""
     return None if np.isnan(nanoseconds).any() else _mean_ms(nanoseconds)
 
 
@@ -415,7 +415,7 @@ def _sum(counts: Array) -> float | None:
 
 
 def _other_load(samples: pa.Table | None) -> float | None:
-    """Cores that others took: other processes here, and others elsewhere for whom the hypervisor took them."""
+    """Return the cores used by other processes on this host, plus the cores that the hypervisor gave to others."""
     if samples is None or not len(samples):
         return None
     import pyarrow.compute as pc
@@ -430,12 +430,12 @@ def _other_load(samples: pa.Table | None) -> float | None:
 
 Counted = Literal["tokens", "trained_tokens"]
 COUNTED: tuple[Counted, ...] = ("tokens", "trained_tokens")
-# What a repetition did, and the time or steps it took for that.
+# Returns (what a repetition did, the seconds or steps that it took), or None if it was not counted.
 Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
 
 
 def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
-    """``amount`` of a repetition as a rate; None where it was not counted."""
+    """Return ``amount`` and the seconds of the repetition; None if the amount was not counted."""
     return None if amount is None else (amount, repetition.wall_ns / 1e9)
 
 
@@ -451,7 +451,7 @@ def steps_per_s(repetition: RepetitionTotals) -> tuple[float, float] | None:
     return per_second(repetition.steps, repetition)
 
 
-# What "faster" means, best first: a trainer that does not count tokens is compared by what it does count.
+# Measures of "faster", best first. A trainer that does not count tokens is compared by its steps.
 MEASURES: tuple[tuple[str, Rate], ...] = (
     ("trained tokens/s", trained_tokens_per_s),
     ("tokens/s", tokens_per_s),
@@ -466,13 +466,13 @@ def speed(
     confidence: float = CONFIDENCE,
     alike: Likeness | None = None,
 ) -> Estimate | None:
-    """How many times as fast ``candidate`` is by ``rate``; None where a measured repetition does not have that rate."""
+    """Return the speed of ``candidate`` / ``baseline`` by ``rate``; None if a measured repetition lacks this rate."""
     logs = speed_logs(baseline, candidate, rate)
     return None if logs is None else from_blocks(logs, confidence, alike)
 
 
 def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] | None:
-    """The logarithm of that in each block that has both, in their order."""
+    """Return the logarithm of the speed ratio for each block that both arms have, in order."""
     base, other = rates_of(baseline, rate), rates_of(candidate, rate)
     if base is None or other is None:
         return None
@@ -481,12 +481,12 @@ def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] |
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """True if repetition k of both ran side by side in time."""
+    """Return True if repetition k of both runs ran side by side in time."""
     return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
 def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """{block: {repetition: rate}}; None where any lacks it: a ratio never mixes repetitions with and without."""
+    """Return {block: {repetition: rate}}; None if any repetition lacks the rate, so that no ratio mixes both kinds."""
     found: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for repetition, totals in run.repetitions.items():
@@ -498,7 +498,7 @@ def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, flo
 
 
 def per_step_of(blocks: Blocks, name: Counted) -> float | None:
-    """Positions or trained tokens per measured step; None where a run did not count them."""
+    """Return positions or trained tokens per measured step; None if a run did not count them."""
     totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
     if any(total is None for total in totals) or not totals:
         return None

@@ -2,32 +2,33 @@
 
 A program that the harness attached to (:func:`group_gain`): an estimate of what its ranks would gain without data work.
 
-Ranks that exchange something in each step take as long as one another; what differs is what they spend it on. A rank
-waits for another one while its main thread has no core within its backward pass (DDP). The exchange itself takes all of
-them as long, so the least such time of a step is no wait:
+Ranks that exchange data in each step have equal step times, but spend them differently. A rank waits for another one
+while its main thread has no core within its backward pass (DDP). The exchange itself takes all ranks equally long, so
+the least such time of a step is not a wait:
 
     wait of a rank    time off its core in backward passes - the least of all ranks in that step
-    saved             least over ranks of: the rank's own fetch that is no longer there + its wait
+    saved             least over ranks of: the rank's own fetch time that is removed + its wait
 
-The interval covers what the record leaves open: being ready without a core looks like waiting; off its core in another
-phase a rank may wait for the others (FSDP) or for something of its own. A wait that keeps its core busy looks like
-work.
+The interval covers what the record leaves open. A thread that is ready without a core looks like one that waits. A rank
+that is off its core in another phase may wait for other ranks (FSDP) or for something of its own. A wait that keeps the
+core busy looks like work.
 
 A run of this trainer (:func:`ranks_of`): which rank made the others wait, and for which part of its step.
 
-Every rank of a machine has the same clock (CLOCK_MONOTONIC). A rank *arrives* when its own work before the exchange is
-done: under ddp when its last gradients are ready, under fsdp when its first forward pass begins, which gathers weights.
+All ranks of a machine share one clock (CLOCK_MONOTONIC). A rank *arrives* when its own work before the exchange is
+done. Under ddp this is when its last gradients are ready. Under fsdp it is the start of its first forward pass, which
+gathers weights.
 
     wait of a rank      last arrival - its own arrival
     exchange            end of the backward pass's exchange - last arrival (ddp)
-    excess of a rank    mean time that it takes for one part of its step - the longest of the others' means
-    saved               mean over steps of: last arrival - what it were, had that rank spent on that part what the next
-                        one does: its longest time becomes the other's longest, its second longest the second longest
-    without data        mean over steps of: last arrival - what it were, had no rank waited for data in that step
+    excess of a rank    mean time of one part of its step - the longest mean time of the other ranks
+    saved               mean over steps of: last arrival - last arrival if that rank spent on that part what the next
+                        rank does: its longest time becomes the other's longest, its second longest the second longest
+    without data        mean over steps of: last arrival - last arrival if no rank waited for data in that step
 
-So savings keep the scatter of arrivals, and count a rank only where it is last. An excess within scatter is not
-counted. Under fsdp ranks also wait within their passes, and with several micro-batches in each: there waits are not
-known.
+Savings thus keep the scatter of arrivals, and count a rank only in steps where it is last. An excess within scatter is
+not counted. Under fsdp ranks also wait within their passes, and with several micro-batches in each pass; those waits
+are unknown.
 """
 
 from __future__ import annotations
@@ -57,33 +58,33 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 BACKWARD = "backward"
-_Edit = Callable[[Float], Float]  # of the ranks' fetches, (rank, step)
+_Edit = Callable[[Float], Float]  # maps the ranks' fetches (rank, step) to edited ones
 
 
 @dataclass(frozen=True)
 class RankSteps:
-    """The measured steps of one rank in one block, in nanoseconds; all (steps,), of several ranks (rank, step)."""
+    """Measured steps of one rank in one block, ns; all (steps,), or (rank, step) for several ranks."""
 
-    step: Float  # numbers
+    step: Float  # step numbers
     wall: Float
     fetch: Float
-    off_core: Float  # within backward passes
-    elsewhere: Float  # within phases that are neither these nor fetches
-    ready: Float  # of each step on average over the block: it could run and had no core
-    unseen: Float  # the same: it was blocked outside of all phases
+    off_core: Float  # time off a core within backward passes
+    elsewhere: Float  # time off a core in phases other than fetches and backward passes
+    ready: Float  # time ready without a core; the block's average share of each step
+    unseen: Float  # time blocked outside of all phases; the block's average share of each step
 
 
 @dataclass(frozen=True)
 class GroupGain:
-    """``slowest``: the rank that fetches longest. Speeds of a step: its time / that of the edited one."""
+    """Estimated speed gain of a group of ranks: step time / step time with edited fetches."""
 
-    slowest: str
-    without_data: Estimate  # no rank has any
-    slowest_alike: Estimate  # the slowest fetches no longer than the next
+    slowest: str  # rank with the longest fetches
+    without_data: Estimate  # no rank has any data work
+    slowest_alike: Estimate  # the slowest rank fetches no longer than the next one
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
-    """Return the steps of a rank of an attached CPU program; None of other runs, or if core times were not measured."""
+    """Return the steps of a rank of an attached CPU program; None for other runs or without measured core times."""
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
@@ -102,15 +103,15 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
-    """Return the time off a core by step, in backward passes and in other phases but fetches; None: not measured."""
+    """Return the time off a core by step: in backward passes, and in other phases but fetches; None: not measured."""
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():
         return None
-    order = np.lexsort((-phases.ends, phases.starts))  # of phases that begin together the outer one first
+    order = np.lexsort((-phases.ends, phases.starts))  # If two phases begin together, the outer one comes first.
     phases = phases.where(order.astype(np.int64))
     before = np.concatenate([[phases.starts[0]], np.maximum.accumulate(phases.ends)[:-1]])
-    outermost = phases.starts >= before  # what lies within another phase is a part of it
+    outermost = phases.starts >= before  # phases inside another phase are part of it
     off = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
     step = np.searchsorted(starts, phases.starts, side="right") - 1
     inside = step >= 0
@@ -119,7 +120,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
         found: Float = np.maximum(np.bincount(step[inside], times[inside], minlength=len(starts)), 0.0)
         return found
 
-    # A fetch is none of these, also where it lies within another phase: then that one is shorter by it.
+    # Fetches are excluded. A fetch within another phase is subtracted from that phase.
     within = np.maximum.accumulate(np.where(outermost, np.arange(len(off)), 0))
     fetch = phases.names == spans.code(FETCH)
     counted = np.where(outermost & ~fetch, off, 0.0) - np.where(~outermost & fetch & ~fetch[within], off, 0.0)
@@ -128,7 +129,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
 
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
-    """``steps``: by arm and block. None where there is one rank, or they do not wait for one another in each step."""
+    """Return the gain from ``steps`` by arm (rank) and block; None for one rank, or if ranks do not wait each step."""
     if len(steps) < 2:
         return None
     shared = sorted(set.intersection(*(set(one) for one in steps.values())))
@@ -148,7 +149,7 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
 
 
 def _aligned(ranks: Sequence[RankSteps]) -> RankSteps | None:
-    """The steps that all ranks measured, arrays of (rank, step); None where there are none."""
+    """Return the steps that all ranks measured, as (rank, step) arrays; None without such steps."""
     common = ranks[0].step
     for one in ranks[1:]:
         common = np.intersect1d(common, one.step)
@@ -169,7 +170,7 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
-    """How many times as fast with edited fetches."""
+    """Return the speed gain with edited fetches. The interval includes the lower and upper bound of the waits."""
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
@@ -184,103 +185,103 @@ def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
 
 
 def _saved(block: RankSteps, gone: Float) -> Float:
-    """``gone``: what each rank no longer fetches."""
+    """Return the time saved by step, (steps,), if each rank fetches for ``gone`` less, (rank, step)."""
     saved: Float = (gone + block.off_core - block.off_core.min(axis=0)).min(axis=0)
     return saved
 
 
 def _saved_at_least(block: RankSteps, gone: Float) -> Float:
-    """Where being ready without a core is no wait for another rank; of that the block is known, not its steps."""
+    """Return the mean time saved if being ready without a core is never a wait for another rank.
+
+    The result is one mean, (1,), because the time ready without a core is known per block only.
+    """
     waiting = np.maximum(block.off_core - block.ready, 0.0).mean(axis=1)
     saved = (gone.mean(axis=1) + waiting - waiting.min()).min()
     return np.array([min(float(saved), float(_saved(block, gone).mean()))])
 
 
 def _saved_at_most(block: RankSteps, gone: Float) -> Float:
-    """Where what was blocked unseen, or outside of backward passes, is a wait for another rank."""
+    """Return the time saved by step if all blocked time outside of backward passes is a wait for another rank."""
     waits = block.off_core + block.elsewhere + block.unseen - block.off_core.min(axis=0)
     saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved
 
 
 Unknown = Literal["", "device", "micro-batches", "not recorded"]
-AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases between an exchange and the next step
+AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases from the exchange to the next step
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """The measured steps of one rank, means in ms. ``wait_ms``: for the other ranks; None where nobody knows."""
+    """Means over the measured steps of one rank."""
 
     number: int
     step_ms: float
     tokens_per_s: float | None
     fetch_ms: float
-    wait_ms: float | None = None
+    wait_ms: float | None = None  # time waiting for other ranks; None: unknown
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """``saved_ms`` a step, if the rank took no longer for ``part`` (a stage or a phase) than the next one does."""
+    """Rank whose ``part`` of the step, a stage or a phase, makes the other ranks wait most."""
 
     number: int
     part: str
     excess_ms: float
-    saved_ms: float
-    error_ms: float = 0.0  # the standard error of the excess, as neighbouring steps may be alike
+    saved_ms: float  # per step, if the rank took no longer for ``part`` than the next one
+    error_ms: float = 0.0  # standard error of the excess, corrected for steps that resemble their neighbours
 
 
 @dataclass(frozen=True)
 class RanksReport:
-    """Ranks of one run, or the mean over blocks. ``exchange_ms``: of a step.
-
-    ``unknown``: why waits are not known. ``clock_error_ms``: between nodes; None on one node.
-    """
+    """Ranks of one run, or the mean over blocks."""
 
     parallel: str
     step_ms: float
     ranks: tuple[RankTimes, ...]
-    exchange_ms: float | None = None
+    exchange_ms: float | None = None  # per step
     straggler: Straggler | None = None
-    unknown: Unknown = ""
+    unknown: Unknown = ""  # why waits are unknown
     nodes: int = 1
-    clock_error_ms: float | None = None
-    data_costs_ms: float | None = None  # a step would be shorter by that if no rank had any data work; None: not known
+    clock_error_ms: float | None = None  # clock error between nodes; None on one node
+    data_costs_ms: float | None = None  # step time saved if no rank had data work; None: unknown
 
     @property
     def without_straggler_ms(self) -> float:
-        """What a step would take without what the straggler takes longer."""
+        """Step time in ms if the straggler were as fast as the next rank."""
         return self.step_ms - (0.0 if self.straggler is None else self.straggler.saved_ms)
 
 
 @dataclass(frozen=True)
 class _RankArrivals:
-    """One rank's measured steps, in ns: (steps,) each. ``arrival`` is NaN where nobody knows."""
+    """Measured steps of one rank in ns, (steps,) each. ``arrival`` is NaN if unknown."""
 
     step: Float
     start: Float
     wall: Float
     tokens: Float
     arrival: Float
-    data: Float  # of its parts, all that data takes
+    data: Float  # time of all data work
     exchange_end: Float
-    parts: dict[str, Float]  # from the exchange before to the arrival
+    parts: dict[str, Float]  # time by part, from the previous exchange to the arrival
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
-    """The blocks of one arm, averaged; None where its runs had one rank, or were attached to."""
+    """Return the mean over the blocks of one arm; None for runs with one rank and attached runs."""
     return _mean([found for run in runs if (found := ranks_of_run(run)) is not None])
 
 
 @once_per_run("ranks")
 def ranks_of_run(run: RunData) -> RanksReport | None:
-    """As :func:`ranks_of`, of one run."""
+    """Return the report of one run, see :func:`ranks_of`."""
     facts = run.record.facts
     count = facts.ranks or 1
     if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":
         return None
     found = []
     for number in range(count):
-        with suppress(InputError):  # a damaged table is said elsewhere
+        with suppress(InputError):  # A damaged table is reported elsewhere.
             hidden = bool(facts.asynchronous) or _gathers_often(run)
             rank = _read(run if number == 0 else _other(run, number), number, hidden=hidden)
             if rank is not None:
@@ -294,7 +295,7 @@ def ranks_of_run(run: RunData) -> RanksReport | None:
         return None
     ranks = [_only(one, common) for one in found]
     own_tokens = ranks[0].tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(common)))
-    ranks[0] = replace(ranks[0], tokens=own_tokens)  # its table has those of all
+    ranks[0] = replace(ranks[0], tokens=own_tokens)  # The table of rank 0 counts the tokens of all ranks.
     error_ms = None if facts.clock_error_ns is None else facts.clock_error_ns / 1e6
     report = replace(_report(facts.parallel or "", ranks), nodes=facts.nodes or 1, clock_error_ms=error_ms)
     if all(one.wait_ms is not None for one in report.ranks):
@@ -305,7 +306,7 @@ def ranks_of_run(run: RunData) -> RanksReport | None:
 
 
 def _gathers_often(run: RunData) -> bool:
-    """True if a step has several forward passes that each begin with a wait for the other ranks."""
+    """Return True if a step has several forward passes that each begin with a wait for the other ranks."""
     accumulated = lookup_number(run.record.config, "optimizer.accumulation", 1) > 1
     return run.record.facts.parallel == "fsdp" and accumulated
 
@@ -320,24 +321,24 @@ def _other(run: RunData, number: int) -> RunData:
 
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
-    """``hidden``: when it arrives is not known."""
+    """Return the measured steps of a rank; None without a table. ``hidden``: its arrival cannot be known."""
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
     start, wall, step = (column(table, name) for name in ("start_ns", "wall_ns", "step"))
     forward, exchanges = _moments(run, number)
     arrival, end = np.full(len(step), np.nan), np.full(len(step), np.nan)
-    if not hidden:  # of a device the host's clock does not say when it arrives
+    if not hidden:  # The host's clock does not show when a device arrives.
         first = exchanges if len(exchanges) else forward
         place = np.searchsorted(start, first[:, 0], side="right") - 1
         inside = (place >= 0) & (first[:, 0] < start[place] + wall[place])
-        for where, (moment, over) in zip(place[inside][::-1], first[inside][::-1], strict=True):  # a step's first stays
+        for where, (moment, over) in zip(place[inside][::-1], first[inside][::-1], strict=True):  # the first one wins
             arrival[where] = moment
             end[where] = over if len(exchanges) else np.nan
     phases = {name: np.nan_to_num(column(table, f"{name}_ns")) for name in PHASES}
     parts = _parts(table, phases)
     consecutive = np.concatenate([[False], np.abs(start[1:] - start[:-1] - wall[:-1]) < 1e6])
-    for name in AFTER:  # what a step ends with delays the next one
+    for name in AFTER:  # The phases at the end of a step delay the next step.
         parts[name] = np.where(consecutive, np.concatenate([[0.0], phases[name][:-1]]), 0.0)
     before = sum((phases[name] for name in (FETCH, "h2d", "forward")), np.zeros(len(step)))
     if len(exchanges):
@@ -352,7 +353,7 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
-    """What a rank does before it arrives; its wait for data by the stages that it waited for, where they are known."""
+    """Return the time by part before a rank arrives. The wait for data is split by stage if the stages are known."""
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
     split = not any(np.isnan(one).all() for one in within.values())
     data = {stage: np.nan_to_num(one) for stage, one in within.items()} if split else {FETCH: phases[FETCH]}
@@ -360,7 +361,7 @@ def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
 
 
 def _moments(run: RunData, number: int) -> tuple[Float, Float]:
-    """When forward passes began, and exchanges of gradients with their ends, (spans, 2) each, in order."""
+    """Return the (start, end) of forward passes and of gradient exchanges, (spans, 2) each, in order."""
     forward, exchanges = [], []
     for batch in run.span_batches(["role", "rank", "name", "start_ns", "end_ns"]):
         columns = (batch.column(name).to_pylist() for name in ("role", "rank", "name", "start_ns", "end_ns"))
@@ -418,7 +419,7 @@ def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> 
 
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
-    """The rank and the part of its step that the others wait for most; None where none takes longer."""
+    """Return the rank and the part of its step that the others wait for most; None if no rank takes longer."""
     steps = int(known.sum())
     arrivals = np.stack([one.arrival[known] for one in ranks])
     last = arrivals.max(axis=0)
@@ -442,14 +443,18 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 
 def _beyond(slow: Float, other: Float) -> Float:
-    """By how much each of ``slow`` is longer than the time of ``other`` that has the same place in order of length."""
+    """Return how much longer each of ``slow`` is than the value of ``other`` with the same rank in order of length."""
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Of blocks; the straggler is one that nearly all of them name, with means over those (scatter names many)."""
+    """Return the mean over blocks; None without reports.
+
+    The straggler is kept if nearly all blocks name the same one, because scatter names many. Its means are over these
+    blocks.
+    """
     if not reports:
         return None
     named = [one.straggler for one in reports if one.straggler is not None]

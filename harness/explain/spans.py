@@ -1,6 +1,6 @@
-"""Reads the tables of a run as columns, its spans by what they are and its steps, and computes with stretches of time.
+"""Reads the spans and steps of a run as columns, and computes with stretches of time.
 
-Stretches are sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns. Everything works on whole
+Stretches are sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns. All functions work on whole
 columns, so that a run of a million steps takes seconds.
 """
 
@@ -31,14 +31,14 @@ NO_TIMES: Int = np.zeros(0, dtype=np.int64)
 
 
 class Stretches(NamedTuple):
-    """Stretches in order and apart from each other; ``starts`` and ``ends`` (stretches,)."""
+    """Sorted, disjoint stretches of time; ``starts`` and ``ends`` (stretches,)."""
 
     starts: Int
     ends: Int
 
 
 class Pieces(NamedTuple):
-    """Parts of other spans: ``owner`` (pieces,) is the index of the span that each [start, end) belongs to."""
+    """Parts of other spans; ``owner`` (pieces,) is the index of the span that each [start, end) belongs to."""
 
     owner: Int
     starts: Int
@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
 
 
 def union(starts: Int, ends: Int) -> Stretches:
-    """The same time as stretches; empty spans go."""
+    """Return the time covered by the spans as stretches; empty spans are dropped."""
     kept = ends > starts
     if not kept.all():
         starts, ends = starts[kept], ends[kept]
@@ -61,12 +61,12 @@ def union(starts: Int, ends: Int) -> Stretches:
 
 
 def intersection(first: Stretches, second: Stretches) -> Stretches:
-    """The time in both."""
+    """Return the time in both."""
     return Stretches(*clip(*first, second)[1:])
 
 
 def difference(first: Stretches, second: Stretches) -> Stretches:
-    """The time in ``first`` and not in ``second``."""
+    """Return the time in ``first`` that is not in ``second``."""
     if not first.starts.size or not second.starts.size:
         return first
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -74,7 +74,7 @@ def difference(first: Stretches, second: Stretches) -> Stretches:
 
 
 def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
-    """The parts of any spans [start, end) that lie ``inside``, span by span; the spans may overlap one another."""
+    """Return the parts of the spans [start, end) that lie ``inside``, span by span. Spans may overlap one another."""
     low = np.searchsorted(inside.ends, starts, side="right")
     high = np.maximum(np.searchsorted(inside.starts, ends, side="left"), low)
     owner, place = _expanded(low, high)
@@ -84,7 +84,7 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
-    """True if each span [start, end) has a moment ``inside``; one that is empty has none, but may count, (spans,)."""
+    """Return True for each span [start, end) that overlaps ``inside``, (spans,). An empty span may count as well."""
     found: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )
@@ -92,7 +92,7 @@ def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
 
 
 def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
-    """How much of each span [start, end) lies ``inside``, (spans,)."""
+    """Return how much of each span [start, end) lies ``inside``, (spans,)."""
     if not inside.starts.size:
         return np.zeros(len(starts), dtype=np.int64)
     before = np.append(0, np.cumsum(inside.ends - inside.starts))
@@ -112,18 +112,18 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
 
 
 def in_order(moments: Int) -> Int:
-    """The same moments sorted, each once. Much faster than ``np.unique`` for a few columns that are in order."""
+    """Return the distinct moments, sorted. Much faster than ``np.unique`` for a few columns that are already sorted."""
     found = np.sort(moments, kind="stable")
     return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
 
 
 def total(stretches: Stretches) -> int:
-    """Their length together."""
+    """Return the sum of their lengths."""
     return int((stretches.ends - stretches.starts).sum())
 
 
 def innermost(starts: Int, ends: Int) -> Pieces:
-    """The spans without overlaps: each moment belongs to the span that started last, of equals the one given last.
+    """Return the spans without overlaps: each moment belongs to the span that started last (of equals, the last given).
 
     ::
 
@@ -137,13 +137,13 @@ def innermost(starts: Int, ends: Int) -> Pieces:
         return Pieces(NO_TIMES, NO_TIMES, NO_TIMES)
     owner = np.full(len(edges) - 1, -1, dtype=np.int64)
     spans, place = _expanded(np.searchsorted(edges, starts[order]), np.searchsorted(edges, ends[order]))
-    owner[place] = order[spans]  # of an index that is assigned several times the last one stays
+    owner[place] = order[spans]  # if an index is assigned several times, numpy keeps the last value
     owned = owner >= 0
     return Pieces(owner[owned], edges[:-1][owned], edges[1:][owned])
 
 
 def _expanded(low: Int, high: Int) -> tuple[Int, Int]:
-    """Every index from low[i] to before high[i], row after row: (i of each, the index itself)."""
+    """Return all indices from low[i] up to high[i], exclusive, row after row: (i of each, the index itself)."""
     counts = high - low
     rows = np.repeat(np.arange(len(counts)), counts)
     skipped = np.repeat(low - np.append(0, np.cumsum(counts)[:-1]) if len(counts) else NO_TIMES, counts)
@@ -151,13 +151,13 @@ def _expanded(low: Int, high: Int) -> tuple[Int, Int]:
 
 
 Result = TypeVar("Result")
-STEPS_AT_ONCE = 10_000  # what one sweep over them needs stays in a core's cache
+STEPS_AT_ONCE = 10_000  # the working set of one sweep fits into a core's cache
 THREADS = 2
-PARTS_AT_ONCE = 16  # whose results wait in memory
+PARTS_AT_ONCE = 16  # bounds the results that wait in memory
 
 
 def in_parts(steps: Stretches, work: Callable[[Stretches], Result]) -> Iterator[Result]:
-    """What ``work`` returns for each part of ``steps``, in their order. It may be called for two parts side by side."""
+    """Yield the result of ``work`` for each part of ``steps``, in order. Calls may run in parallel threads."""
     firsts = range(0, len(steps.starts), STEPS_AT_ONCE)
     parts = [Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps)) for first in firsts]
     if len(parts) < THREADS:
@@ -169,19 +169,19 @@ def in_parts(steps: Stretches, work: Callable[[Stretches], Result]) -> Iterator[
 
 
 FETCH = "fetch"
-BUILT = ("read", "tokenize", "pack")  # stages that make a batch and leave spans, in their order
-BLOCK_ROWS = 4096  # of spans whose times together are known
+BUILT = ("read", "tokenize", "pack")  # stages that make a batch and record spans, in order
+BLOCK_ROWS = 4096  # rows per block of Spans._blocks
 KINDS = ("phases", "stages", "kernels", "launches", "blocking", "unpackings", "draws")
 KIND_OF_ROLE = {
     "main": "phases", "device": "kernels", "launch": "launches", "sync": "blocking", RECEIVE: "unpackings",
     SAMPLER: "draws",
 }  # fmt: skip
-OTHER = len(KINDS)  # of a span that analysis does not read
-NOT_MEASURED = -1  # of CPU times
+OTHER = len(KINDS)  # kind of a span that analysis does not read
+NOT_MEASURED = -1  # value of ``cpu_ns`` without a measurement
 NO_WORKER = -1  # maker of a batch that the main thread made, or whose maker was not recorded
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
-UNANNOUNCED = "unannounced"  # how the site of a blocking call ends that nobody timed: torch told of it in one step
-# What analysis reads of the spans table.
+UNANNOUNCED = "unannounced"  # suffix of the site of a blocking call without a time; torch reported it in one step
+# columns of the spans table that analysis reads
 COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
 
 
@@ -192,11 +192,11 @@ class Spans:
     names: NDArray[np.int32]  # index into RunSpans.names
     starts: Int
     ends: Int
-    batches: NDArray[np.int32]  # -1 where none
-    cpu_ns: NDArray[np.float32]  # NOT_MEASURED where it was not; to seven digits, for which half the room will do
+    batches: NDArray[np.int32]  # -1: no batch
+    cpu_ns: NDArray[np.float32]  # NOT_MEASURED if unknown; float32 is exact to seven digits and saves half the memory
 
     def where(self, chosen: NDArray[np.bool_] | Int | slice) -> Spans:
-        """Those that are ``chosen``, as numpy selects rows."""
+        """Return the ``chosen`` spans, selected as numpy selects rows."""
         return Spans(*(column[chosen] for column in self.columns))
 
     @property
@@ -204,7 +204,7 @@ class Spans:
         return self.names, self.starts, self.ends, self.batches, self.cpu_ns
 
     def between(self, since_ns: int, until_ns: int) -> Spans:
-        """Those that overlap [since_ns, until_ns), in the same order; only blocks that have some are looked at."""
+        """Return the spans that overlap [since_ns, until_ns), in the same order. Only blocks with some are read."""
         first_start, last_end = self._blocks
         blocks = np.flatnonzero((last_end > since_ns) & (first_start < until_ns))
         near = (blocks[:, np.newaxis] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
@@ -213,7 +213,7 @@ class Spans:
 
     @cached_property
     def _blocks(self) -> tuple[Int, Int]:
-        """When the first of each :data:`BLOCK_ROWS` spans starts, and when the last of them ends."""
+        """Earliest start and latest end of each block of :data:`BLOCK_ROWS` spans."""
         first = np.arange(0, len(self), BLOCK_ROWS)
         if not len(first):
             return first, first
@@ -225,51 +225,51 @@ class Spans:
 
 @dataclass(frozen=True)
 class RunSpans:
-    """What one run recorded. Only the first rank."""
+    """Spans that the first rank of one run recorded."""
 
     names: Sequence[str]
-    phases: Spans  # of the main thread
-    stages: Spans  # of whoever built the batch: a loader worker or the main thread
-    kernels: Spans  # what an asynchronous device did
-    launches: Spans  # when the host queued that, in the same order
+    phases: Spans  # recorded by the main thread
+    stages: Spans  # recorded by the builder of the batch: a loader worker or the main thread
+    kernels: Spans  # work of an asynchronous device
+    launches: Spans  # time in which the host queued each piece of device work, in the same order
     blocking: Spans  # calls of the main thread that waited for the device; their names are call sites
-    unpackings: Spans  # from when a worker's batch had arrived until it was unpacked
+    unpackings: Spans  # time from the arrival of a worker's batch until it was unpacked
     draws: Spans  # reading by the main thread for loader workers: a sampler chooses items
     # (batches,) number of the worker that made each batch, or NO_WORKER
     makers: NDArray[np.int16] = field(default_factory=lambda: np.zeros(0, dtype=np.int16))
 
     @property
     def rows(self) -> int:
-        """Spans of all kinds."""
+        """Number of spans of all kinds."""
         return sum(len(getattr(self, kind)) for kind in KINDS)
 
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
-        """The spans that overlap [since_ns, until_ns)."""
+        """Return the spans that overlap [since_ns, until_ns)."""
         return replace(self, **{kind: getattr(self, kind).between(since_ns, until_ns) for kind in KINDS})
 
     @property
     def blocks_untimed(self) -> bool:
-        """True if calls of the main thread wait for the device of which nobody knows for how long."""
+        """True if the main thread has blocking calls without a recorded time."""
         return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
 
     def code(self, name: str) -> int:
-        """The number that stands for ``name``; -1 where no span has it."""
+        """Return the number of ``name`` in :attr:`names`; -1 if no span has it."""
         return self.names.index(name) if name in self.names else -1
 
     @property
     def stages_and_draws(self) -> Spans:
-        """Return the stages of all batches, the main thread's choice of items for loader workers among them."""
+        """Stages of all batches, including the main thread's choice of items for loader workers."""
         if not len(self.draws):
             return self.stages
         return Spans(*map(np.concatenate, zip(self.stages.columns, self.draws.columns, strict=True)))
 
     def of(self, spans: Spans, name: str) -> Spans:
-        """Those of ``spans`` that have this name."""
+        """Return the spans in ``spans`` that have this name."""
         return spans.where(spans.names == self.code(name))
 
 
 def once_per_run(key: str) -> Callable[[Callable[[RunData], Result]], Callable[[RunData], Result]]:
-    """Decorate a function of a run whose result is computed once, and kept with the run under ``key``."""
+    """Decorate a function of a run: its result is computed once and cached with the run under ``key``."""
 
     def decorate(work: Callable[[RunData], Result]) -> Callable[[RunData], Result]:
         return wraps(work)(lambda run: run.once(key, lambda: work(run)))
@@ -279,7 +279,7 @@ def once_per_run(key: str) -> Callable[[Callable[[RunData], Result]], Callable[[
 
 @once_per_run("spans")
 def spans_of(run: RunData) -> RunSpans:
-    """The spans of ``run``, read once; see ``overlap.release`` for long runs."""
+    """Return the spans of ``run``, read once. ``exposure.release`` frees those of long runs."""
     return begun_when_launched(read_spans(run.span_batches(COLUMNS)))
 
 
@@ -289,7 +289,7 @@ def loader_workers(run: RunData) -> int:
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
-    """The spans in record batches of the spans table that have at least :data:`COLUMNS`; each is let go when read."""
+    """Return the spans in record batches that have at least :data:`COLUMNS`. Each batch is freed after reading."""
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}
     makers = np.zeros(0, dtype=np.int16)
@@ -338,7 +338,7 @@ def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.in
 
 
 def begun_when_launched(spans: RunSpans) -> RunSpans:
-    """Return all spans with each piece of device work beginning with its first launch at the earliest."""
+    """Return all spans, with each piece of device work starting no earlier than its first launch."""
     kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
     starts = kernels.starts.copy()
     starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
@@ -346,7 +346,7 @@ def begun_when_launched(spans: RunSpans) -> RunSpans:
 
 
 def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:
-    """The place in :data:`KINDS` of each pair of a role and a name, (roles x names,)."""
+    """Return the index in :data:`KINDS` for each pair of a role and a name, (roles x names,)."""
     kinds = np.full((len(roles), len(names)), OTHER, dtype=np.uint8)
     is_stage = np.array([name in STAGES for name in names], dtype=np.bool_)
     for place, role in enumerate(roles):
@@ -358,7 +358,7 @@ def _kind_of(roles: Sequence[str], names: Sequence[str]) -> NDArray[np.uint8]:
 
 
 class _Growing:
-    """Columns of spans that grow in place: a large block is moved by the system without a copy."""
+    """Columns of spans that grow in place. The system moves a large block without a copy."""
 
     def __init__(self) -> None:
         names, batches = (np.empty(0, dtype=np.int32) for _ in range(2))
@@ -366,7 +366,7 @@ class _Growing:
         self.spans = Spans(names, starts, ends, batches, np.empty(0, dtype=np.float32))
 
     def append(self, *columns: NDArray[Any]) -> None:
-        """Add rows; ``columns`` as in :class:`Spans`. Only before anyone else has the spans."""
+        """Add rows; ``columns`` as in :class:`Spans`. Only valid while no other code has the spans."""
         count = len(self.spans)
         for known, added in zip(self.spans.columns, columns, strict=True):
             known.resize(count + len(added), refcheck=False)
@@ -374,7 +374,7 @@ class _Growing:
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
-    """The column's texts as numbers, and what each stands for; a null is a text of its own."""
+    """Return the column's texts as codes, and the text of each code. A null has a code of its own."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
@@ -392,11 +392,11 @@ def _integers(column: pa.Array, null: int = NOT_MEASURED) -> Int:
 
 
 def column(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """A column of numbers or booleans as float64, (rows,), NaN where null."""
+    """Return a column of numbers or booleans as float64, (rows,), NaN where null."""
     recorded = table.column(name)
-    if recorded.null_count == len(recorded):  # a third of the columns, of a run without a device
+    if recorded.null_count == len(recorded):  # A third of the columns are all null in a run without a device.
         return np.full(len(recorded), math.nan)
-    numbers = recorded.cast("float64", safe=False)  # a clock after a hundred days is off by a nanosecond
+    numbers = recorded.cast("float64", safe=False)  # a clock above 2^53 ns (a hundred days) loses a nanosecond
     if numbers.null_count:
         numbers = numbers.fill_null(math.nan)
     values: NDArray[np.float64] = numbers.to_numpy()
@@ -410,16 +410,16 @@ def bounds(steps: pa.Table, chosen: NDArray[np.bool_] | slice = slice(None)) -> 
 
 
 def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for steps with other work than training: unmeasured after measured ones without a pause."""
+    """Return True for steps with other work than training: unmeasured, after measured steps, and without a pause."""
     begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
     counted = np.cumsum(measured)
-    before = np.maximum.accumulate(np.where(begins, counted, 0))  # how many counted when these steps began
+    before = np.maximum.accumulate(np.where(begins, counted, 0))  # measured steps before the current group of steps
     found: NDArray[np.bool_] = ~measured & (counted > before)
     return found
 
 
 def integers(table: pa.Table, name: str, null: int = 0) -> Int:
-    """A column as int64, (rows,); ``null`` for what was not measured."""
+    """Return a column as int64, (rows,), with ``null`` where it was not measured."""
     column = table.column(name)
     if column.null_count:
         column = column.fill_null(null)

@@ -6,12 +6,12 @@ The main thread waits for batch b during [w0, w1). The builder of b recorded its
     main thread: ===|           |================= wait ==|
                parallel | outside  | during the wait           (the rest of the wait: transfer)
 
-during    stage time within the wait for its batch. What no stage covers is *transfer* (request, hand-over, unpickling)
-parallel  stage time within waits for other batches
-outside   stage time within training steps that did not wait
-between   stage time between training steps (beside an evaluation)
+during    stage time within the wait for its batch. Wait time outside of all stages is *transfer* (request, hand-over,
+          unpickling)
+parallel  stage time within waits for other batches outside   stage time within training steps that did not wait between
+stage time between training steps (beside an evaluation)
 
-This says where the time lies. ``replay.attribution`` says what each stage cost the step (exposed).
+These figures show where the time lies. ``replay.attribution`` shows what each stage cost the step (exposed).
 
 A device is idle while it has nothing queued. The cause is what the host did at that moment:
 
@@ -50,12 +50,12 @@ TRANSFER = STAGES.index("transfer")
 
 
 class BatchWaits(NamedTuple):
-    """One wait a batch, by the batch's number; all (batches,)."""
+    """One wait per batch, by batch number; all (batches,)."""
 
-    rows: Int  # of the steps table; -1: in no finished step
+    rows: Int  # row of the steps table; -1: not in a finished step
     starts: Int
     ends: Int
-    reported: NDArray[np.bool_]  # whether its builder recorded what it did; else the stages of its row are unknown
+    reported: NDArray[np.bool_]  # the builder recorded its work; else the stages of this row are unknown
 
 
 class StageSpans(NamedTuple):
@@ -68,7 +68,7 @@ class StageSpans(NamedTuple):
 
 
 def without_overlaps(spans: StageSpans) -> StageSpans:
-    """The same time, in the order of batches and within a batch of time; each moment of a batch has one stage."""
+    """Return the spans sorted by batch and time, with one stage at each moment of a batch."""
     kept = spans.ends > spans.starts
     if not kept.all():
         spans = StageSpans(*(column[kept] for column in spans))
@@ -79,7 +79,7 @@ def without_overlaps(spans: StageSpans) -> StageSpans:
     if not overlapping.size:
         return spans
     mended = [StageSpans(*(column[~np.isin(spans.batches, overlapping)] for column in spans))]
-    for batch in overlapping:  # few: stages follow one another unless a recorder nests them
+    for batch in overlapping:  # few batches: stages follow one another unless a recorder nests them
         own = StageSpans(*(column[spans.batches == batch] for column in spans))
         pieces = innermost(own.starts, own.ends)
         mended.append(StageSpans(own.batches[pieces.owner], own.stages[pieces.owner], pieces.starts, pieces.ends))
@@ -89,15 +89,15 @@ def without_overlaps(spans: StageSpans) -> StageSpans:
 
 
 def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
-    """Those of batches that have a place in ``waits``. ``spans`` in the order of batches; no column is copied."""
+    """Return the spans of batches that ``waits`` includes. ``spans`` is sorted by batch; no column is copied."""
     count = np.searchsorted(spans.batches, len(waits.rows))
     return StageSpans(*(column[:count] for column in spans))
 
 
 class StageTimes(NamedTuple):
-    """Nanoseconds per step and stage, each (rows, stages); several waits of a step add up."""
+    """Nanoseconds per step and stage, each (rows, stages). Several waits of a step add up."""
 
-    work: Int  # of all spans of the step's batches; of transfer only what is within the waits
+    work: Int  # all time of the stages of the step's batches; for transfer only the time within the waits
     during: Int
     parallel: Int
     outside: Int
@@ -109,7 +109,8 @@ def stage_times(
 ) -> StageTimes:
     """Return where the stages of each step's batches ran. ValueError if a wait ends before it starts.
 
-    ``counted``: the waits that count; beside an asynchronous device only while it is idle. ``open_steps``: in training.
+    ``counted``: the waits that count; beside an asynchronous device only while it is idle. ``open_steps``: time in
+    training.
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
@@ -138,20 +139,20 @@ def stage_times(
 
 
 def per_row(rows: Int, values: Int, count: int) -> Int:
-    """Sums of ``values`` by row, (count,); what has no row (-1) is left out."""
+    """Return the sums of ``values`` by row, (count,). Values without a row (-1) are left out."""
     kept = rows >= 0
-    # Sums of nanoseconds stay exact in float64: a row has less than 2^53 of them (a hundred days).
+    # Sums in float64 are exact below 2^53 ns (a hundred days per row).
     return np.bincount(rows[kept], weights=values[kept], minlength=count).astype(np.int64)
 
 
-PYTHON = CAUSES.index("python")  # launching, and whatever has no other name
+PYTHON = CAUSES.index("python")  # launching, and all other host activity
 assert CAUSES[: len(STAGES)] == STAGES, "a stage's number is that of the cause of the same name"
-# What a phase of the main thread means to a device that is idle; any other phase: python.
+# Cause by phase of the main thread while the device is idle. All other phases: python.
 CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
 
 
 class Activities(NamedTuple):
-    """What the main thread did, without overlaps and in order; all (activities,)."""
+    """Activities of the main thread, in order and without overlaps; all (activities,)."""
 
     causes: Int  # index into CAUSES
     starts: Int
@@ -159,19 +160,20 @@ class Activities(NamedTuple):
 
 
 class IdleTime(NamedTuple):
-    """Every stretch in which the device did nothing within a step, cut where the cause changes; all (pieces,)."""
+    """Stretches of a step in which the device was idle, cut where the cause changes; all (pieces,)."""
 
-    rows: Int  # of the steps table
-    stretches: Int  # which idle stretch a piece belongs to, from 0
+    rows: Int  # row of the steps table
+    stretches: Int  # number of the idle stretch that the piece belongs to, from 0
     causes: Int
     starts: Int
     ends: Int
 
 
 def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
-    """Return the main thread's time by cause: the innermost span, and transfer in a fetch where no stage ran.
+    """Return the main thread's time by cause: that of the innermost span, or transfer in a fetch without a stage.
 
-    ``stages``: without overlaps; only what lies within its own wait counts. ``during``: what alone is needed.
+    ``stages``: without overlaps; only the time within the wait for the batch counts. ``during``: limits the result to
+    activities that touch this time.
     """
     stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
@@ -191,7 +193,7 @@ def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: S
 
 
 def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTime:
-    """Return when the device was idle in each of ``steps`` (in order), by what the host did meanwhile."""
+    """Return when the device was idle in each of ``steps`` (in order), and what the host did meanwhile."""
     gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
     edges = in_order(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
     cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
@@ -207,7 +209,7 @@ def _span_of(steps: Stretches) -> Stretches:
 
 
 def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: StageSpans) -> Int:
-    """Return idle nanoseconds by step and cause, (steps, causes): the sums of :func:`idle_time`, in parts."""
+    """Return idle nanoseconds by step and cause, (steps, causes): the sums of :func:`idle_time`, computed in parts."""
 
     def idle_in(part: Stretches) -> Int:
         since, until = int(part.starts[0]), int(part.ends[-1])
@@ -228,7 +230,7 @@ def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: 
 def _batches_between(
     waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
 ) -> tuple[BatchWaits, StageSpans]:
-    """The batches that were waited for in [since_ns, until_ns), and those with numbers in between; numbered anew."""
+    """Return waits and stages of the batches from the first to the last awaited in [since_ns, until_ns), renumbered."""
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
     here = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
@@ -239,7 +241,7 @@ def _batches_between(
 
 
 def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
-    """``idle`` pieces of steps summed by step and cause, (rows, causes): the sums of :func:`idle_time`."""
+    """Return the ``idle`` pieces of steps summed by step and cause, (rows, causes)."""
     named = clip(idle.starts, idle.ends, Stretches(known.starts, known.ends))
     causes = known.causes[np.searchsorted(known.starts, named.starts, side="right") - 1]
     cells = idle.owner[named.owner] * len(CAUSES) + causes
@@ -261,7 +263,7 @@ def slack_at_fetches(
 
 
 def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
-    """Return the nanoseconds of work, launched by each moment, that the device had still to do."""
+    """Return the remaining device work at each moment, in ns, of all work launched by then."""
     free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
     queued = np.searchsorted(np.maximum.accumulate(launch_starts), moments, side="right")
     left: Int = np.maximum(free[queued], moments) - moments
@@ -269,5 +271,5 @@ def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
 
 
 def busy(spans: RunSpans) -> Stretches:
-    """When the device worked."""
+    """Return when the device worked."""
     return union(spans.kernels.starts, spans.kernels.ends)

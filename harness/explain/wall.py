@@ -1,25 +1,25 @@
 """Gives every millisecond of a program's wall clock a name: parts of the mean step, and parts of the whole program.
 
-The parts of a step sum to the time per step that a clock shows, evaluations and rare long steps included. A step with
-an evaluation in it counts as one other step and the evaluation. What is noted in no phase is placed by rules:
+The parts of a step sum to the time per step by the clock, including evaluations and rare long steps. A step with an
+evaluation counts as one more step plus the evaluation. Time that was recorded without a phase is placed by rules:
 
     waits for a core      see :func:`_left`: two rules, and the interval includes both
     garbage collections   outside of all phases first, then in forward, backward and optimizer
     compilation           in forward, then backward, then outside of all phases
-    sampled lines         outside of all phases, or in backward if it is a hook on gradients; they explain long steps
-                          before these become a part
-    rare long steps       what they take above a typical step, by phase, as far as no other part explains it
+    sampled lines         outside of all phases, or in backward for a gradient hook; sampled lines explain long steps
+                          before the rest becomes "rare long steps"
+    rare long steps       their time above a typical step, by phase, as far as no other part explains it
 
-The record has how long the main thread ran in each step, how long it was ready without a core, and the CPU time of each
-phase. It does not have in which phase the thread waited. Two rules place the waits; where they differ the interval
-includes both:
+The record has three times: how long the main thread ran in each step, how long it was ready without a core, and the CPU
+time of each phase. It does not show in which phase the thread waited for a core. Two rules place these waits, and the
+interval includes both:
 
-    by running     a thread waits for a core the more, the more it runs (likely)
+    by running     a phase waited for a core in proportion to its time on a core (likely)
     off a core     any moment that a phase spent off a core may have been such a wait
 
-No phase gives up more than it spent off a core. What is then left of the time off a core in forward, backward and
-optimizer is a wait for others where no device works: for other ranks, or for a thread that holds the interpreter's
-lock, as long as that thread ran.
+No phase gives up more than its time off a core. The remaining time off a core in forward, backward and optimizer is a
+wait for others if no asynchronous device works: for other ranks, or for a thread that holds the interpreter's lock, as
+long as that thread ran.
 """
 
 from __future__ import annotations
@@ -55,30 +55,31 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-Z_95 = 1.96  # standard deviations that hold 95 % of a normal distribution
-CODE, GC = "code", "gc"  # kinds of what took time in measured steps: a place, sampled; garbage collections, measured
-LOCK, EVALUATION = "lock", "evaluation"  # kinds of a place, sampled: another thread ran there; in an evaluation
-BUSY = "busy"  # kind of a row: cores that other threads and child processes of the program ask for
-THREAD_LOCK = "threading.Lock"  # that a line waits for; the name must match agent/own_time.py
+Z_95 = 1.96  # standard deviations on each side that include 95 % of a normal distribution
+CODE, GC = "code", "gc"  # kinds of causes in measured steps: a sampled place; measured garbage collections
+LOCK, EVALUATION = "lock", "evaluation"  # kinds of sampled places: another thread ran there; in an evaluation
+BUSY = "busy"  # kind of a row: cores that other threads and child processes of the program occupy or wait for
+THREAD_LOCK = "threading.Lock"  # ``called`` of a line that waits for a lock; must match agent/own_time.py
 WAITING_MODULES = {"queue", "multiprocessing", "concurrent", "threading", "asyncio", "select", "selectors"}
-GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of what is known of the whole program
+GROWING, PADDING, SETTING = "growing", "padding", "setting"  # kinds of causes that concern the whole program
 MAKER = "maker"  # kind of a row: the function that makes a stage of the data
-LOADER_MODULE = "torch.utils.data."  # a sampled line that calls it is the training loop, not what makes a batch
-COMPILED, COMPILATION = "compiled", "compilation"  # kind of steps that compile, and their part if it has no place
+LOADER_MODULE = "torch.utils.data."  # a line that calls this belongs to the training loop, not to a batch's maker
+COMPILED, COMPILATION = "compiled", "compilation"  # kind of steps that compile, and the part's name if it has no place
 BREAKS = "breaks"  # kind of a row: the place of a graph break
 GRADIENTS = "evaluation gradients"  # name of a setting
-MEMORY, WORKERS = "memory", "loader workers"  # kind of memory that grows, and the place if it is theirs
-SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has those of others (inspection.py)
-HOOKS = "gradient hooks"  # phase of a sampled line that a backward pass calls, of the program and not of its model
-REST = "other"  # what lies in no phase
-SAMPLED = "sampled"  # kind of a row: the measured steps of a block in which the recorded thread was sampled
+MEMORY, WORKERS = "memory", "loader workers"  # kind of memory growth, and its place if the loader workers grow
+SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has the other names (inspection.py)
+HOOKS = "gradient hooks"  # phase of sampled program code that a backward pass calls
+REST = "other"  # time outside of all phases
+SAMPLED = "sampled"  # kind of a row: the measured steps of a block during which the main thread was sampled
 
 
 @dataclass(frozen=True)
 class SlowCause:
-    """One cause. A place has times and milliseconds a step, of a few early steps that were audited.
+    """One cause of slow steps.
 
-    What is counted in every measured step has the number of steps with it, and how long these and the others took.
+    * A place has calls and milliseconds per step, from a few audited early steps.
+    * A cause counted in every measured step has the number of steps with it, and the times of these and the others.
     """
 
     kind: str
@@ -90,27 +91,27 @@ class SlowCause:
     that ``phase`` names) or ``start-up`` (the first batch was waited for: milliseconds of the whole program)."""
     place: str = ""
     code: str = ""  # line of the program
-    times: float = 0.0
-    share: float | None = None  # of the audited steps, those in which the place waited; None: not noted
+    times: float = 0.0  # calls per audited step
+    share: float | None = None  # share of the audited steps in which the place waited; None: not recorded
     ms: float | None = None  # None: not timed
-    bytes: int = 0  # a step, from pageable memory
+    bytes: int = 0  # bytes per step from pageable memory
     steps: int = 0
     of: int = 0  # measured steps
     rest_ms: float = 0.0  # sum over the steps without it
-    phase: str = ""  # "code": in which the place was sampled, or HOOKS; "" outside of all phases
-    function: str = ""  # "code": that the line is in
+    phase: str = ""  # "code": phase in which the line was sampled, or HOOKS; "" outside of all phases
+    function: str = ""  # "code": function that has the line
     late: bool = False  # "code": the time was spent in Python code that ended there
-    called: str = ""  # "code": function of a library that the line called
+    called: str = ""  # "code": library function that the line called
     spent_ms: float = 0.0  # sum over the measured steps
-    wall_ms: float = 0.0  # of these steps
-    looks: int = 0  # number of samples of which ``spent_ms`` is a share; 0: it was measured
+    wall_ms: float = 0.0  # sum over the same steps of their whole time
+    looks: int = 0  # number of samples behind ``spent_ms``; 0: it was measured
     low_ms: float | None = None  # 95 % interval of ``ms``
     high_ms: float | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)  # by name, see :mod:`harness.attach.program_causes`
+    figures: Mapping[str, float] = field(default_factory=dict)  # values by name; see harness.attach.program_causes
 
     @property
     def cost_ms(self) -> float | None:
-        """Milliseconds that it costs a measured step, on average; None if that is not known."""
+        """Mean cost in ms per measured step; None if unknown."""
         if self.spent_ms:
             return self.step_ms
         if self.steps:  # counted
@@ -120,7 +121,7 @@ class SlowCause:
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds a measured step, on average, that were spent there."""
+        """Mean time in ms per measured step that was spent there."""
         return self.spent_ms / self.of if self.of else 0.0
 
     @property
@@ -130,7 +131,7 @@ class SlowCause:
 
     @property
     def least_share(self) -> float:
-        """Lower end of the 95 % interval of :attr:`spent_share`, over the samples (Wilson 1927) if it was sampled."""
+        """Lower end of the 95 % interval of :attr:`spent_share` if sampled (Wilson 1927), else the share itself."""
         share, n = min(self.spent_share, 1.0), self.looks
         if not n:
             return share
@@ -139,43 +140,43 @@ class SlowCause:
 
     @property
     def longer_ms(self) -> float | None:
-        """Milliseconds by which a step with it is longer than one without; None if there are no others."""
+        """Milliseconds by which a step with the cause is longer than one without; None without other steps."""
         if self.ms is None or not self.steps or self.of <= self.steps:
             return None
         return self.ms / self.steps - self.rest_ms / (self.of - self.steps)
 
 
 def is_own_code(one: SlowCause) -> bool:
-    """Return True if the line was sampled at work that is neither the model's nor the loader's."""
+    """Return True if the line was sampled in work that belongs neither to the model nor to the loader."""
     return one.kind == CODE and one.phase in ("", HOOKS) and not asks_loader(one)
 
 
 def asks_loader(one: SlowCause) -> bool:
-    """Return True if the line was sampled outside of all phases as it asked a DataLoader for a batch."""
+    """Return True if the line was sampled outside of all phases while it requested a batch from a DataLoader."""
     return one.kind == CODE and not one.phase and one.called.startswith(LOADER_MODULE)
 
 
 def is_wait(called: str) -> bool:
-    """Return True if a line that calls this waits for what another thread or process makes: for batches, maybe."""
+    """Return True if ``called`` waits for another thread or process, possibly for a batch."""
     return called.partition(".")[0] in WAITING_MODULES
 
 
 def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
-    """Return True if the loader calls its dataset for each row, and a row takes little more than that call."""
+    """Return True if the loader calls its dataset per row and a row costs little more than that call."""
     return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
 
 
 def busy_cores(causes: Sequence[SlowCause]) -> float:
-    """Return the cores that other threads and child processes of the program asked for, loader workers included.
+    """Return the cores that other threads and child processes of the program, loader workers too, occupy or wait for.
 
-    Older records have only what other threads used.
+    Older records only have the cores that other threads occupied.
     """
     known = [one.figures["cores"] for one in causes if one.kind == BUSY]
     return max(known) if known else sum(one.spent_share for one in causes if one.kind == LOCK)
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
-    """Return the causes of an arm's runs: places once, as they are notes of the whole program, counts summed."""
+    """Return the causes of an arm's runs. Counts are summed; places appear once, as they describe the whole program."""
     found: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for one in facts for row in one.causes or ()):
         cause = made_of(SlowCause, row)
@@ -213,11 +214,11 @@ PLACES: tuple[PartKind, ...] = ("code", "lock", "evaluation")  # parts that are 
 WAITING = "waiting for a core"
 COLLECTIONS = "garbage collection"
 RANKS = "waiting for ranks"
-SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are no stage
-ROUNDING = 1e-9  # share of a step: a smaller part is an error of the arithmetic
+SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are not stages
+ROUNDING = 1e-9  # share of a step; a smaller part is a rounding error
 COMPUTE = ("forward", "backward", "optimizer")
 
-# Parts of a program: names in RunFacts.program_ms, in the order of time.
+# Parts of a program: names in RunFacts.program_ms, in order of time.
 START_UP, MEASURED_STEPS, EVALUATING_STEPS, PROFILED_STEPS, OTHER_STEPS, AFTER_STEPS = (
     "start-up", "measured steps", "steps with an evaluation", "profiled steps", "warm-up steps", "end",
 )  # fmt: skip
@@ -226,20 +227,20 @@ PROGRAM_PARTS = (START_UP, OTHER_STEPS, PROFILED_STEPS, MEASURED_STEPS, EVALUATI
 
 @dataclass(frozen=True)
 class StepPart:
-    """One part of a step of a program. All parts of a step sum to it.
+    """One part of a program's step. All parts of a step sum to it.
 
-    ``name``: stage of the data, phase, place of the code, or the phase of what long steps take above typical ones.
+    ``name``: a stage of the data, a phase, a place in the code, or for rare long steps the phase of their excess time.
     """
 
     name: str
-    ms: Estimate  # a step: the mean, and the interval of the mean over blocks
+    ms: Estimate  # mean per step, with its interval over blocks
     share: float  # of the step
     kind: PartKind = "phase"
     code: str = ""  # line of the program at the place
-    function: str = ""  # function that the line is in
-    called: str = ""  # function of a library that the line called; of a stage of the data: what makes it, and its place
-    late: bool = False  # True if the time was spent just before the place
-    rare: bool = False  # True if most of it was in a few long steps
+    function: str = ""  # function that has the line
+    called: str = ""  # library function that the line called; for a stage of the data: its maker and the maker's place
+    late: bool = False  # the time was spent just before the place
+    rare: bool = False  # most of the time was in a few long steps
 
 
 @dataclass(frozen=True)
@@ -253,30 +254,30 @@ class ProgramPart:
 
 @dataclass(frozen=True)
 class Wall:
-    """Where the wall clock of a program goes."""
+    """Parts of a program's wall clock: of its mean step, and of the whole program."""
 
-    steps: int  # measured steps, and those that hold an evaluation
-    step_ms: Estimate  # a step by the clock, to which the parts sum
-    parts: tuple[StepPart, ...]  # the largest first
-    program: tuple[ProgramPart, ...] = ()  # of the whole program, in the order of time; empty: not recorded
+    steps: int  # measured steps and steps with an evaluation
+    step_ms: Estimate  # time per step by the clock; the parts sum to it
+    parts: tuple[StepPart, ...]  # largest first
+    program: tuple[ProgramPart, ...] = ()  # parts of the whole program, in order of time; empty: not recorded
 
     @property
     def worked_ms(self) -> float:
-        """Milliseconds a step without waits for other ranks."""
+        """Milliseconds per step without waits for other ranks."""
         return self.step_ms.median - self.total("ranks")
 
     @property
     def on_cores_ms(self) -> float:
-        """Milliseconds a step without waits for a core, of which costs and savings are shares."""
+        """Milliseconds per step without waits for a core. Costs and savings are shares of this time."""
         return self.step_ms.median - self.total("core")
 
     def share(self, part: StepPart) -> float:
-        """Share of :attr:`on_cores_ms`; of waits for a core, which are no part of that, of the step by the clock."""
+        """Return the share of :attr:`on_cores_ms`; for waits for a core the share of the step by the clock."""
         whole_ms = self.step_ms.median if part.kind == "core" else self.on_cores_ms
         return part.ms.median / whole_ms if whole_ms > 0 else 0.0
 
     def total(self, kind: PartKind) -> float:
-        """Milliseconds a step of all parts of this kind."""
+        """Return the milliseconds per step of all parts of this kind."""
         return sum(one.ms.median for one in self.parts if one.kind == kind)
 
 
@@ -291,7 +292,7 @@ _OTHER, _FETCH = _Key("phase", REST), _Key("data", "fetch")
 
 @dataclass(frozen=True)
 class _Block:
-    """One block: milliseconds a step by phase, in all and on a core, and waits for a core in all."""
+    """Milliseconds per step of one block: by phase by the clock, by phase on a core, and all waits for a core."""
 
     wall: Mapping[str, float]
     on_core: Mapping[str, float]
@@ -299,7 +300,7 @@ class _Block:
 
 
 class _Placed(NamedTuple):
-    """Milliseconds a step by phase, without waits for a core, and how much of that each phase was blocked."""
+    """Milliseconds per step by phase without waits for a core, and the part of it for which each phase was blocked."""
 
     phases: Mapping[str, float]
     blocked: Mapping[str, float]
@@ -314,10 +315,10 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     likely, others = [], []
     weights = []
     places: dict[_Key, SlowCause] = {}
-    long_ms = 0.0  # by which rare long steps exceed others outside of all phases
+    long_ms = 0.0  # sum over steps of the excess of rare long steps outside of all phases
     evaluated = _most_evaluated([run.record.facts for run, _ in known])
     sampled = sorted(slow_causes([run.record.facts for run, _ in known]), key=lambda one: one.spent_ms)
-    # A line may call several functions: the one with most of its time is named.
+    # A line may call several functions. The one with most of the line's time is named.
     places |= {_Key(kind, one.place): one for one in sampled for kind in PLACES if one.kind == kind}
     for run, ledger in known:
         causes = slow_causes([run.record.facts])
@@ -332,10 +333,10 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
         found = [_named(one, run, ledger, causes, excess) for one in placed]
         for parts in found:
             evaluation, core, training_ms = _Key("evaluation", EVALUATION), _Key("core", WAITING), sum(parts.values())
-            for key in parts if training_ms > clock_ms else ():  # a step with an evaluation was shorter than others
+            for key in parts if training_ms > clock_ms else ():  # shorter steps with an evaluation
                 parts[key] *= clock_ms / training_ms
             parts[evaluation] = max(0.0, clock_ms - training_ms)
-            # An evaluation waits for a core as much as the steps beside it do (likely), or not at all.
+            # An evaluation waits for a core as much as its training steps do (likely), or not at all.
             waits = parts.get(core, 0.0) / training_ms if parts is found[0] and training_ms else 0.0
             _move(parts, [evaluation], core, parts[evaluation] * waits)
             spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
@@ -349,7 +350,7 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
-    """Return the places of lines that spent most of their time in long steps, even if all other lines did so too."""
+    """Return the places of lines that spent at least half of their time in long steps, even if all others did too."""
     spent_ms: dict[str, float] = {}
     for one in causes:
         if is_own_code(one):
@@ -411,7 +412,7 @@ def _summed(
 
 
 def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
-    """Return ``causes`` with the time that the parts of ``wall`` give them: without waits for a core.
+    """Return ``causes`` with their time scaled to the parts of ``wall``, which exclude waits for a core.
 
     ``phase_ms``: milliseconds of each phase by the clock.
     """
@@ -432,7 +433,7 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
             ends = [None if ms is None else ms * own for ms in (one.ms, one.low_ms, one.high_ms)]
             one = replace(one, ms=ends[0], low_ms=ends[1], high_ms=ends[2])
         elif one.kind == GROWING and one.phase and not one.place:
-            # Growth was looked for with waits in: a phase that takes less than half of it only waited the longer.
+            # Growth was measured with waits included. A phase with less than half of the growth only waited longer.
             grew = phase_ms.get(one.phase, 0.0) * own >= (one.ms or 0.0) / 2
             one = replace(one, phase=one.phase if grew else "")
         found.append(one)
@@ -440,7 +441,7 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
 
 
 def _part_of(one: SlowCause) -> _Key | None:
-    """Return the part of a step that has the time of a line or of garbage collections."""
+    """Return the part of a step that has the time of this line or these garbage collections; None for other causes."""
     if one.kind == GC:
         return _Key("gc", COLLECTIONS)
     if one.kind != CODE:
@@ -453,7 +454,7 @@ def _makes_batches(one: SlowCause) -> bool:
 
 
 def maker_text(place: SlowCause) -> str:
-    """Return ``Rows.__getitem__, train.py:31``; a comprehension is part of its function."""
+    """Return for example ``Rows.__getitem__, train.py:31``; a comprehension is named by its function."""
     function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
     return f"{function}, {place.place}" if place.place else function
 
@@ -463,14 +464,14 @@ def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
 
 
 def _without_names(parts: _Parts, unnamed: set[_Key]) -> _Parts:
-    """Return ``parts`` with those of ``unnamed`` in "other"."""
+    """Return ``parts`` with the parts of ``unnamed`` moved to "other"."""
     kept = {key: ms for key, ms in parts.items() if key not in unnamed}
     kept[_OTHER] = kept.get(_OTHER, 0.0) + sum(ms for key, ms in parts.items() if key in unnamed)
     return kept
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
-    """Return the mean by ``weights``, so that parts sum to the step; its interval takes blocks to be equally long."""
+    """Return the mean by ``weights``, so that parts sum to the step. The interval weights all blocks equally."""
     centre = float(np.average(values, weights=weights))
     if len(values) < MIN_BLOCKS:
         return Estimate(centre, None, None, len(values))
@@ -479,7 +480,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
 
 
 def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
-    """Return milliseconds a step with those that hold an evaluation, and the number of all these steps."""
+    """Return the mean milliseconds over measured steps and steps with an evaluation, and the number of these steps."""
     measured = len(ledger.step_ms)
     share, evaluating = run.record.facts.evaluating_share or 0.0, run.record.facts.evaluating_steps or 0
     step_ms = sum(ledger.phase_ms.values())
@@ -505,7 +506,7 @@ def _named(
     rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
-    # What only runs waits for a core as much as the step does.
+    # Work on the main thread waits for a core in the same proportion as the step does.
     running = 1 - placed.phases.get(WAITING, 0.0) / step_ms if step_ms else 1.0
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
     for one in causes:
@@ -528,13 +529,13 @@ def _named(
 
 
 def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> float:
-    """Return the share of a phase that is no wait for a core."""
+    """Return the share of a phase that is not a wait for a core."""
     whole_ms = ledger.phase_ms.get(phase, 0.0)
     return placed.phases.get(phase, 0.0) / whole_ms if whole_ms else 1.0
 
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
-    """Move the time in which phases were blocked to what they waited for."""
+    """Move the time for which phases were blocked to other ranks or to threads that held the interpreter's lock."""
     if facts.asynchronous:
         return
     if (facts.ranks or 1) > 1:
@@ -563,12 +564,12 @@ def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> No
 
 
 def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float) -> None:
-    """Replace the phase "fetch" by the stages that the step waited for, the sampler, and restarts of the workers."""
+    """Split the phase "fetch" into the stages that the step waited for, the sampler, and restarts of the workers."""
     facts, fetch_ms = run.record.facts, parts.pop(_Key("phase", "fetch"), 0.0)
     if not fetch_ms:
         return
     whole_ms = ledger.phase_ms.get("fetch", fetch_ms)
-    scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest of it was a wait for a core
+    scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest was a wait for a core
     parts[_FETCH] = fetch_ms
     restarting = (facts.restarting_share or 0.0) * step_ms * scale if facts.workers else 0.0
     _move(parts, [_FETCH], _Key("data", RESTART), restarting)
@@ -585,7 +586,7 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
 
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
-    """Return milliseconds a step by which rare long steps exceed typical ones, by phase without "fetch"."""
+    """Return the milliseconds per step by which rare long steps exceed typical ones, by phase without "fetch"."""
     names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
     steps = run.step_columns(["wall_ns", "warmup", *names])
     if steps is None:
@@ -604,7 +605,7 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
-    """Return the phases with waits for a core as a part of their own, by both rules; as they are if not recorded."""
+    """Return the phases with waits for a core as a separate part, by both rules; unchanged if waits are unknown."""
     block = _block(run, ledger)
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]
@@ -615,11 +616,11 @@ def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
 
 
 def _left(block: _Block, weight: Callable[[_Block, str], float]) -> _Placed:
-    """Each phase without its part of the waits, in proportion to ``weight``, and the waits."""
+    """Return each phase without its share of the waits, in proportion to ``weight``, and the sum of the waits."""
     room = {name: max(0.0, block.wall[name] - block.on_core[name]) for name in block.wall}
     taken = dict.fromkeys(block.wall, 0.0)
     left = min(block.waited, sum(room.values()))
-    for _ in block.wall:  # a phase that is full leaves its part to the others
+    for _ in block.wall:  # A phase that has no more time off a core leaves its share to the others.
         weights = {name: max(weight(block, name), 1e-9) for name in block.wall if room[name] - taken[name] > 1e-9}
         if left <= 1e-9 or not weights:
             break
@@ -646,17 +647,17 @@ def _block(run: RunData, ledger: RunLedger) -> _Block | None:
     if REST in wall:
         timed = [name for name in wall if name != REST]
         in_phases, running = sum(known[name] for name in timed), run.record.facts.running_share
-        if running is None:  # an older record: it runs as much of its time as the other phases do
+        if running is None:  # Older records: assume that the time outside of phases ran as much as the phases did.
             ran = wall[REST] * in_phases / (sum(wall[name] for name in timed) or 1.0)
         else:
             ran = running * step_ms - in_phases
-        # What waited for a core did not run meanwhile.
+        # A thread that waits for a core does not run meanwhile.
         known[REST] = max(0.0, min(ran, wall[REST], step_ms - waited - in_phases))
     return _Block(wall, known, waited)
 
 
 def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
-    """CPU time of each phase in milliseconds per measured step; None where it was not recorded."""
+    """Return the CPU time of each phase in ms per measured step; None if it was not recorded."""
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any():
@@ -674,7 +675,7 @@ def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
 
 
 def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: Float) -> Float:
-    """CPU time of each span without that of the spans directly inside it."""
+    """Return the CPU time of each span without that of the spans directly inside it."""
     own = cpu_ns.copy()
     order = np.lexsort((-ends, starts))
     around: list[int] = []

@@ -40,11 +40,11 @@ class Sampled(NamedTuple):
     values: Array
 
 
-Split = Mapping[tuple[str, str], Sampled]  # by source and metric
+Split = Mapping[tuple[str, str], Sampled]  # keys are (source, metric)
 
 
 def split(samples: pa.Table | None) -> Split:
-    """Every series of a run's samples table; rows without a value are left out."""
+    """Return every series of a run's samples table. Rows without a value are left out."""
     if samples is None or len(samples) == 0:
         return {}
     columns = [samples.column(name).combine_chunks().dictionary_encode() for name in ("source", "metric")]
@@ -62,13 +62,13 @@ def split(samples: pa.Table | None) -> Split:
 
 
 def total(runs: Iterable[Split], source: str, metric: str) -> float | None:
-    """Sum over all samples of all runs; None where it was not sampled."""
+    """Return the sum over all samples of all runs; None if it was not sampled."""
     sums = [float(run[source, metric].values.sum()) for run in runs if (source, metric) in run]
     return sum(sums) if sums else None
 
 
 def pooled(runs: Iterable[Split], source: str, metric: str) -> Array:
-    """All its values, run after run; empty where it was not sampled."""
+    """Return all values, run after run; empty if it was not sampled."""
     found = [run[source, metric].values for run in runs if (source, metric) in run]
     return np.concatenate(found) if found else np.empty(0)
 
@@ -82,14 +82,14 @@ def most(values: Array) -> float | None:
 
 
 MAIN, WORKERS = "main thread", "loader workers"
-OUTSIDE = "none"  # neither phase nor stage: between steps; a worker that waits until it is asked for more
-# Files of the ledger's recorder. Its system calls are met by py-spy out of proportion to what they cost.
+OUTSIDE = "none"  # neither phase nor stage: between steps, or a worker that waits for a request
+# Files of the ledger's recorder. py-spy samples its system calls out of proportion to their cost.
 RECORDER = ("harness/probes/", "harness/attach/agent/", "trainer/telemetry.py")
 _LINE = re.compile(r":\d+\)$")
 
 
 class StackSpan(NamedTuple):
-    """What a thread did from ``start_ns`` until ``end_ns``, CLOCK_MONOTONIC."""
+    """One span of a thread, CLOCK_MONOTONIC."""
 
     start_ns: int
     end_ns: int
@@ -97,7 +97,7 @@ class StackSpan(NamedTuple):
 
 
 class StackRow(TypedDict):
-    """A row of the samples, as far as it is read here."""
+    """Columns of a row of the samples that are used here."""
 
     time_ns: int
     role: str
@@ -106,7 +106,7 @@ class StackRow(TypedDict):
 
 @dataclass(frozen=True)
 class Share:
-    """``samples`` of all that were taken there, as a share with its 95 % interval (Wilson's, for independent ones)."""
+    """Share of the samples of a place, with its 95 % interval (Wilson's, for independent samples)."""
 
     name: str
     samples: int
@@ -120,34 +120,34 @@ class Place:
     """One phase or stage of the main thread, or one stage of the loader workers together."""
 
     threads: str  # MAIN or WORKERS
-    name: str  # "forward"; an inline stage as "fetch: tokenize"; OUTSIDE
-    whole: Share  # of the samples of all that these threads did
-    functions: tuple[Share, ...]  # by self time: the innermost frame with a name, "function (file)"
-    python: Share  # the Python function met most, with what it called in other languages
-    stacks: tuple[Share, ...]  # whole ones, frames from the outermost, joined by ";"
+    name: str  # "forward"; an inline stage: "fetch: tokenize"; or OUTSIDE
+    whole: Share  # share of all samples of these threads
+    functions: tuple[Share, ...]  # largest self time first: innermost frame with a name, "function (file)"
+    python: Share  # most sampled Python function, including its calls into other languages
+    stacks: tuple[Share, ...]  # whole stacks; frames from the outermost, joined by ";"
     near: int  # samples so close to the end of a span that they may belong beyond it (clock.doubt_ns)
 
     @property
     def rough(self) -> bool:
-        """True if its shares are rough: many of its samples may belong elsewhere."""
+        """True if its shares are rough, because many of its samples may belong elsewhere."""
         return self.near > ROUGH_PLACE_SHARE * self.whole.samples
 
 
 @dataclass(frozen=True)
 class StackReport:
-    """What was sampled in one run's window, by place."""
+    """Samples of one run's window, by place."""
 
-    places: tuple[Place, ...]  # the main thread's first; the largest first, OUTSIDE last
-    samples: Mapping[str, int]  # by MAIN or WORKERS; also of threads that have no spans: "other threads"
-    readings: int  # how often the main thread was sampled
-    expected_readings: int  # what the rate asks for in that window
+    places: tuple[Place, ...]  # main thread first; largest first; OUTSIDE last
+    samples: Mapping[str, int]  # keys MAIN, WORKERS, or "other threads" for threads without spans
+    readings: int  # number of samples of the main thread
+    expected_readings: int  # number of samples at the requested rate
     clock: FittedClock
-    near_edges: int  # of all places: see Place.near
-    lower_bound: bool  # sampled with --gil: shares of stacks that change count for more
+    near_edges: int  # sum of Place.near over all places
+    lower_bound: bool  # sampled with --gil, which favours changing stacks
 
     @property
     def tokenization(self) -> tuple[Place, ...]:
-        """Tokenizing, of the main thread and of the workers, where it takes the most samples of all they did."""
+        """The place "tokenize" of the main thread and of the workers, if it has the most samples there."""
         found = []
         for threads in (MAIN, WORKERS):
             largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
@@ -157,14 +157,14 @@ class StackReport:
 
 
 class _Met(NamedTuple):
-    """A sample: the stack, outermost frame first, and whether it is near the end of a span."""
+    """A sample: its stack, outermost frame first, and True if it is near the end of a span."""
 
     stack: tuple[str, ...]
     near: bool
 
 
 def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
-    """Process id -> main or loader-K, from the columns pid and role of the spans table."""
+    """Return the role (main or loader-K) by process id, from the columns pid and role of the spans table."""
     import pyarrow as pa
 
     pairs: set[tuple[int, str | None]] = set()
@@ -177,7 +177,7 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
-    """Join sampled stacks with the spans table. What was sampled in the ledger's own recorder counts for its caller."""
+    """Join sampled stacks with the spans table. Samples in the ledger's own recorder count for its caller."""
     clock = clock_of(samples)
     native = facts.native
     rows = samples.to_pylist()
@@ -217,7 +217,10 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
 
 
 def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Return when the innermost span changes, and its name (None: no span). The latest is the innermost."""
+    """Return the times at which the innermost span changes, and its name from then on (None: no span).
+
+    The span that began last is the innermost.
+    """
     begun = sorted(span for span in spans if span.end_ns > span.start_ns)
     times = sorted({time for span in begun for time in span[:2]})
     edges: list[int] = []
@@ -237,13 +240,13 @@ def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | 
 
 
 def names_at(times: NDArray[np.int64], edges: NDArray[np.int64], names: Sequence[str | None]) -> list[str | None]:
-    """The name of the segment that holds each time."""
+    """Return the name of the segment that includes each time."""
     places = np.searchsorted(edges, times, side="right") - 1
     return [names[place] if place >= 0 else None for place in places]
 
 
 def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[StackSpan]]:
-    """The phases and stages of each role that was sampled; an inline stage is named with its phase."""
+    """Return the phases and stages of each sampled role. The name of an inline stage includes its phase."""
     wanted = {role for role in roles if role == "main" or role.startswith("loader-")}
     known: dict[str, list[StackSpan]] = {role: [] for role in wanted}
     columns = (spans[name].to_pylist() for name in ("role", "start_ns", "end_ns", "name"))
@@ -254,7 +257,7 @@ def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[Stac
 
 
 def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """From each time to the nearest edge, ns; very far where there is none."""
+    """Return the distance of each time to the nearest edge in ns; the largest int64 without edges."""
     if not len(edges):
         return np.full(len(times), np.iinfo(np.int64).max)
     after = np.clip(np.searchsorted(edges, times), 0, len(edges) - 1)
@@ -283,14 +286,14 @@ def _function(frames: Sequence[str]) -> str:
 
 
 def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """The stack up to the function that called the ledger's recorder; the whole one where it was not met there."""
+    """Return the stack up to the function that called the ledger's recorder; the whole stack elsewhere."""
     python = [place for place, frame in enumerate(stack) if _is_python(frame, native)]
     others = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
     return stack[: others[-1] + 1] if others and others[-1] != python[-1] else stack
 
 
 def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """The stack up to the last function with a name: frames of libraries below it have none."""
+    """Return the stack up to the last function with a name. Library frames below it have no names."""
     named = [
         place for place, frame in enumerate(stack) if _is_python(frame, native) or not frame.startswith("unnamed (")
     ]
@@ -298,7 +301,7 @@ def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
 
 
 def _is_python(frame: str, native: bool) -> bool:
-    """True if a frame is of Python; without native stacks all are, whatever their file is called."""
+    """Return True for a Python frame. Without native stacks all frames are Python, whatever their file is called."""
     return not native or (file := _file(frame)).endswith(".py") or file.startswith("<")
 
 

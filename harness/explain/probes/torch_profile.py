@@ -1,8 +1,8 @@
 """Analyses what torch.profiler recorded of one run: operators, kernels and memory of the profiled steps.
 
-For a device the profiler records the allocator's total after each allocation and release. For a CPU it records only
-what is allocated in the window, without shared memory (batches of loader workers): the sizes are then summed up from
-the window's start, and earlier allocations do not show.
+For a device the profiler records the allocator's total after each allocation and release. For a CPU it records only the
+sizes allocated in the window, without shared memory (batches of loader workers). Those sizes are summed up from the
+window's start, so earlier allocations do not show.
 
 Operators:
 
@@ -38,8 +38,8 @@ Integers = NDArray[np.int64]
 def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
     """Return for each event the index of the one around it on its thread (-1: none), and its end in nanoseconds.
 
-    An event that outlasts the one around it is cut to end with it. Of events with one start the longer is the outer
-    one, of equal ones the earlier in order. An event without duration is inside nothing and around nothing.
+    An event that outlasts the one around it is cut to end with it. If events start together, the longest is the outer
+    one; of equal events the earlier in order. An event without duration is inside nothing and around nothing.
 
         thread 1   |--- a ---------------|  |-- d --|      a -1, b a, c b, d -1
                      |- b -------|
@@ -50,7 +50,7 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
     solid = np.flatnonzero(end > start)
     if not solid.size:
         return parents, ends
-    # Threads one after the other on a common axis: then one pass does for all of them.
+    # Put threads one after the other on a common axis, so that one pass does for all of them.
     _, rank = np.unique(thread[solid], return_inverse=True)
     first = start[solid].min()
     offset = rank * (end[solid].max() - first + 1) - first
@@ -72,10 +72,10 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
-    """Per event, in order of their starts: the position of the last one before it that is one level further out."""
-    depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # how many are open
+    """Return for each event, by start, the position of the last earlier event that is one level further out."""
+    depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
-    by_depth = np.argsort(depth, kind="stable")  # of one depth, still in order
+    by_depth = np.argsort(depth, kind="stable")  # stable: events of one depth stay in order
     levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
     for outer, inner in pairwise(levels):
         around[inner] = outer[np.searchsorted(outer, inner) - 1]
@@ -92,7 +92,7 @@ def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Intege
 
 
 def together(*columns: Integers) -> Integers:
-    """One number per distinct combination of values, from 0."""
+    """Return one number per distinct combination of values, from 0."""
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, ranks = np.unique(column, return_inverse=True)
@@ -100,8 +100,8 @@ def together(*columns: Integers) -> Integers:
     return codes
 
 
-# What the host did, by torch's categories. Python frames (with stack: true) are left out: they would take the self time
-# of every operator's surroundings, and py-spy samples Python.
+# Host events by torch's categories. Python frames (with stack: true) are left out. They would take the self time around
+# every operator, and py-spy samples Python.
 KINDS = {
     "cpu_op": "operator",
     "user_annotation": "mark",
@@ -112,14 +112,14 @@ _IDS = ("correlation", "external_id")
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one name by one process, host ms. Directly inside one of its name it is the same call."""
+    """All calls of one name in one process, host ms. A call directly inside one of its name does not count again."""
 
     name: str
     kind: str  # a value of KINDS
     calls: int
     self_ms: float
-    total_ms: float  # with everything inside
-    device_ms: float | None  # of the kernels it launched itself; None without a device
+    total_ms: float  # including everything inside
+    device_ms: float | None  # time of the kernels that it launched itself; None without a device
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class KernelUse:
     name: str
     calls: int
     total_ms: float
-    launched_by: str  # the operator that launched most of it, "" where none is known
+    launched_by: str  # operator that launched most of its time; "" if unknown
 
 
 @dataclass(frozen=True)
@@ -137,21 +137,21 @@ class RoleOperators:
     """One process of the profile: main or loader-K."""
 
     role: str
-    span_ms: float  # what shares are of: the profiled steps, or in a worker its first recorded event to its last
-    covered_ms: float  # of the outermost events, summed over threads
-    operators: tuple[Operator, ...]  # by self time, longest first
+    span_ms: float  # base of shares: the profiled steps, or for a worker from its first to its last event
+    covered_ms: float  # time of the outermost events, summed over threads
+    operators: tuple[Operator, ...]  # longest self time first
 
 
 @dataclass(frozen=True)
 class ProfiledOperators:
     roles: tuple[RoleOperators, ...]  # main first
-    kernels: tuple[KernelUse, ...]  # by time, longest first
+    kernels: tuple[KernelUse, ...]  # longest time first
     device_ms: float | None  # summed over kernels and copies; None without a device
 
 
 @dataclass(frozen=True)
 class Events:
-    """The columns of a profile as numpy arrays; texts as codes into lists."""
+    """Columns of a profile as numpy arrays; texts are codes into lists."""
 
     category: Integers
     categories: list[str]
@@ -162,17 +162,17 @@ class Events:
     thread: Integers
     start: Integers
     end: Integers
-    correlation: Integers  # -1 where null, as external
+    correlation: Integers  # -1: null, also in ``external``
     external: Integers
 
     def of(self, categories: tuple[str, ...]) -> Integers:
-        """The rows of these categories."""
+        """Return the rows of these categories."""
         codes = [code for code, word in enumerate(self.categories) if word in categories]
         return np.flatnonzero(np.isin(self.category, codes))
 
 
 class LaunchedWork(NamedTuple):
-    """Kernels and copies, all (works,) in nanoseconds; ``launched`` -1 where the profile does not hold the launch."""
+    """Kernels and copies, all (works,) in nanoseconds. ``launched`` is -1 if the profile lacks the launch."""
 
     launched: Integers
     starts: Integers
@@ -202,7 +202,7 @@ def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> Profil
 
 
 def read_events(profiles: Sequence[pa.Table]) -> Events:
-    """All events of ``profiles``, with one number per thread; ids that each file counts anew are kept apart."""
+    """Return all events of ``profiles``, with one number per thread. Ids are made unique across files."""
     import pyarrow as pa
 
     table = pa.concat_tables(profiles).unify_dictionaries()
@@ -227,10 +227,10 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 
 
 def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
-    """Per event of ``device`` the position in ``host`` of the operator that launched it, -1 where none is known.
+    """Return for each event of ``device`` the position in ``host`` of the operator that launched it; -1: unknown.
 
-    The profiler writes the operator's id beside the kernel; where it did not (a launch by a library's own thread, a
-    graph), the operator around the runtime call with the kernel's correlation is meant.
+    The profiler writes the operator's id beside the kernel. Without an id (a launch by a library's own thread, a graph)
+    the operator is the one around the runtime call with the kernel's correlation.
     """
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
@@ -245,12 +245,12 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 def launched_work(events: Events) -> LaunchedWork:
     """Return the device's work by start, and when the host launched each kernel or copy.
 
-    Work that lay queued begins as the work before it ends: the time in between is no wait for a launch.
+    Work that was already queued begins as the work before it ends: the time in between is not a wait for a launch.
     """
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]
     calls = events.of(RUNTIME_CALLS)
-    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of several calls with one id the first counts
+    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of calls with one id the first counts
     wanted, keys = events.correlation[device], events.correlation[calls]
     launched, reached = (_match(wanted, keys, moments[calls]) for moments in (events.start, events.end))
     starts, ends = events.start[device], events.end[device]
@@ -260,7 +260,7 @@ def launched_work(events: Events) -> LaunchedWork:
 
 
 def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
-    """For each of ``wanted`` the value of the equal key, -1 where there is none (a negative one is none)."""
+    """Return the value of the equal key for each of ``wanted``; -1 without such a key or if ``wanted`` is negative."""
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
@@ -275,7 +275,7 @@ def _operators(
     step_names = [code for code, name in enumerate(events.names) if name.startswith(STEP)]
     names = np.where(np.isin(events.name[rows], step_names), -1, events.name[rows])  # every step has another name
     group = together(names, events.category[rows])
-    _, sample = np.unique(group, return_index=True)  # a row of each
+    _, sample = np.unique(group, return_index=True)  # one row of each group
     calls = np.bincount(group, weights=~again)
     lasted = np.where(again, 0, events.end[rows] - events.start[rows])
     own_ms, total_ms = (np.bincount(group, weights=values) / 1e6 for values in (own, lasted))
@@ -301,7 +301,7 @@ def _kernels(events: Events, host: Integers, device: Integers, launchers: Intege
     pair = together(group, by)
     _, sample = np.unique(pair, return_index=True)
     spent = np.bincount(pair, weights=lasted)
-    most = {int(group[at]): int(by[at]) for at in sample[np.argsort(spent, kind="stable")]}  # the last one stays
+    most = {int(group[at]): int(by[at]) for at in sample[np.argsort(spent, kind="stable")]}  # the longest stays
     calls, total = np.bincount(group), np.bincount(group, weights=lasted)
     found = [
         KernelUse(
@@ -318,23 +318,23 @@ def _main_first(role: str) -> tuple[bool, int, str]:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """One process's memory on one device. Times in CLOCK_MONOTONIC nanoseconds."""
+    """Memory of one process on one device. Times in CLOCK_MONOTONIC nanoseconds."""
 
     role: str
-    device: str  # CPU, CUDA 0
+    device: str  # for example "CPU" or "CUDA 0"
     time_ns: Integers
-    allocated_bytes: Integers  # after the event at that time
-    steps_ns: tuple[tuple[int, int, int], ...]  # (step, start, end), of those profiled
+    allocated_bytes: Integers  # total after the event at that time
+    steps_ns: tuple[tuple[int, int, int], ...]  # (step, start, end) of each profiled step
     peak_bytes: int
     peak_ns: int
-    peak_step: int | None  # None outside the profiled steps, and in a worker
-    peak_phase: str | None  # phase or stage that was under way
+    peak_step: int | None  # None outside the profiled steps, and for a worker
+    peak_phase: str | None  # phase or stage during which the peak occurred
 
 
 def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[int]] = ()) -> list[MemoryTimeline]:
     """Return one timeline per process and device with memory events: main first, devices before the CPU.
 
-    ``windows``: of the profiled steps, [start_ns, end_ns, first step, last step] each.
+    ``windows``: [start_ns, end_ns, first step, last step] of each profiled window.
     """
     import pyarrow as pa
 
@@ -365,7 +365,7 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
 
 
 def _sums(size: Integers, file: Integers) -> Integers:
-    """Running sums of ``size``, each file's from 0."""
+    """Return running sums of ``size``, starting at 0 for each file."""
     sums = np.cumsum(size)
     _, first, place = np.unique(file, return_index=True, return_inverse=True)
     before: Integers = (sums[first] - size[first])[place]
@@ -386,7 +386,7 @@ def _timeline(role: str, device: str, time: Integers, total: Integers, steps: St
 
 
 def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tuple[Steps, Spans]:
-    """The profiled steps and the phases and stages of one process, from the marks in its profile."""
+    """Return the profiled steps, and the phases and stages, of one process from the marks in its profile."""
     import pyarrow.compute as pc
 
     marks = table.filter(
@@ -400,7 +400,7 @@ def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tupl
     )
     steps = []
     for begin, end, first, last in windows if role == "main" else ():
-        # torch counts the profiler's steps from its own start; in order they are ours.
+        # torch numbers the profiler's steps from its own start. They have the same order as our steps.
         inside = [
             (start, stop) for start, stop, name in rows if name.startswith(STEP) and begin <= stop and start < end
         ]
@@ -418,14 +418,14 @@ Window = tuple[int, int, int, int]  # start_ns, end_ns (CLOCK_MONOTONIC), first 
 
 @dataclass(frozen=True)
 class CutProfile:
-    """A profile that is not whole, or belongs to no window: left out."""
+    """A profile that is cut or belongs to no window. It is not analysed."""
 
-    steps: int  # that it has marks of
+    steps: int  # number of steps that it has marks of
 
 
 @dataclass(frozen=True)
 class LostProfile:
-    """Steps that were profiled, with no whole profile of them."""
+    """Profiled steps without a whole profile."""
 
     first: int
     last: int
@@ -433,17 +433,17 @@ class LostProfile:
 
 @dataclass(frozen=True)
 class TorchProfile:
-    """One profiled run. Its steps ran under the profiler, so their times compare with each other and nothing else."""
+    """Analysis of one profiled run. Its steps ran under the profiler, so their times only compare with each other."""
 
     arm: str
-    windows: tuple[Window, ...]  # those whose profiles are whole
+    windows: tuple[Window, ...]  # windows with whole profiles
     operators: ProfiledOperators
     memory: tuple[MemoryTimeline, ...]
-    flops: dict[str, float]  # floating point operations by operator, over all windows; empty where not asked for
-    problems: tuple[str, ...]  # of recording and reading, a line each
+    flops: dict[str, float]  # floating point operations by operator, over all windows; empty if not requested
+    problems: tuple[str, ...]  # problems of recording and reading, one line each
     gaps: tuple[CutProfile | LostProfile, ...] = ()
-    # The device was at kernels and copies that were launched within the windows, over all of these. Others are of the
-    # steps before them, whose host ran ahead. None without a device.
+    # Device time of the kernels and copies launched within the windows. Other device work in the windows belongs to the
+    # steps before, because the host runs ahead. None without a device.
     launched_ms: float | None = None
 
     @property
@@ -461,13 +461,13 @@ def torch_profile(
     profiled_ns = sum(end - start for start, end, _, _ in windows)
     operators = profiled_operators(full, profiled_ns) if full else ProfiledOperators((), (), None)
     memory = tuple(memory_timelines(full, windows)) if full else ()
-    flops = {} if gaps else dict(facts.flops)  # of all windows: too many for those that are left
+    flops = {} if gaps else dict(facts.flops)  # They cover all windows, so they are too many for the remaining ones.
     launched_ms = _launched_ms(full, windows) if operators.device_ms is not None else None
     return TorchProfile(arm, tuple(windows), operators, memory, flops, tuple(problems), tuple(gaps), launched_ms)
 
 
 def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float | None:
-    """Sum up what was launched within ``windows``; None where no launch of it is known."""
+    """Return the device ms of work launched within ``windows``; None if no launch is known."""
     work = launched_work(read_events(full))
     inside = np.zeros(len(work.launched), dtype=np.bool_)
     for since, until, _, _ in windows:
@@ -478,7 +478,7 @@ def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float |
 def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
-    """Return the profiles and windows that belong together, and a record of each that lacks the other.
+    """Return the profiles and windows that belong together, and a record of each one without its counterpart.
 
     A window's profile has one mark per step and was not cut. Without recorded windows all profiles count.
     """
@@ -492,7 +492,7 @@ def whole_profiles(
     ends = [end for _, end, _, _ in windows]
     for profile in profiles:
         if "main" not in pc.unique(profile["role"]).to_pylist():
-            kept.append(profile)  # of a worker, which records through all windows
+            kept.append(profile)  # a worker records through all windows
             continue
         of_main = pc.equal(profile["role"], "main")
         marks = profile.filter(pc.and_(of_main, pc.starts_with(profile["name"].cast("string"), STEP)))

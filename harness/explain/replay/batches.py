@@ -1,7 +1,7 @@
 """Reads the cost of every batch, for its builder and its receiver, from the loader's spans and the host's waits.
 
-A DataLoader worker builds its batches one after the other. The request for batch i + workers x prefetch (fewer where
-some workers have no items, see ``lead_use.Makers``) leaves when the main thread receives batch i, and batches are
+A DataLoader worker builds its batches one after the other. The request for batch i + workers x prefetch leaves when the
+main thread receives batch i. Fewer are ahead if some workers have no items (see ``lead_use.Makers``). Batches are
 delivered in order (torch/utils/data/dataloader.py, _process_data):
 
     request b                                                    received b
@@ -9,16 +9,16 @@ delivered in order (torch/utils/data/dataloader.py, _process_data):
                                                 |----hand-over----|
 
 The main thread's fetch ends at max(its start + receive, end of the last stage + hand-over). A sampler then chooses the
-items of the next request (draw). Batches of several workers come through one pipe: those that came before the one
-whose turn it is are unpacked within the same fetch (``unpack``), and their own fetches last that much less.
+items of the next request (draw). Batches of several workers share one pipe. A batch that arrives before its turn is
+unpacked within the fetch that waits for another batch (``unpack``). Its own fetch is shorter by the same time.
 
-Newer recordings show when each batch had arrived in the main process and was unpacked, and so what receiving costs.
-Older ones show that of batches that lay ready, and the whole hand-over of those that were waited for:
+Newer recordings show when each batch had arrived in the main process and was unpacked, and so the cost of receiving.
+Older ones show it only for batches that were ready. For batches that were waited for they show the whole hand-over:
 
     worker       |--last stage--|
     main thread         |...waits..........|--unpack--|-hand out-|      waited for: hand-over = send + receive
                                 |---send---|------receive--------|
-                                           |--unpack--|-hand out-|      lay ready: the fetch is what receiving costs
+                                           |--unpack--|-hand out-|      ready: the fetch is the cost of receiving
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ Array = NDArray[np.float64]
 
 
 class Transport(NamedTuple):
-    """How workers hand batches over, and what that is taken to cost where a recording does not show it."""
+    """Hand-over of batches between processes, with default costs for recordings that do not show them."""
 
-    tensor_ms: float  # of a hand-over for each tensor, whatever its size
-    after_ms: float  # until a worker that sent a batch begins its next one
-    own_connections: bool  # no batch is received before its turn, as each worker has a connection of its own
+    tensor_ms: float  # hand-over cost of each tensor, whatever its size
+    after_ms: float  # time until a worker that sent a batch begins its next one
+    own_connections: bool  # each worker has its own connection, so no batch is received before its turn
 
 
-# The main thread gets each tensor's file descriptor from the worker and maps it: most of the cost is there. Measured on
-# this project's machine.
+# Most of the cost is per tensor: the main thread gets a file descriptor from the worker and maps it. Measured on this
+# project's machine.
 DATALOADER = Transport(tensor_ms=0.9, after_ms=0.2, own_connections=False)
-# A short message says which slot of memory, that both sides have from the start, has been filled. These are what was
-# asked of the ring. Measured is that a batch that lies ready takes less than a tenth of what it takes from
-# a DataLoader (0.285 and 3.08 ms in a slow hour; python -m tests.benchmarks.batches --hand-over).
+# A short message names the slot of shared memory that has been filled. These values are the ring's design targets. In a
+# measurement, receiving a ready batch took less than a tenth of a DataLoader's time (0.285 and 3.08 ms in a slow hour;
+# python -m tests.benchmarks.batches --hand-over).
 RING = Transport(tensor_ms=0.04, after_ms=0.05, own_connections=True)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Of every batch, (batches,), CLOCK_MONOTONIC ns: its builder's stages, and the main thread's wait for it."""
+    """Builder stages and main-thread wait of every batch; all (batches,), CLOCK_MONOTONIC ns."""
 
     first: Array  # start of its first stage
     last: Array  # end of its last stage
-    known: NDArray[np.bool_]  # both of them, and the builder was not stopped in between
+    known: NDArray[np.bool_]  # both times are known, and the builder was not suspended in between
     wait_start: Array
     wait_end: Array
-    measured: NDArray[np.bool_]  # received in a step that counts
-    pauses: Sequence[tuple[int, int]]  # when the run was suspended
-    arrived: Array  # when the main thread had its message, in this fetch or an earlier one; NaN where not recorded
-    unpacked: Array  # when it had unpacked it
-    awaited: NDArray[np.bool_]  # it waited for the message, which came just then; else that had come earlier
-    drawn: Array = field(default_factory=lambda: np.zeros(1))  # ns at the end of the wait in which a sampler ran
+    measured: NDArray[np.bool_]  # received in a measured step
+    pauses: Sequence[tuple[int, int]]  # (start, end) of each suspension of the run
+    arrived: Array  # arrival of its message in the main thread, in this or an earlier fetch; NaN if not recorded
+    unpacked: Array  # end of its unpacking
+    awaited: NDArray[np.bool_]  # the main thread waited for this message; False: it had arrived earlier
+    drawn: Array = field(default_factory=lambda: np.zeros(1))  # ns in which a sampler ran at the end of the wait
 
     @property
     def handed_over(self) -> Array:
-        """When the main thread had each batch: a sampler then chooses items for the next request."""
+        """Time at which the main thread had each batch. A sampler then chooses items for the next request."""
         moments: Array = self.wait_end - self.drawn
         return moments
 
 
 @dataclass(frozen=True)
 class AssumedCost:
-    """A cost per batch that the recording does not show, and the milliseconds that are taken for it (their median)."""
+    """Cost per batch that the recording does not show, with the median of the values assumed for it in ms."""
 
     part: Literal["receive", "hand-over"]
     ms: float
@@ -91,8 +91,8 @@ def handed_over(
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """Estimate after, wake, handover, its bound, receive and unpack of every batch, and list the assumed costs.
 
-    A cost that was not observed is copied from the nearest earlier batch with it, so no value is NaN. ``declared_ns``:
-    a cost that the configuration adds in the worker, after the last stage.
+    An unobserved cost is copied from the nearest earlier batch that shows it, so no value is NaN. ``declared_ns``: a
+    cost that the configuration adds in the worker after the last stage.
     """
     ahead = makers.in_flight(prefetch)
     after, wake, most_after, most_wake = _around(seen, makers.before(), ahead)
@@ -100,7 +100,7 @@ def handed_over(
         parts, assumed = _observed(seen, declared_ns)
     else:
         parts, assumed = _estimated(seen, ahead, tensors * transport.tensor_ms * 1e6, declared_ns)
-    # What was waited bounds what is taken for a batch, so the figure that was assumed may be more than any of them.
+    # The observed wait caps the value of each batch, so the assumed cost can exceed all of them. Report their median.
     counted = seen.measured if seen.measured.any() else np.ones(len(seen.measured), dtype=np.bool_)
     taken = {"receive": parts["receive"], "hand-over": parts["handover"]}
     assumed = tuple(replace(cost, ms=float(np.median(taken[cost.part][counted])) / 1e6) for cost in assumed)
@@ -112,12 +112,12 @@ def handed_over(
 
 
 def arrivals_recorded(seen: Seen) -> bool:
-    """True if the recording shows when batches of measured steps had arrived in the main process."""
+    """Return True if the recording shows when batches of measured steps had arrived in the main process."""
     return bool(np.count_nonzero(seen.measured & ~np.isnan(seen.arrived)) >= HANDOVERS_SEEN_MIN)
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return the parts where arrivals were recorded. An arrival is exact if awaited, else only known to be earlier."""
+    """Return the costs from recorded arrivals. An awaited arrival is exact; others only bound the time from above."""
     unpack = _unpacked(seen)
     own = seen.arrived >= seen.wait_start
     receive = unpack + np.maximum(0.0, seen.handed_over - np.where(own, seen.unpacked, seen.wait_start))
@@ -130,7 +130,7 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
     unpack = np.minimum(_filled(unpack, seen.measured, typical, receive), receive)
     latency[np.isnan(latency)] = np.inf
     handover = receive + _filled(send, seen.measured, assumed.ms * 1e6 - typical, latency)
-    unrecorded = ~seen.known & (seen.last == 0)  # as below: the wait for it is what it costs
+    unrecorded = ~seen.known & (seen.last == 0)  # costs its wait, as in :func:`_estimated`
     return {
         "handover": np.where(unrecorded, 0.0, handover),
         "most_handover": np.where(unrecorded, 0.0, np.maximum(handover, receive + latency)),
@@ -140,9 +140,10 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
 
 
 def _unpacked(seen: Seen) -> Array:
-    """Return how long the main thread unpacked each batch; NaN where that was not recorded.
+    """Return how long the main thread unpacked each batch; NaN if not recorded.
 
-    It reads messages one after the other. Reading one that lay there begins with the fetch, or after the one before.
+    The main thread reads messages one after the other. It reads a message that has arrived at the start of a fetch or
+    right after the previous message.
     """
     unpack = np.full_like(seen.arrived, np.nan)
     numbers = np.flatnonzero(~np.isnan(seen.arrived))
@@ -158,28 +159,28 @@ def _unpacked(seen: Seen) -> Array:
 def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """The same where no arrival was recorded, from the waits; ``default``: what the hand-over is taken to cost."""
+    """Return the costs from the waits, for recordings without arrivals. ``default``: assumed hand-over cost in ns."""
     waited = seen.handed_over - seen.wait_start
     latency = np.maximum(0.0, seen.handed_over - seen.last)
-    # Of the first ones the workers had only just started.
+    # The first batches are excluded because the workers had only just started.
     asked_early = seen.known & (seen.wait_start <= seen.last) & (np.arange(len(waited)) >= ahead)
     handing_ns = _typical(latency, asked_early & seen.measured)
     ready = seen.known & (seen.last + READY_HANDOVERS * (handing_ns or default + declared_ns) <= seen.wait_start)
     receiving_ns = _typical(waited, ready & seen.measured)
-    # Where only one of the two was observed, the other is estimated from it.
+    # If only one of the two costs was observed, the other one is estimated from it.
     default_receive = RECEIVED_SHARE * (default if handing_ns is None else max(0.0, handing_ns - declared_ns))
     default_handover = declared_ns + (default if receiving_ns is None else receiving_ns / RECEIVED_SHARE)
-    # Built before it was asked for, but only just: either the hand-over or the receiving came last. Whichever would be
-    # closer to the typical one.
+    # The batch was built shortly before its fetch began. Its wait is taken as hand-over or as receiving, whichever has
+    # the more similar typical cost.
     between = seen.known & ~ready & (seen.wait_start > seen.last)
     short = _unlike(waited, receiving_ns or default_receive) < _unlike(latency, handing_ns or default_handover)
-    unrecorded = ~seen.known & (seen.last == 0)  # its building was not recorded (replayed, say): ready when asked for
+    unrecorded = ~seen.known & (seen.last == 0)  # no record (a replayed batch, say): assume ready
     handover = np.where(asked_early | (between & ~short), latency, np.where(unrecorded, 0.0, np.nan))
     receive = np.where(ready | unrecorded | (between & short), waited, np.nan)
     assumed = []
     if _unknown(receive, seen.measured):
         assumed.append(AssumedCost("receive", default_receive / 1e6))
-    elif receiving_ns is None and not unrecorded.any():  # none lay ready for sure: that this was receiving is a guess
+    elif receiving_ns is None and not unrecorded.any():  # no batch was certainly ready: a guess
         assumed.append(AssumedCost("receive", float(np.nanmedian(receive)) / 1e6))
     if _unknown(handover, seen.measured):
         assumed.append(AssumedCost("hand-over", default_handover / 1e6))
@@ -194,7 +195,7 @@ def _estimated(
 
 
 def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """True if the run was suspended at any moment between each start and its end; ``pauses`` are in order, disjoint."""
+    """Return True where the run was suspended between start and end. ``pauses`` are sorted and disjoint."""
     if not pauses:
         return np.zeros(len(starts), dtype=np.bool_)
     since, until = np.array(pauses, dtype=np.float64).T
@@ -205,7 +206,7 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The index of the nearest known value at or before each position; of the first known one where there is none."""
+    """Return the index of the nearest known value at or before each position, or of the first known value."""
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
@@ -215,7 +216,7 @@ def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
 def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, Array]:
     """Measure the time between two batches of one worker: (after, wake, the upper bounds of both); NaN is unknown.
 
-    A worker whose next batch was already requested shows ``after``; one that waited for a request shows ``wake``.
+    A worker whose next batch was already requested shows ``after``. One that waited for a request shows ``wake``.
     """
     count = len(seen.first)
     after, wake = np.full(count, np.nan), np.full(count, np.nan)
@@ -240,18 +241,18 @@ def _typical(values: Array, chosen: NDArray[np.bool_]) -> float | None:
 
 
 def _unlike(values: Array, typical: float) -> Array:
-    """How far ``values`` are from ``typical``, as a ratio either way."""
+    """Return the distance of ``values`` from ``typical`` as an absolute log ratio."""
     distance: Array = np.abs(np.log(np.maximum(values, 1.0) / max(typical, 1.0)))
     return distance
 
 
 def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
-    """True if :func:`_filled` takes the default: too few are known of measured steps, whatever warmup showed."""
+    """Return True if :func:`_filled` uses the default, because too few values of measured steps are known."""
     return bool(np.count_nonzero(~np.isnan(values) & measured) < HANDOVERS_SEEN_MIN)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
-    """Replace NaN by the nearest value of a measured step, or the default if few are known; at most ``most``."""
+    """Replace NaN by the nearest value of a measured step, or by the default if few are known; capped at ``most``."""
     known = ~np.isnan(values)
     lenders = known & measured
     lent = (
@@ -261,7 +262,7 @@ def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Ar
 
 
 class StageRow(NamedTuple):
-    """One stage span of one batch; ``cpu_ns`` None where it was not measured."""
+    """One stage span of one batch; ``cpu_ns`` is None if it was not measured."""
 
     name: str
     start_ns: int
@@ -270,42 +271,42 @@ class StageRow(NamedTuple):
 
 
 class Unpacking(NamedTuple):
-    """When the main thread had the message of a batch and had unpacked it. ``awaited``: it waited for the message."""
+    """Times at which a batch's message arrived in the main thread and was unpacked."""
 
     arrived_ns: int
     unpacked_ns: int
-    awaited: bool
+    awaited: bool  # the main thread waited for the message
 
 
 class FetchWait(NamedTuple):
-    """One wait of the main thread for its next batch; ``measured``: in a step that counts."""
+    """One wait of the main thread for its next batch."""
 
     start_ns: int
     end_ns: int
-    measured: bool
+    measured: bool  # the step counts
 
 
 @dataclass(frozen=True)
 class RecordedBatches:
-    """Durations in ns, all of shape (batches,), in order of receipt; what was not observed is imputed by a median."""
+    """Costs of all batches in ns, (batches,) in order of receipt. Unobserved values are estimated."""
 
     stage: Mapping[str, Array]  # read, tokenize, pack
-    cpu: Mapping[str, Array]  # CPU time of the builder's thread in each, at most the stage itself
-    inner: Array  # between the stages of a batch
-    after: Array  # after the last stage, before the worker could begin another batch
-    wake: Array  # from a request to the first stage of an idle worker
-    handover: Array  # from the last stage until received, where it was waited for; inline: 0
-    most_handover: Array  # the longest that the recording allows for it; infinite where it tells nothing
-    draw: Array  # until a sampler had chosen items in the main thread, for a loader worker; inline it is part of read
-    receive: Array  # fetch of a batch that lay ready; inline: what no stage covers of the fetch
-    unpack: Array  # the part of it that an earlier fetch may do, while it waits for another worker's batch
-    usable: NDArray[np.bool_]  # in a measured step, and built without being stopped in between
-    ends_ns: Array  # when the last stage ended, CLOCK_MONOTONIC; NaN where not recorded
-    began_ns: float  # when the first batch was begun; infinite where not recorded
-    worked_ns: tuple[float | None, ...]  # by pause: how far each builder got meanwhile; None where that does not show
+    cpu: Mapping[str, Array]  # CPU time of the builder's thread in each stage, at most the stage's time
+    inner: Array  # time between the stages of a batch
+    after: Array  # time from the last stage until the worker can begin another batch
+    wake: Array  # time from a request to the first stage of an idle worker
+    handover: Array  # time from the last stage until received, if it was waited for; inline: 0
+    most_handover: Array  # longest hand-over that the recording allows; infinite if it shows no limit
+    draw: Array  # time until a sampler in the main thread chose items for a worker; inline it is part of read
+    receive: Array  # fetch time of a batch that was ready; inline: fetch time that no stage covers
+    unpack: Array  # part of ``receive`` that may run in an earlier fetch, which waits for another worker
+    usable: NDArray[np.bool_]  # received in a measured step, and its builder was not suspended
+    ends_ns: Array  # end of the last stage, CLOCK_MONOTONIC; NaN if not recorded
+    began_ns: float  # start of the first batch; infinite if not recorded
+    worked_ns: tuple[float | None, ...]  # mean progress of the builders by pause; None if unknown
     assumed: tuple[AssumedCost, ...] = ()  # costs that were never observed
-    arrivals: bool = False  # whether it was recorded when batches had arrived and were unpacked
-    makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # worker that made each batch; none if inline
+    arrivals: bool = False  # arrivals and unpacking were recorded
+    makers: Makers = field(default_factory=lambda: round_robin(0, 0))  # worker that made each batch; empty if inline
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -323,9 +324,10 @@ def batches(
     transport: Transport = DATALOADER,
     drawn: Array | None = None,
 ) -> RecordedBatches:
-    """Reconstruct the loader from its ``stages`` by batch number; ``pauses``: when the loop was suspended.
+    """Reconstruct the costs of the loader from its ``stages`` by batch number.
 
-    ``drawn``: time of a sampler within each fetch, in ns; None: none was recorded.
+    ``pauses``: (start, end) of each suspension of the loop. ``drawn``: ns of a sampler in each fetch; None: not
+    recorded.
     """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -376,7 +378,7 @@ def batches(
 
 
 def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
-    """The unpacking of each of ``count`` batches, (3, batches); NaN where that is not known."""
+    """Return the unpacking fields of ``count`` batches, (3, batches); NaN if unknown."""
     found = np.full((3, count), np.nan)
     for number, one in unpackings.items():
         if 0 <= number < count:
@@ -387,9 +389,9 @@ def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
 def _mended(
     wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """Replace durations of batches whose builder was suspended, by CPU time where a stage mostly computes.
+    """Replace the durations of batches whose builder was suspended.
 
-    Other stages take the duration of the nearest batch before it that was not suspended.
+    A stage that mostly computes uses its CPU time. Other stages use the nearest earlier batch that was not suspended.
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < MOSTLY_CPU_SHARE:
@@ -398,10 +400,10 @@ def _mended(
 
 
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
-    """Return how much work the builders did during ``pause``: what unfinished batches needed, less the time around it.
+    """Return the builders' mean progress during ``pause`` in ns; None if no batch shows it.
 
-    A run is suspended a moment after its loop pauses. Batches that were unfinished at the end of the pause show the
-    work.
+    A run is suspended a moment after its loop pauses, so builders get further. Only batches that were unfinished at the
+    end of the pause count: the work that they needed, minus their time before and after the pause.
     """
     since, until = pause
     found = [

@@ -68,7 +68,7 @@ ReplayGap = Literal[
 
 
 class ReplayError(InputError):
-    """A run that cannot be replayed. ``gap``: what its record lacks, or which limit an edit exceeds."""
+    """Error for a run that cannot be replayed. ``gap``: what its record lacks, or which limit an edit exceeds."""
 
     def __init__(self, gap: ReplayGap, line: str) -> None:
         super().__init__(line)
@@ -76,71 +76,71 @@ class ReplayError(InputError):
 
 
 Array = NDArray[np.float64]
-# Readings besides those of the device's work, where a recording does not show what handing a batch over takes: the
-# least and the most. A batch that lies ready costs the main thread nothing, or all that a hand-over takes; replay takes
-# most of it to be the main thread's (``batches``) where none ever lay ready to show it. A hand-over that nobody waited
-# for takes nothing beyond receiving, or up to so many times what is assumed as the recorded order allows.
+# Readings of costs that a recording does not show, in addition to those of the device's work. AT_ONCE and LONGEST are
+# the least and the most that handing a batch over may take. Receiving a ready batch costs the main thread nothing, or
+# the whole hand-over. If no batch was ready to show it, replay assigns most of the hand-over to the main thread
+# (``batches``). A hand-over that was never waited for takes nothing beyond receiving, or HANDOVER_TIMES_MAX times the
+# assumed cost, within the recorded order.
 AT_ONCE, LONGEST = "handed over at once", "handed over slowly"
 READINGS: tuple[str, ...] = (*get_args(Reading), AT_ONCE, LONGEST)
-ONE_STEP_BEHIND = "device one step behind"  # call site of the harness where measured steps begin or end
-STEP_BEFORE = "values of the step before"  # call site of the trainer that reads them with compute.sync: late
-FULL_QUEUE = "full queue"  # call site of the emulated device where the host waits for a place in the queue
+ONE_STEP_BEHIND = "device one step behind"  # call site in the harness, where measured steps begin or end
+STEP_BEFORE = "values of the step before"  # call site in the trainer that reads values late (compute.sync: late)
+FULL_QUEUE = "full queue"  # call site in the emulated device that waits for a place in the queue
 
 
 class Resume(NamedTuple):
-    """How far the loader had got when the loop resumed after a pause; the device was idle by then."""
+    """Progress of the loader when the loop resumed after a pause. The device was idle by then."""
 
-    repetition: bool  # a repetition begins; False: the loop only paused for a moment
-    worked_ns: float  # how far each builder got meanwhile
-    ends_ns: Array  # (batches in flight,) as recorded: when each of the next batches was built, from the step's start
+    repetition: bool  # True: a repetition begins. False: the loop only paused for a moment
+    worked_ns: float  # progress of each builder during the pause, ns
+    ends_ns: Array  # (batches in flight,) recorded build time of the next batches, relative to the step's start
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One run, ready to be replayed. Arrays over steps have shape (steps,), in the order they ran; times in ns."""
+    """One run, ready to be replayed. Arrays over steps are (steps,), in execution order; times in ns."""
 
     name: str  # arm and block, for messages
     block: int
     batches: RecordedBatches
     classes: tuple[StepClass, ...]  # steps with the same sequence of events
     step_class: NDArray[np.int64]  # (steps,) index into classes
-    measured: NDArray[np.bool_]  # (steps,) not warmup
-    resumes: Mapping[int, Resume]  # by step that began after a pause of the loop; the first step is included
-    # By step that began after one within which something else than training lay: how much longer that took the host
-    # than such steps do. The program of its own durations has it; one of other steps' durations has not.
+    measured: NDArray[np.bool_]  # (steps,) True if not a warm-up step
+    resumes: Mapping[int, Resume]  # by each step after a pause of the loop, and the first step
+    # By each step after a step with other work than training: extra host time of that earlier step over usual steps.
+    # Its own durations include this time. A program with durations of other steps lacks it.
     held_up_ns: Mapping[int, float]
-    held_up: bool  # whether something else than training lay within any step
+    held_up: bool  # any step had other work than training
     wall_ns: Array
     workers: int
     prefetch: int
     batch_size: int
-    threads: int  # that compute on the host side by side: 1 on an asynchronous device
+    threads: int  # threads that compute on the host side by side; 1 on an asynchronous device
     cores: int
-    asynchronous: bool  # work was recorded on a device that the host runs ahead of
-    # The same steps by the other readings of what the device did while the host was still launching; empty where that
-    # is next to nothing.
+    asynchronous: bool  # the device is asynchronous and its work was recorded
+    # The same steps by the other readings of the device's work. Empty if they hardly differ.
     other_classes: Mapping[Reading, tuple[tuple[StepClass, ...], NDArray[np.int64]]]
-    busy_not_known: tuple[str, ...]  # names of work of which it is not known how long the device works for it
-    behind_full_queue: frozenset[str]  # names of work that may have waited for a place in a queue that tells nobody
-    device_not_recorded: bool  # the host runs ahead of its device, but what the device did was not recorded
+    busy_not_known: tuple[str, ...]  # names of work whose device time is unknown
+    behind_full_queue: frozenset[str]  # names of work that may have waited in a queue that reports nothing
+    device_not_recorded: bool  # the device is asynchronous but its work was not recorded
     emulated: bool
-    queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, taken as endless
-    tensors: int  # per batch: what a hand-over between processes costs depends on it
-    transport: Transport  # how workers hand batches over, also those that edits add
-    tokens: float | None  # positions per measured step
+    queue_depth: int | None  # pieces of work that fit into the device's queue; None: unknown, assumed unlimited
+    tensors: int  # tensors per batch, which determine the cost of a hand-over between processes
+    transport: Transport  # hand-over between processes, also for workers that edits add
+    tokens: float | None  # token positions per measured step
     _results: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
-    )  # of :meth:`once`
+    )  # cache of :meth:`once`
 
     def once(self, key: object, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns, worked out the first time: every edit of a replay asks for it again."""
+        """Return the result of ``work``, cached under ``key`` because every edit of a replay needs it."""
         if key not in self._results:
             self._results[key] = work()
         return cast("Result", self._results[key])
 
     @property
     def busy_workers(self) -> int:
-        """Loader workers that made batches; 0: inline."""
+        """Number of loader workers that made batches; 0: inline."""
         return self.batches.makers.busy
 
     @property
@@ -150,7 +150,7 @@ class Recording:
 
     @cached_property
     def measured_events(self) -> tuple[tuple[tuple[Event, ...], int], ...]:
-        """By class: its events in its measured steps alone (in all of them where none is), and how many those are."""
+        """Events of each class in its measured steps (all its steps if none is measured), and their number of steps."""
         found = []
         for one in self.classes:
             chosen = self.measured[one.steps]
@@ -160,7 +160,7 @@ class Recording:
 
     @cached_property
     def other_readings(self) -> Mapping[Reading, Recording]:
-        """The recording by each reading of its device's work but the likely one, which is the recording itself."""
+        """Recordings by all readings of the device's work except the likely one, which is the recording itself."""
         return {
             name: replace(self, classes=found, step_class=of_steps, other_classes={})
             for name, (found, of_steps) in self.other_classes.items()
@@ -168,7 +168,7 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Readings of the device's work, and the least and most that an unseen hand-over or receiving may take."""
+        """Recordings by all readings of the device's work, and by the least and most cost of unseen hand-overs."""
         found: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -190,13 +190,13 @@ class Recording:
 
     @cached_property
     def fills_its_queue(self) -> bool:
-        """True if workers go on while the loop does something else than training, as beside an evaluation."""
+        """True if workers go on while the loop does other work than training, for example an evaluation."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
         return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
 
     @property
     def usual_handover_ms(self) -> float:
-        """What handing a batch over is taken to cost where no worker was recorded."""
+        """Assumed cost in ms of handing a batch over if no worker was recorded."""
         return self.tensors * self.transport.tensor_ms
 
     @property
@@ -262,7 +262,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     config, facts = run.record.config, run.record.facts
     workers = loader_workers(run)
     prefetch = int(lookup_number(config, "data.prefetch", 2))
-    paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # steps that began after a pause of the loop
+    paused = np.flatnonzero(starts[1:] > ends[:-1]) + 1  # indices of steps that began after a pause of the loop
     suspended = ~measured & (starts - np.append(starts[:1], ends[:-1]) > SUSPENDED_NS_MIN)
     step_of = np.searchsorted(starts, [fetch.start_ns for fetch in fetches], side="right") - 1
     inside = (step_of >= 0) & (np.array([fetch.start_ns for fetch in fetches]) < ends[np.maximum(step_of, 0)])
@@ -342,7 +342,7 @@ def _rows(
     syncs = [
         Sync(start, end, site.endswith(FULL_QUEUE), site.endswith(STEP_BEFORE), site.endswith(ONE_STEP_BEHIND))
         for site, start, end, _ in _sorted(spans, spans.blocking, until_ns)
-        if end > start  # of zero length: a call that is only known to block, not for how long
+        if end > start  # a call without duration is only known to block
     ]
     fetched = spans.of(spans.phases, FETCH)
     last_batch = int(fetched.batches[fetched.starts < until_ns].max(initial=-1))
@@ -354,7 +354,7 @@ def _rows(
 
 
 def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
-    """Of a program that no configuration describes: by its measured steps, whose numbers each batch has; else 1."""
+    """Return the number of samples per batch in the measured steps; 1 if the program did not report samples."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -364,7 +364,7 @@ def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDAr
 
 
 def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
-    """How each batch was unpacked, where that was recorded."""
+    """Return the recorded unpacking by batch."""
     found = spans.unpackings
     awaited = found.names == spans.code(AWAITED)
     rows = zip(found.starts.tolist(), found.ends.tolist(), awaited.tolist(), strict=True)
@@ -372,13 +372,13 @@ def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
 
 
 def _drawn_ns(spans: RunSpans, count: int) -> Array:
-    """How long a sampler chose items in the main thread within the fetch of each worker's batch, (count,)."""
+    """Return the ns that a sampler chose items in the main thread within each batch's fetch, (count,)."""
     draws = spans.draws.where((spans.draws.batches >= 0) & (spans.draws.batches < count))
     return np.bincount(draws.batches, weights=draws.ends - draws.starts, minlength=count).astype(np.float64)
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """Return the pieces of ``work`` by launch. One that blocked comes in two."""
+    """Return the pieces of ``work`` by launch. A piece that blocked is split into two."""
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -398,12 +398,12 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     others: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
-        others = others[:2]  # the third is the second
+        others = others[:2]  # without blocking pieces the last reading equals the second
     return [reading for reading in others if work.differs_ns(reading) > least_ns]
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Return the names of unprofiled work that was often still being launched when the device came to it."""
+    """Return the names of unprofiled work that the host was often still launching when the device began it."""
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(
@@ -412,7 +412,7 @@ def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
 
 
 def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
-    """Names of work that was launched onto a queue that may have been full, more often than once in a while."""
+    """Return the names of work that was often launched onto a queue that may have been full."""
     pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
     return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM_WORK_SHARE * pieces).tolist())
 
@@ -423,7 +423,7 @@ def _sorted(spans: RunSpans, some: Spans, until_ns: int) -> list[tuple[str, int,
 
 
 def _plain(spans: RunSpans, some: Spans) -> list[tuple[str, int, int, int | None]]:
-    """Name, start, end, and CPU time (None where it was not measured) of each."""
+    """Return name, start, end and CPU time (None if not measured) of each span."""
     columns = (some.names.tolist(), some.starts.tolist(), some.ends.tolist(), some.cpu_ns.tolist())
     return [
         (spans.names[code], start, end, None if cpu_ns == NOT_MEASURED else round(cpu_ns))
@@ -462,7 +462,7 @@ def _resumes(
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
-    """See ``Recording.held_up_ns``; of less than :data:`HELD_WORK_SHARE` of such steps nothing is said."""
+    """Return ``Recording.held_up_ns``. Extra time below :data:`HELD_WORK_SHARE` of a usual step is left out."""
     found: dict[int, float] = {}
     for one in classes:
         counted, late = measured[one.steps], held[one.steps]
@@ -477,6 +477,6 @@ def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held:
 
 
 def _queue_depth(config: JsonObject) -> int | None:
-    """The depth that an emulated device declares; a real driver does not report one."""
+    """Return the queue depth that an emulated device declares; None for a real driver, which does not report one."""
     depth = lookup(config, "compute.device.queue_depth")
     return int(depth) if isinstance(depth, int | float) else None
