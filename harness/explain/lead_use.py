@@ -1,18 +1,18 @@
-"""Determines who made each batch and how, how long batches lay ready, and how much of that steps used up.
+"""Determines which worker made each batch, how long batches were ready before use, and how much of that steps used up.
 
 A DataLoader sends requests to its workers in turn. A worker without items left gets no more requests, so that the
 others make its batches. Each epoch starts a new round.
 
-A batch's lead is how long it had lain ready when its fetch began; 0 where the loop waited for it. A worker makes a
+A batch's lead is the time from its completion to the start of its fetch; 0 if the loop waited for it. A worker makes a
 batch in P, the loop takes one from each worker in C (a cycle: as many batches as workers). While C < P and there is
-lead, no step waits, and the lead of each worker's next batch is P - C smaller than that of its last one:
+lead, no step waits. The lead of each worker's next batch is then P - C smaller than that of its last one:
 
     worker:  |--- batch b ---|--- batch b + W ---|            ready(b + W) = ready(b) + P + idle
     loop:                     |..lead..|b ...... |lead|b + W  taken(b + W) = taken(b) + C
                                                               lead(b + W)  = lead(b) + C - P - idle
 
-Steps that use up lead are faster than they could go on being, by exactly what they use up. Time that workers idled at a
-full queue is taken off. A host that gets further ahead of its asynchronous device uses up lead in the same way.
+Steps that use up lead are faster than their lasting pace by exactly the lead that they use up. Time that workers idled
+at a full queue is subtracted. A host that gets further ahead of its asynchronous device uses up lead in the same way.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Makers(NamedTuple):
 
     @property
     def idle(self) -> int:
-        """Number of workers that made no batch; 0 where too few batches were seen, and without workers."""
+        """Number of workers that made no batch; 0 without workers or with too few batches to tell."""
         if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
             return 0
         return self.workers - len(np.unique(self.worker))
@@ -131,9 +131,10 @@ Array = NDArray[np.float64]
 
 
 class MadeBatches(NamedTuple):
-    """Moments of consecutive batches; ns, (batches,), NaN where not known.
+    """Times of consecutive batches; ns, (batches,), NaN if unknown.
 
-    ``taken``: when the loop, or its device, turned to the batch. ``awaited``: it was not ready before its fetch began.
+    ``taken``: when the loop, or its device, began to use the batch. ``awaited``: it was not ready before its fetch
+    began.
     """
 
     began: Array
@@ -178,7 +179,8 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 def used_up_ns(leads: Leads, workers: int) -> float | None:
     """Return by how much steps over these batches were shorter than making them; None if too little is known.
 
-    The last cycle's own use is not seen: it is taken as that of the others, but for no more than is left.
+    The use in the last cycle is not observed. It is assumed to equal that of the others, but no more than the lead
+    left.
     """
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
@@ -190,10 +192,10 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 
 
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
-    """Return by which share of its time the last cycle of batches was shorter than it could go on being.
+    """Return the share of its time by which the last cycle of batches was shorter than its lasting pace.
 
-    ``stood``: batches in the making while the run was suspended. Infinite if that is so of the whole cycle; 0 if too
-    few batches are known.
+    ``stood``: batches that were being made while the run was suspended. Infinite if the whole cycle was suspended; 0 if
+    too few batches are known.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
@@ -209,9 +211,9 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
-    """Return the mean time per batch at which ``busy`` workers go on, over all batches; NaN if it is not known.
+    """Return the mean time per batch at which ``busy`` workers can go on, over all batches; NaN if unknown.
 
-    ``pauses``: when the workers were suspended, which does not count.
+    ``pauses``: suspensions of the workers, which do not count.
     """
     known = np.isfinite(made.ready - made.began)
     if not known.any():
@@ -224,8 +226,8 @@ def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> fl
 class UsedLead(NamedTuple):
     """Lead that the measured steps of a repetition used up per worker, and their time; ns.
 
-    ``ahead_ns``: how much further the host was ahead of its device at their end. ``pace_ns``: what the workers take for
-    as many batches, at the mean of the whole run; NaN if that is not known.
+    ``ahead_ns``: growth of the host's lead over its device during these steps. ``pace_ns``: time of the workers for the
+    same number of batches, at the mean pace of the whole run; NaN if unknown.
     """
 
     used_ns: float
@@ -236,9 +238,9 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """Share of a step by which measured steps were faster than they could go on being, with its 95 % interval.
+    """Share of a step by which measured steps were faster than their lasting pace, with its 95 % interval.
 
-    ``n``: repetitions. ``by_host``: mostly as the host got further ahead of its device.
+    ``n``: repetitions. ``by_host``: mostly because the host got further ahead of its device.
     """
 
     share: float
@@ -249,14 +251,14 @@ class LeadUse:
 
     @property
     def is_worth_saying(self) -> bool:
-        """True if the steps surely lived off lead, and by more than next to nothing."""
+        """True if the steps certainly used up lead, and a noticeable amount of it."""
         return self.share > LEAD_SHARE_MIN and self.ci_low > 0
 
 
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """Return what each repetition used up, until its first pause. ``workers``: 0 if batches are made inline."""
+    """Return the lead that each repetition used up until its first pause. ``workers``: 0 if batches are made inline."""
     if asynchronous and not len(spans.kernels):
         return {}
     makers = makers_of(spans.makers, len(waits.rows), workers)
@@ -274,7 +276,7 @@ def used_leads(
     rows = np.flatnonzero(measured)
     if not len(rows):
         return found
-    # A stretch goes on while rows, repetition and time do.
+    # A stretch continues while rows and time are consecutive and the repetition is the same.
     breaks = (np.diff(rows) > 1) | (np.diff(repetitions[rows]) != 0) | (starts[rows[1:]] > ends[rows[:-1]])
     by_row = np.argsort(waits.rows, kind="stable")
     rows_of = waits.rows[by_row]
@@ -292,10 +294,10 @@ def used_leads(
 
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
-    """Over all repetitions of an arm's runs; None where they are too few for an interval.
+    """Return the lead used up over all repetitions of an arm's runs; None if they are too few for an interval.
 
-    Steps that take as long as their batches take the workers can go on so. Where a slow batch comes every so often,
-    repetitions may use up lead one after the other that is always made in the steps between them.
+    The share is capped by the pace of the workers: steps that are as long as the making of their batches can go on.
+    Without the cap, a slow batch now and then would look like used lead, although the steps in between restore it.
     """
     found = [one for run in runs for one in run.values()]
     if len(found) < MIN_BLOCKS:
@@ -312,9 +314,9 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
 
 
 def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how long the device still had to work at each moment on what was queued by then, (moments,)."""
+    """Return how long the device had still to work at each moment on the work queued by then, (moments,)."""
     done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
-    # A launch whose work was never recorded (the run was cut short) is not known to be ahead of anything.
+    # Launches without recorded work (the run was cut short) are ignored.
     queued = np.minimum(np.searchsorted(spans.launches.starts, moments, side="left"), len(spans.kernels.ends))
     ahead: NDArray[np.float64] = np.maximum(0.0, done[queued] - moments)
     return ahead
@@ -359,7 +361,7 @@ class SlowWorker:
 
 @dataclass(frozen=True)
 class LongReads:
-    """A few batches whose reading takes most of the time of all reading, as each opens a file or loads a shard."""
+    """Few batches that take most of the time of all reading, because each opens a file or loads a shard."""
 
     batches: float  # median number of batches from one to the next
     ms: float  # median
@@ -367,18 +369,18 @@ class LongReads:
 
 @dataclass(frozen=True)
 class Loading:
-    """How batches are made, from the recorded stages of all blocks."""
+    """Properties of how batches are made, from the recorded stages of all blocks."""
 
     slow_worker: SlowWorker | None = None
     long_reads: LongReads | None = None
-    on_core: Mapping[str, float] = field(default_factory=dict)  # by stage: CPU time / time of the making process
+    on_core: Mapping[str, float] = field(default_factory=dict)  # by stage: CPU time / time of its process
 
 
 class MadeBy(NamedTuple):
     """Batches of one block."""
 
-    workers: NDArray[np.signedinteger]  # number of the worker that made each
-    ms: Float  # time that making each took
+    workers: NDArray[np.signedinteger]  # number of the worker that made each batch
+    ms: Float  # time to make each batch
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
@@ -401,9 +403,9 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
 
 
 def long_reads(ms: Float) -> LongReads | None:
-    """Return the few long ones of reads that take ``ms`` each, if they sum to most of it and come at equal intervals.
+    """Return the long reads among ``ms`` if they are few, take most of the time and come at equal intervals, else None.
 
-    A read that had no core for a while is as long, at any time.
+    Equal intervals exclude reads that are long because they had no core, which may happen at any time.
     """
     if not len(ms) or not ms.any():
         return None
@@ -443,7 +445,7 @@ def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
 
 
 def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Float:
-    """Return the milliseconds of ``stages`` of each batch that has one, in the order of their numbers."""
+    """Return the milliseconds of ``stages`` of each batch that has them, by batch number."""
     chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in stages]) & (spans.stages.batches >= 0)
     _, batches = np.unique(spans.stages.batches[chosen], return_inverse=True)
     found: Float = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)

@@ -1,19 +1,19 @@
 """Estimates medians and ratios with intervals, from few blocks of repeated measurements.
 
 The unit of resampling is the block: a fresh process of every arm, and another order of the documents. Repetitions share
-their block's luck, so they are reduced to one value per block, by their totals: a median over repetitions would drop
+their block's luck, so they are reduced to one value per block, by their totals. A median over repetitions would drop
 the bursts of data cost that training pays for. Only blocks are resampled (Davison and Hinkley 1997, section 3.8).
 
-The interval is a percentile bootstrap with two corrections for few blocks; without them it covers the truth 75 % of the
+The interval is a percentile bootstrap with two corrections for few blocks. Without them it covers the truth 75 % of the
 time at 3 blocks:
 
 - smoothed: each draw gets normal noise of variance s^2/n, which restores the variance that resampling n values
   understates by (n - 1)/n (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", Am. Stat. 69:4);
 - expanded from normal to Student quantiles: distances from the median are stretched by t/z, as resamples cannot resolve
-  his adjusted level at 3 blocks (1e-5).
+  Hesterberg's adjusted level at 3 blocks (1e-5).
 
 A machine that drifts makes neighbouring blocks alike, so the interval is widened by the order of the values
-(:func:`widening`); the blocks of all arms say more (:class:`Likeness`), and verdicts go by them.
+(:func:`widening`). The blocks of all arms together show more (:class:`Likeness`), and verdicts use them.
 
 Rates and ratios are estimated on logarithms, so a ratio and its inverse get inverse intervals. No scipy, no clock, one
 seed. Coverage: ``results/reference/verdict-rates``.
@@ -34,10 +34,10 @@ from harness.explain.policy import CONFIDENCE, INDEPENDENT_BLOCKS, MIN_BLOCKS
 
 RESAMPLES = 2000  # pairs: each draw and its mirror image, so that swapped arms get exactly inverse intervals
 RESAMPLING_SEED = 20150401
-# Lag-1 correlations of blocks that depend on one another, equally likely. Above them a study of 20 blocks holds fewer
-# than three independent values: no interval would help.
+# Possible lag-1 correlations of dependent blocks, equally likely. With higher ones, a study of 20 blocks has fewer than
+# three independent values, and no interval would help.
 CORRELATIONS = tuple(round(0.05 * k, 2) for k in range(1, 17))
-_ROUNDING = 1e-12  # relative: values that differ by less are one value
+_ROUNDING = 1e-12  # relative; values that differ by less count as equal
 
 # Values of one arm: {block: {repetition: (amount, per)}}, such as tokens and seconds. A block's value is sum / sum.
 Values = Mapping[int, Mapping[int, tuple[float, float]]]
@@ -54,19 +54,19 @@ class Estimate:
 
     @property
     def distance(self) -> float | None:
-        """For a ratio: how far from 1 the interval reaches, as a fraction (None without an interval)."""
+        """For a ratio: largest distance of the interval's ends from 1, as a fraction; None without an interval."""
         if self.ci_low is None or self.ci_high is None:
             return None
         return max(abs(self.ci_low - 1), abs(self.ci_high - 1))
 
 
 def estimate(values: Values) -> Estimate | None:
-    """Median over blocks of amount / per, with its interval; None where there is no value at all."""
+    """Return the median over blocks of amount / per, with its interval; None without any value."""
     return from_blocks([log for _, one in sorted(values.items()) if (log := _block_log(one)) is not None])
 
 
 def inverse(ratio: Estimate) -> Estimate:
-    """1 / ``ratio``, with the interval of that."""
+    """Return 1 / ``ratio``, with its interval."""
     low, high = (None if bound is None else 1 / bound for bound in (ratio.ci_high, ratio.ci_low))
     return Estimate(1 / ratio.median, low, high, ratio.n)
 
@@ -80,9 +80,9 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """Return the logarithm of candidate / baseline of each block that has both, in their order.
+    """Return the logarithm of candidate / baseline of each block that has both, in order.
 
-    Where ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
+    If ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
     """
     logs = []
     for block in sorted(set(baseline) & set(candidate)):
@@ -99,7 +99,7 @@ def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bo
 def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Median and interval of exp(value) over one log value per block, in order of the blocks."""
+    """Return median and interval of exp(value) over one log value per block, in order of the blocks."""
     found = from_block_values(logs, confidence, alike)
     if found is None:
         return None
@@ -125,10 +125,10 @@ def from_block_values(
     medians = _medians(ordered)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(medians, [tail, 1 - tail])
-    # Blocks of this arm alone may be alike where the others' are not: never narrower than by its own.
+    # Blocks of this arm alone may be correlated. The interval is at least as wide as they require.
     wider = max(widening(in_time), alike.widening(n) if alike is not None else 1.0)
     stretch = wider * student_t(1 - (1 - confidence) / 2, n - 1) / NormalDist().inv_cdf(1 - tail)
-    # min/max: the median of skewed resamples may fall a rounding error outside its own percentiles
+    # min/max: the median of skewed resamples may be a rounding error outside of its own percentiles.
     return Estimate(
         centre,
         min(centre, centre - stretch * (centre - float(low))),
@@ -140,7 +140,7 @@ def from_block_values(
 def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Return the mean without the smallest and the largest value, and its interval (Tukey and McLaughlin 1963).
 
-    A median does not see that some blocks are of another kind. This does, and one block alone does not move it.
+    Unlike a median, it reacts to several blocks of another kind. A single block does not move it.
     """
     if not values:
         return None
@@ -156,12 +156,12 @@ def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Est
 
 
 def from_amounts(values: Sequence[float]) -> Estimate | None:
-    """The same of amounts above 0, such as times: their interval is that of their logarithms, and so above 0 too."""
+    """Return median and interval of positive amounts, such as times. Logarithms keep the interval above 0."""
     if not values or min(values) <= 0:
         return from_block_values(values)
     found = from_blocks([math.log(one) for one in values])
     assert found is not None
-    centre = float(np.median(values))  # as it is: exp(log(24)) is not 24
+    centre = float(np.median(values))  # not exp(log(value)), which has rounding errors
     if found.ci_low is None or found.ci_high is None:
         return Estimate(centre, None, None, found.n)
     return Estimate(centre, min(centre, found.ci_low), max(centre, found.ci_high), found.n)
@@ -174,7 +174,7 @@ class Likeness:
     probabilities: tuple[float, ...]
 
     def widening(self, blocks: int) -> float:
-        """Return how many times as wide an interval must be: the root of the mean variance factor."""
+        """Return the factor by which an interval must be wider: the root of the mean variance factor."""
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
@@ -182,10 +182,11 @@ _RHO = (0.0, *CORRELATIONS)
 
 
 def likeness(series: Sequence[Sequence[float]], independent: float | None = None) -> Likeness:
-    """Return the likeness of several ``series`` of blocks, each in order.
+    """Return how alike neighbouring blocks are, estimated from several ``series``, each in block order.
 
-    The likelihood of a first-order autoregression, its mean and scale integrated out, has the small-sample bias of the
-    lag-1 correlation (Kendall 1954) built in. The prior shrinks: 5 blocks hardly tell correlation from chance.
+    The likelihood is that of a first-order autoregression with mean and scale integrated out. It includes the
+    small-sample bias of the lag-1 correlation (Kendall 1954). The prior shrinks, because 5 blocks hardly show
+    correlation.
     """
     known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
     return _posterior(np.sum(known, axis=0) if known else np.zeros(len(_RHO)), independent)
@@ -199,13 +200,13 @@ def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = 
 
 
 def widening(in_time: NDArray[np.float64]) -> float:
-    """How many times as wide an interval of ``in_time`` must be as one of independent values, by itself alone."""
+    """Return the factor by which an interval of ``in_time`` must be wider than for independent values."""
     found = _log_likelihood(in_time)
     return 1.0 if found is None else _posterior(found).widening(len(in_time))
 
 
 def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Of each correlation, given values in order of the blocks; None where they are too few, or all the same."""
+    """Return the log likelihood of each correlation, given values in block order; None if too few or all equal."""
     n = len(in_time)
     if n < MIN_BLOCKS:
         return None
@@ -228,7 +229,7 @@ def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 @lru_cache(maxsize=256)
 def _variance_factors(n: int) -> NDArray[np.float64]:
-    """Return the variance of a mean of n values / what their scatter says, by correlation."""
+    """Return, by correlation, the variance of a mean of n values / the variance estimated from their scatter."""
     lags = np.arange(1, n)
     mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in _RHO])
     factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))
@@ -236,13 +237,13 @@ def _variance_factors(n: int) -> NDArray[np.float64]:
 
 
 def reach_of_mean(values: Sequence[float]) -> float:
-    """Half the width of the 95 % interval of the mean of two or more independent values, by Student's t."""
+    """Return half the width of the 95 % interval of the mean of two or more independent values, by Student's t."""
     return student_t((1 + CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
-@lru_cache(maxsize=1024)  # of few levels and numbers of blocks, asked for again and again
+@lru_cache(maxsize=1024)  # few levels and numbers of blocks, requested many times
 def student_t(probability: float, freedom: int) -> float:
-    """Quantile of Student's t for 0.5 <= probability < 1 and a whole number of degrees of freedom, to 1e-9."""
+    """Return the quantile of Student's t for 0.5 <= probability < 1 and whole degrees of freedom, to 1e-9."""
     low, high = 0.0, 1.0
     while _student_cdf(high, freedom) < probability:
         high *= 2
@@ -253,7 +254,7 @@ def student_t(probability: float, freedom: int) -> float:
 
 
 def _medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Medians of smoothed resamples of a sorted sample, (2 * RESAMPLES,)."""
+    """Return the medians of smoothed resamples of a sorted sample, (2 * RESAMPLES,)."""
     n = len(ordered)
     chosen, noise = _draws(n)
     width = float(np.std(ordered, ddof=1)) / math.sqrt(n)
@@ -264,7 +265,7 @@ def _medians(ordered: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _student_cdf(t: float, freedom: int) -> float:
-    """P(T <= t) for t >= 0, by the finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 4)."""
+    """Return P(T <= t) for t >= 0, by the finite series for whole degrees of freedom (Abramowitz, Stegun 26.7.3-4)."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2
     term = total = 0.0
@@ -279,7 +280,7 @@ def _student_cdf(t: float, freedom: int) -> float:
 
 
 def _block_log(repetitions: Mapping[int, tuple[float, float]]) -> float | None:
-    """Log of sum of amounts / sum of what they are per; None where there is no amount."""
+    """Return the log of sum of amounts / sum of their denominators; None without an amount."""
     amount = math.fsum(amount for amount, _ in repetitions.values())
     per = math.fsum(per for _, per in repetitions.values())
     return math.log(amount / per) if amount > 0 and per > 0 else None
@@ -287,13 +288,13 @@ def _block_log(repetitions: Mapping[int, tuple[float, float]]) -> float | None:
 
 @lru_cache(maxsize=64)
 def _draws(n: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Resampled indices and standard normal noise, both (RESAMPLES, n): the same for every estimate of n blocks."""
+    """Return resampled indices and standard normal noise, both (RESAMPLES, n), equal for all estimates of n blocks."""
     generator = np.random.default_rng([RESAMPLING_SEED, n])
     return generator.integers(0, n, (RESAMPLES, n)), generator.standard_normal((RESAMPLES, n))
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share, ``count`` of ``total`` > 0 (Wilson 1927: also right for shares near 0 and 1)."""
+    """Return the 95 % interval of a share, ``count`` of ``total`` > 0 (Wilson 1927, also valid near 0 and 1)."""
     z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2)
     share = count / total
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)

@@ -1,4 +1,4 @@
-"""Finds steps that get longer and longer: which part of them grows, and what that costs."""
+"""Finds steps that get longer and longer, the part of them that grows, and its cost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from harness.explain.policy import (
 from harness.explain.wall import REST, Z_95
 
 Float = NDArray[np.float64]
-EDGE_BINS = 2  # bins at each end of a run, of which the typical step is compared
-QUARTERS = (TREND_BINS // 4, TREND_BINS // 2, 3 * TREND_BINS // 4)  # bins where quarters of a run end
+EDGE_BINS = 2  # bins at each end of a run that give its first and last typical step
+QUARTERS = (TREND_BINS // 4, TREND_BINS // 2, 3 * TREND_BINS // 4)  # bins where the quarters of a run end
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Trend:
 def trend(
     wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, before: int = 0, evident: bool = False
 ) -> Trend | None:
-    """Return how steps grow, in their order; None if they do not, or if more work or a slower machine explains it.
+    """Return the growth of steps in order; None if they do not grow, or if more work or a slower machine explains it.
 
-    ``wall_ms``: of each step without waits for a core. ``parts_ms``: of its phases. ``work``: its tokens or samples, 0
-    if not known. ``before``: steps before the first of these, in which steps grew as well. ``evident``: hooks are known
-    to grow, so that steps need not grow evenly: the machine may be in use.
+    ``wall_ms``: time of each step without waits for a core. ``parts_ms``: time by phase. ``work``: tokens or samples by
+    step, 0 if unknown. ``before``: earlier steps, in which steps grew as well. ``evident``: hooks are known to grow, so
+    an uneven growth also counts, because the machine may be in use.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None
@@ -70,9 +70,9 @@ def trend(
         return None
     growth = {name: end - begin for name, (begin, end) in edges.items()}
     part = max(growth, key=lambda name: growth[name])
-    # Time that other parts take is no growth.
+    # The cost cannot exceed the growing part itself.
     least = first - max(edges[part][0], 0.0)
-    # From step 0 to the middle of the first bins.
+    # Bins from step 0 to the middle of the first bins.
     early_bins = EDGE_BINS / 2 + min(before / len(wall_ms), TREND_BEFORE_MAX) * TREND_BINS
     costs = []
     for at in _slope(walls[: TREND_BINS // 2]):

@@ -1,12 +1,12 @@
 """Finds steps that are unlike the mean: rare long steps, two kinds of steps, outliers, and costs that ended.
 
-A step is long by what is typical of all steps of the arm. In a block of mostly long steps its own median would call
-none of them long.
+A step is long compared with the typical step of the whole arm. In a block of mostly long steps, the block's own median
+would classify none as long.
 
 Two kinds: the logarithms of all steps are split in two where that leaves the least scatter within (Otsu 1979). There
-are two kinds if each has a fair share of the steps, they are well apart, and hardly any step lies in the middle half
-between them. (About a quarter of the steps of one kind lies there.) Most runs must show both kinds. If each run has one
-kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
+are two kinds if each has a fair share of the steps, they are well apart, and hardly any step lies between them. Between
+them means the middle half of their distance, which has about a quarter of the steps of a single kind. Most runs must
+show both kinds. If each run has one kind, the runs of a kind must be nearly equal, as few runs are alike by chance.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class LongSteps:
     mean_ms: float  # mean of the long steps
     others_ms: float  # mean of the others
     phase: str
-    range_ms: tuple[float, float] = (0.0, 0.0)  # the shortest and the longest of them
+    range_ms: tuple[float, float] = (0.0, 0.0)  # shortest and longest of the long steps
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Unmeasured steps before measured ones of later repetitions, without the first one."""
+    """Unmeasured steps before measured ones of later repetitions, without the first step of each."""
 
     step_ms: Array = field(default_factory=lambda: np.zeros(0))
     longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
@@ -122,7 +122,7 @@ class StepKinds:
     slow_share: float
     fast_ms: float  # means
     slow_ms: float
-    like_mean: float  # share of the steps that are near their mean
+    like_mean: float  # share of the steps that are near the mean of all
     runs: int
     slow_runs: int | None = None
     longest_share: float = 0.0
@@ -135,7 +135,7 @@ class StepKinds:
 
 
 def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
-    """``runs``: the measured steps of each, in milliseconds. None where they are of one kind, or it is not clear."""
+    """Return the kinds of the measured steps of ``runs`` (ms); None if they are of one kind, or it is not clear."""
     of = sum(map(len, runs))
     if of < KINDS_STEPS_MIN:
         return None
@@ -171,7 +171,7 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
 
 
 def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
-    """At most :data:`KINDS_STEPS_DRAWN` of them, by chance: every so many might be of one kind alone."""
+    """Return at most :data:`KINDS_STEPS_DRAWN` steps, drawn at random, as every n-th step might be of one kind."""
     if of <= KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
@@ -179,7 +179,7 @@ def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
 
 
 def _split(ordered: Float) -> tuple[float, float]:
-    """Medians of both parts of sorted values that differ most, each with its least share of them."""
+    """Return the medians of the two parts of sorted values that differ most; each part has at least KIND_SHARE_MIN."""
     n = len(ordered)
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
@@ -190,13 +190,13 @@ def _split(ordered: Float) -> tuple[float, float]:
 
 
 def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
-    """Medians of what is below and above ``middle``; None where there is nothing."""
+    """Return the medians of the values below and above ``middle``; None if one side is empty."""
     low, high = logs[logs <= middle], logs[logs > middle]
     return (float(np.median(low)), float(np.median(high))) if len(low) and len(high) else None
 
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
-    """True if runs of one kind are next to the same, with enough of each."""
+    """Return True if runs of one kind are nearly equal, with enough runs of each kind."""
     kinds = [[one for one in typical if (one > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
@@ -206,14 +206,14 @@ Mark = Literal["", "outlier", "evaluation", "checkpoint"]  # "checkpoint": an ou
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured steps of one run, in the order they ran, and those with an evaluation, which are not measured.
+    """Measured steps of one run, and its steps with an evaluation, which are not measured; in execution order.
 
-    ``start_s``: since the first such step of the study. ``mark``: how a step differs, "" if it does not.
+    ``start_s``: time since the first such step of the study. ``mark``: how a step differs, "" if it does not.
     """
 
     arm: str
     block: int
-    steps: int  # measured, of which those below are shown
+    steps: int  # number of measured steps; the fields below include a part of them
     outliers: int
     median_ms: float
     start_s: tuple[float, ...]
@@ -226,9 +226,9 @@ class StepTimes:
 def step_times(
     runs: Sequence[RunData], saving: Collection[str] = (), most: int = STEP_POINTS_MAX
 ) -> tuple[StepTimes, ...]:
-    """The finished runs of arms (controls left out), by arm and block, thinned to about ``most`` points in all.
+    """Return the finished runs of arms, without controls, by arm and block, thinned to about ``most`` points in all.
 
-    ``saving``: arms whose long steps write a checkpoint where they are long outside of all phases.
+    ``saving``: arms in which outliers outside of all phases write a checkpoint.
     """
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
     share = max(20, most // max(1, len(plain)))
@@ -272,7 +272,7 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
 
 
 def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Return the ``count`` steps with an evaluation: unmeasured ones that follow a measured one, then those before."""
+    """Return the ``count`` steps with an evaluation: unmeasured ones after a measured step, then those before."""
     others, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
     after = others[others > first][:count]
     before = others[others < first]
@@ -282,7 +282,7 @@ def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: in
 
 
 def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Of the outliers no more than the slowest :data:`STEP_OUTLIERS_MAX`."""
+    """Return the slowest outliers, at most :data:`STEP_OUTLIERS_MAX`."""
     if far.sum() <= STEP_OUTLIERS_MAX:
         return far
     chosen = np.zeros_like(far)
@@ -291,7 +291,7 @@ def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArr
 
 
 def _kept(drawn: NDArray[np.bool_], outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
-    """Places of every outlier and of others to be drawn, spread evenly: ``most`` where there are more."""
+    """Return the places of all outliers and of evenly spread other steps, about ``most`` in all."""
     others = np.flatnonzero(drawn & ~outlier)
     room = max(1, most - int(outlier.sum()))
     if len(others) > room:
@@ -300,7 +300,7 @@ def _kept(drawn: NDArray[np.bool_], outlier: NDArray[np.bool_], most: int) -> ND
 
 
 WHOLE_STEP = "wall"  # stands for the whole step among the phases
-BASE_PERCENTILE = 10  # of the steps: what a step takes in any case
+BASE_PERCENTILE = 10  # percentile of the steps that gives a step's base time
 
 
 @dataclass(frozen=True)
@@ -310,8 +310,8 @@ class EndedCost:
     first: int
     last: int
     measured: int
-    from_start: bool  # True if the first measured step had it
-    ms: float  # mean over all measured steps, without what a step takes in any case
+    from_start: bool  # the first measured step had it
+    ms: float  # mean over all measured steps of the time above a step's base time
 
 
 def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
@@ -337,7 +337,7 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 def costly_until(values: Array) -> tuple[int, int] | None:
     """Return the places of the first and the last long step; None if long steps may come again.
 
-    What comes now and then, an evaluation say, has ended once it has not come for several times as long as before.
+    An occasional cost, such as an evaluation, has ended if the time without it is several times its longest interval.
     """
     excess = _excess(values) if len(values) else values
     if not excess.any():

@@ -1,33 +1,34 @@
 """Attributes the time of a step: to the critical path of a run, and by replay without a stage, phase, kernel or cause.
 
-The critical path (:func:`critical_path_ms`) is the one chain of work, from the end of the measured steps back, that had
-no slack.
+The critical path (:func:`critical_path_ms`) is the one chain of work without slack that leads to the end of the
+measured steps.
 
-The exact replay of a run is a recursion of maxima: a fetch ends when its batch was delivered or received, whichever is
-later. Here each moment remembers which of the two it followed from. Walking back from the last one gives the chain:
+The exact replay of a run is a recursion of maxima. For example, a fetch ends when its batch was delivered or received,
+whichever is later. Here each moment remembers which of the two it followed from. Walking back from the last moment
+gives the chain:
 
     host:    |=fetch=|--forward--|..blocked...|--optimizer--|        forward is launched after the fetch,
     device:           |===forward===|==backward==|                   the host blocks until backward is done:
                                                                      fetch, forward (host), backward (kernel), optimizer
 
-A link's time is what it contributed to the step. It is not what its removal would save (``removals``). The links sum to
-the time of the steps exactly.
+A link's time is its contribution to the step. Its removal may save less (``removals``). The links sum exactly to the
+time of the steps.
 
 Savings (:func:`removals`): each part alone is removed and compared with the unedited replay of the same run, both in
-the order recorded. Savings overlap and need not add up: a wait that one of two causes alone would bring about is saved
-by neither.
+the recorded order. Savings overlap and need not add up. If either of two causes alone would bring about a wait,
+removing one of them does not save it.
 
-Exposed time (:func:`split`): the run is replayed in the order recorded, without each set S of its stages (16 sets of
-four). v(S) is how much earlier a step then ends. The share of a stage is its Shapley value: how much removing it adds
-to what was removed before, averaged over all orders of removal. Shares sum to v(all stages):
+Exposed time (:func:`split`): the run is replayed in the recorded order, without each set S of its stages (16 sets of
+four). v(S) is how much earlier a step then ends. The share of a stage is its Shapley value: the saving that its removal
+adds, averaged over all orders of removal. Shares sum to v(all stages):
 
     two workers, 98 ms a batch, 90 of them tokenize and 8 pack; the step computes 37 ms and lasts 49
     v(tokenize) = 12   v(pack) = 4   v(both) = 12     tokenize: (12 + 12 - 4) / 2 = 10     pack: (4 + 12 - 12) / 2 = 2
 
-A delay belongs to the step that first keeps it: what a later step of the repetition catches up cost nothing. On a
-synchronous device v(all stages) is the wait itself, so the shares of a step sum to its wait. On an asynchronous one it
-is what the data work costs, also where nothing waited for it: a fetch that delays later launches. Cores that data work
-takes from the step are contention, and not in it.
+A delay belongs to the first step that keeps it. A delay that a later step of the repetition makes up for cost nothing.
+On a synchronous device v(all stages) is the wait itself, so the shares of a step sum to its wait. On an asynchronous
+device it is the cost of the data work, also without a wait: a fetch may delay later launches. Cores that data work
+takes from the step are contention, and not included.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
 
 
 class PathLink(NamedTuple):
-    """A piece of the path: stage of a builder, phase of the host, kernel, launch, or return of a blocking call."""
+    """Link of the path: stage of a builder, phase of the host, kernel, launch, or return of a blocking call."""
 
     kind: LinkKind
     name: str
 
 
 class PathTime(NamedTuple):
-    """What a link contributes to a step, in ms; where events leave open when the device worked, from least to most."""
+    """Contribution of a link to a step in ms, and its range if events leave open when the device worked."""
 
     likely_ms: float
     least_ms: float
@@ -81,7 +82,7 @@ class PathTime(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """A moment, what led to it, and the moment before that; the difference of both is how long that took."""
+    """A moment, the link that led to it, and the moment before. The link lasts from the moment before to this one."""
 
     time: float
     link: PathLink
@@ -96,7 +97,7 @@ RETURN = PathLink("return", "blocking call")
 
 
 def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
-    """Milliseconds per measured step by link."""
+    """Return the milliseconds per measured step by link of the critical path."""
     pipeline = build(recording, Edits(), exact=True, most_steps=PREDICTED_STEPS_MAX, merged=False)
     total: dict[PathLink, float] = {}
     for began, end in _Walk(pipeline).windows():
@@ -110,7 +111,7 @@ def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
 
 
 class _Cost(NamedTuple):
-    """Of one batch, in ns; the rows of ``costs.Costs``."""
+    """Costs of one batch in ns, in the order of ``costs.Costs``."""
 
     read: float
     tokenize: float
@@ -143,7 +144,7 @@ class _Batch(NamedTuple):
 
 
 class _Walk:
-    """The simulation of one run (see ``simulate``), with every moment linked to the one that it followed from."""
+    """Simulation of one run (see ``simulate``), with every moment linked to the moment that caused it."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.p = pipeline
@@ -156,10 +157,10 @@ class _Walk:
         self.requested = 0
         self.worker_free = [self.now] * pipeline.workers
         self.one_pipe = pipeline.workers > 1 and bool(pipeline.costs[Costs._fields.index("unpack")].any())
-        self.unpacked: set[int] = set()  # batches before their turn, by number
+        self.unpacked: set[int] = set()  # numbers of batches unpacked before their turn
 
     def windows(self) -> list[tuple[float, _Reached]]:
-        """When each stretch of measured steps that follow one another began, and the moment of its end."""
+        """Return the start of each stretch of consecutive measured steps, and the moment of its end."""
         found: list[tuple[float, _Reached]] = []
         follows = False
         p = self.p
@@ -216,7 +217,7 @@ class _Walk:
             self.now = _after(_after(_built(self.now, costs), costs.receive, TRANSFER), costs.draw, READ)
 
     def _unpack_up_to(self, batch: _Batch) -> None:
-        """See ``simulate``."""
+        """Unpack the messages that arrived up to that of ``batch``, see ``simulate``."""
         if batch.number in self.unpacked:
             self.unpacked.remove(batch.number)
             return
@@ -259,11 +260,11 @@ class _Walk:
 
 
 def _built(begun: _Reached, costs: _Cost) -> _Reached:
-    """The moment at which a batch begun then is built."""
+    """Return the moment at which a batch that is begun at ``begun`` is built."""
     moment = begun
     for name in ("read", "tokenize", "pack"):
         moment = _after(moment, getattr(costs, name), PathLink("stage", name))
-    # What lies between the stages comes last here; the path has the same length.
+    # Time between the stages is added at the end. The path has the same length.
     return _after(moment, costs.work - (costs.read + costs.tokenize + costs.pack), BUILDING)
 
 
@@ -272,19 +273,19 @@ def _after(moment: _Reached, duration: float, link: PathLink) -> _Reached:
 
 
 def _later(first: _Reached, second: _Reached) -> _Reached:
-    """The later of both; of two at the same time the first."""
+    """Return the later moment; the first if both are equal."""
     return second if second.time > first.time else first
 
 
 PartKind = Literal["stage", "phase", "kernel", "cause"]
-# Causes: data (all stages), launching (host time but for logging and checkpoints, beside an asynchronous device), sync
-# (blocking on the gradient norm), queue limit (waiting for a place in the device's queue).
+# Causes: data (all stages); launching (host time except logging and checkpoints, only beside an asynchronous device);
+# sync (blocking on the gradient norm); queue limit (waiting for a place in the device's queue).
 DATA, SYNC = "data", "sync"
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing one part would save per step, and how many times as fast steps would be. Medians over blocks."""
+    """Saving per step and speedup of a step if one part were removed. Medians over blocks."""
 
     kind: PartKind
     name: str
@@ -293,7 +294,7 @@ class Removal:
 
 
 class _Removed(NamedTuple):
-    """A step of one block with and without a part, without it by the other reading, and as measured; ms."""
+    """Step time of one block in ms: with the part, without it, without it by the other reading, and as measured."""
 
     was_ms: float
     now_ms: float
@@ -314,7 +315,7 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
     """Return what each part of ``runs`` costs, the largest saving first.
 
     Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few stretches of that length are drawn.
-    Intervals cover the step as measured, and what a recording leaves open (:func:`_otherwise_ms`).
+    Intervals include the step as measured, and the cases that a recording leaves open (:func:`_otherwise_ms`).
     """
     times: dict[tuple[PartKind, str], list[_Removed]] = {}
     for recording, then in runs:
@@ -345,11 +346,11 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
 
 
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
-    """Return the step time without ``part`` at the other end of what a recording leaves open.
+    """Return the step time without ``part`` in the opposite case of what a recording leaves open.
 
-    Stages of several workers may wait for something that serves one at a time: a step then lasts as long as those
-    waits. A full queue holds the host within a launch: a step may be shorter by all of a kernel, and by nothing without
-    a phase.
+    Stages of several workers may wait for something that serves one at a time. A step then lasts as long as those
+    waits. A full queue may hold the host within a launch. A step may then be shorter by all of a kernel, and by nothing
+    without a phase.
     """
     kind, name = part
     if recording.busy_workers > 1 and part != ("cause", DATA):
@@ -366,7 +367,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
-    """``likely`` with intervals that hold those of ``others``: the same runs by other readings of what is not known."""
+    """Return ``likely`` with intervals that include those of ``others``, which are the same runs by other readings."""
     found = []
     for one in likely:
         same = [other for removed in others for other in removed if (other.kind, other.name) == (one.kind, one.name)]
@@ -376,19 +377,19 @@ def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Remova
 
 
 def present_stages(recording: Recording) -> list[str]:
-    """The stages that cost anything."""
+    """Return the stages that take any time."""
     built = recording.batches
     known = {name: [built.stage[name]] for name in BUILT} | {"transfer": [built.receive, built.handover, built.after]}
     return [stage for stage in STAGES if any(bool((values > 0).any()) for values in known[stage])]
 
 
 def without_stages(stages: Sequence[str]) -> Edits:
-    """The edits that remove ``stages``."""
+    """Return the edits that remove ``stages``."""
     return Edits(stages={stage: StageEdit(0.0) for stage in stages})
 
 
 def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]:
-    """Every part of the run's steps, and the edits that remove it."""
+    """Yield every part of the run's steps, and the edits that remove it."""
     stages = present_stages(recording)
     for stage in stages:
         yield ("stage", stage), without_stages([stage])
@@ -410,7 +411,7 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
 
 
 def _lasting(recording: Recording, kind: Literal["host", "launch"]) -> dict[str, float]:
-    """Names of host phases, or of kernels, and how long they last in a mean measured step, in milliseconds."""
+    """Return the mean time per measured step of each host phase or kernel, in milliseconds."""
     total: dict[str, float] = {}
     for one in recording.classes:
         counted = recording.measured[one.steps]
@@ -423,20 +424,20 @@ def _lasting(recording: Recording, kind: Literal["host", "launch"]) -> dict[str,
 
 
 Unsplit = Literal["not replayable", "replay is off", "above its work", "device not recorded"]
-FITTING_ROUNDS = 50  # of fitting the shares of steps to their waits
-_SEED_SHARE = 1e-3  # of a step's wait that follows the shares of the whole repetition: a step without any has these
+FITTING_ROUNDS = 50  # iterations that fit the shares of steps to their waits
+_SEED_SHARE = 1e-3  # share of a step's wait that follows the whole repetition, so that a step without shares has some
 
 
 @dataclass(frozen=True)
 class Split:
-    """Cost of each stage, ns, (steps, stages); ``otherwise``: of all, by other readings, (readings, steps)."""
+    """Cost of each stage, ns, (steps, stages); ``otherwise``: cost of all by other readings, (readings, steps)."""
 
     exposed: Int
     otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
-    """The split of a run with these waits by step; the reason where its replay says nothing about it."""
+    """Return the split of a run with these waits by step, or the reason why its replay cannot give one."""
     if recording.device_not_recorded:
         return "device not recorded"
     present = present_stages(recording)
@@ -459,7 +460,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
 
 
 def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
-    """Step times in the order recorded without each of these sets of stages, (sets, steps)."""
+    """Return the step times in the recorded order without each of these sets of stages, (sets, steps)."""
     pipelines = [
         build(recording, without_stages(stages), exact=True, most_steps=REPLAYED_STEPS_MAX) for stages in removed
     ]
@@ -468,7 +469,7 @@ def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
 
 
 def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Array:
-    """The share of one of ``count`` stages in what removing all of them saves."""
+    """Return the Shapley value of one of ``count`` stages in the saving from removing all of them."""
     total: Array = np.zeros_like(saved[()])
     for chosen, before in saved.items():
         if place in chosen:
@@ -479,14 +480,14 @@ def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Arr
 
 
 def _repetitions(recording: Recording, steps: int) -> Int:
-    """Which repetition each step belongs to, from 0."""
+    """Return the number of each step's repetition, from 0."""
     begins = np.zeros(steps, dtype=np.int64)
     begins[[step for step, resume in recording.resumes.items() if resume.repetition and 0 < step < steps]] = 1
     return np.cumsum(begins)
 
 
 def _kept(delays: Array, repetition: Int) -> Array:
-    """The part of each step's delay that no later step of its repetition makes up for."""
+    """Return the part of each step's delay that no later step of its repetition makes up for."""
     found = np.zeros_like(delays)
     for one in np.unique(repetition):
         own = repetition == one

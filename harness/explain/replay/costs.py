@@ -1,15 +1,15 @@
-"""Computes the cost of every batch under edits, and how much longer CPU work takes where cores are short.
+"""Computes the cost of every batch under edits, and how much longer CPU work takes when cores are short.
 
-Contention is a mean-field estimate. The main thread with its ``threads`` (1 beside an asynchronous device) wants cores
-for a share m of the time. Each of W loader workers wants one for a share a of the time, independently of the others.
-C cores are shared fairly, so each of n threads runs at min(1, C / n):
+Contention is a mean-field estimate. The main thread with its ``threads`` (1 beside an asynchronous device) needs cores
+for a share m of the time. Each of W loader workers needs one for a share a of the time, independently of the others. C
+cores are shared fairly, so each of n threads runs at min(1, C / n):
 
     stretch of the main thread  = E[max(1, (threads + k) / C)],               k ~ Binomial(W, a)
     stretch of a worker         = E[max(1, (threads x j + 1 + k) / C)],       j ~ Bernoulli(m), k ~ Binomial(W - 1, a)
 
-A share is the stretched CPU time over the time of a step, so the estimate is a fixed point. Only CPU time stretches: a
-thread that sleeps or waits for a disk needs no core. Not modelled: a main thread that waits for a worker leaves it the
-cores; barriers, caches, memory bandwidth, hardware threads, the GIL, other processes.
+A share is the stretched CPU time over the time of a step, so the estimate is a fixed point. Only CPU time stretches,
+because a thread that sleeps or waits for a disk needs no core. Not modelled: cores that a main thread leaves to the
+worker it waits for; barriers, caches, memory bandwidth, hardware threads, the GIL, other processes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STRETCH_CLOSE = 1e-6
 
 @dataclass(frozen=True)
 class Demand:
-    """CPU time wanted per step in ns, when every thread has a core of its own."""
+    """CPU time needed per step in ns if every thread had a core of its own."""
 
-    main_ns: float  # of the main thread; its helpers want as much each
-    workers_ns: float  # of all loader workers together
+    main_ns: float  # main thread; each of its helpers needs as much
+    workers_ns: float  # all loader workers together
     threads: int
     workers: int
     cores: int
@@ -50,7 +50,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Stretch:
-    """How many times as long CPU work takes."""
+    """Factors by which CPU work takes longer."""
 
     main: float = 1.0
     worker: float = 1.0
@@ -60,7 +60,7 @@ ALONE = Stretch()
 
 
 def stretch(demand: Demand, step_ns: float) -> Stretch:
-    """The stretch at which demand and step time agree; 1 where there is a core for everyone."""
+    """Return the stretch at which demand and step time agree; 1 if there are cores for all threads."""
     found = Stretch()
     if not demand.scarce or step_ns <= 0:
         return found
@@ -83,13 +83,13 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
 
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
-    """Return ``wall`` with its CPU part stretched by the second factor instead of the first. The rest stays."""
+    """Return ``wall`` with its CPU part stretched by the second factor instead of the first. The rest is unchanged."""
     then, now = stretch
     return wall + np.minimum(wall, cpu * then) * (now / then - 1)
 
 
 def _expected(wanting: int, others: int, share: float, cores: int) -> float:
-    """E[max(1, (wanting + k) / cores)] for k ~ Binomial(others, share)."""
+    """Return E[max(1, (wanting + k) / cores)] for k ~ Binomial(others, share)."""
     others = max(0, others)
     return sum(
         math.comb(others, k) * share**k * (1 - share) ** (others - k) * max(1.0, (wanting + k) / cores)
@@ -98,18 +98,18 @@ def _expected(wanting: int, others: int, share: float, cores: int) -> float:
 
 
 class Costs(NamedTuple):
-    """Of every batch, in ns, each (batches,): rows of one matrix, so that one lookup finds them all."""
+    """Costs of every batch in ns, each (batches,). They are rows of one matrix, so one lookup returns all of them."""
 
     read: Array
     tokenize: Array
     pack: Array
-    work: Array  # from the first stage's start to the last one's end
+    work: Array  # time from the start of the first stage to the end of the last
     after: Array
     wake: Array
     handover: Array
     receive: Array
     unpack: Array  # part of receive
-    draw: Array  # a sampler chooses items in the main thread, before the next request
+    draw: Array  # time of a sampler in the main thread, before the next request
 
 
 def batch_costs(
@@ -117,7 +117,7 @@ def batch_costs(
 ) -> tuple[Costs, float]:
     """Return the costs of the ``chosen`` batches under ``edits``, and the mean CPU time to build one, unstretched.
 
-    A batch ``scale`` times as large combines that many consecutive ones: stages add up, other costs stay.
+    A batch ``scale`` times as large combines that many consecutive batches: stages add up, other costs stay.
     """
     recorded = recording.batches
     stages, cpu_total = {}, np.zeros(len(chosen))
@@ -129,7 +129,7 @@ def batch_costs(
         cpu_total += busy * wall
         stages[name] = stretched(wall, busy * wall, stretch) if workers else wall
     read = edits.stages.get("read", UNCHANGED)
-    # A duration that is set for reading is all of it.
+    # A duration that is set for "read" includes the sampler's time.
     drawn = _combined(recorded.draw[chosen], scale) * (read.factor if read.ms is None else 0.0)
     between = _between(recording, workers)
     parts = {name: values[chosen] for name, values in between.items()}
@@ -139,13 +139,13 @@ def batch_costs(
 
 
 def _combined(values: Array, scale: float) -> Array:
-    """Batch i of the new ones covers [i x scale, (i + 1) x scale) of the recorded ones, which repeat without end."""
+    """Return batches ``scale`` times as large: batch i covers the recorded ones, repeated, from i x scale."""
     if scale == 1:
         return values
     count = len(values)
     total = np.concatenate([[0.0], np.cumsum(values)])
     edges = np.arange(count + 1) * scale
-    whole, rest = np.divmod(edges, count)  # whole passes over all batches, and how far into the next
+    whole, rest = np.divmod(edges, count)  # whole passes over all batches, and the position in the next pass
     upto: Array = whole * total[-1] + np.interp(rest, np.arange(count + 1), total)
     return np.maximum(0.0, np.diff(upto))
 
@@ -156,7 +156,7 @@ def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
     nothing, after = np.zeros(len(recorded)), recording.transport.after_ms * 1e6
     if workers_now and workers_then:
         return {name: getattr(recorded, name) for name in ("inner", "after", "wake", "handover", "receive", "unpack")}
-    if workers_now:  # what an inline loader does outside of its stages, a worker does too; the rest is not recorded
+    if workers_now:  # a worker also does an inline loader's work outside of stages; the rest is assumed
         hand = recording.usual_handover_ms * 1e6
         between = {"after": after + recorded.receive, "handover": hand + recorded.receive}
         receive = nothing + RECEIVED_SHARE * hand
@@ -167,7 +167,7 @@ def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
 
 
 def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) -> dict[str, Array]:
-    """``parts`` under a change of the transfer stage: the hand-over with what it costs both its sides."""
+    """Return ``parts`` under a change of the transfer stage, which scales the hand-over on both sides."""
     if change == UNCHANGED:
         return parts
     main = "receive" if inline else "handover"

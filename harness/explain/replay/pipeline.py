@@ -1,10 +1,10 @@
-"""Applies edits to a recording and builds what the simulation runs: matrices of durations, operations per step class.
+"""Applies edits to a recording and builds the input of the simulation: durations, and operations per step class.
 
-The meaning of every edit is defined here and in ``costs``. ``simulate`` knows no edits.
+All edits are defined here and in ``costs``. ``simulate`` does not use them.
 
 The tape is the order in which recorded steps and batches repeat. A long batch may be slow to make and slow to train, so
-the step that trains a batch keeps it. Batches go to workers in turn, so a tape holds whole rounds of all workers: where
-every other batch is slow, one of two workers makes all of those.
+a batch stays with the step that trains it. Batches go to workers in turn, so a tape has whole rounds of all workers: if
+every other batch is slow, one of two workers makes all of these.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from harness.explain.replay.recording import Recording, Resume
 from harness.explain.spans import Int
 from harness.scenario.edits import Edits
 
-# Multiples of how often batches are usually alike: every second, third, fourth or sixth. The longest one is the best.
+# Common periods of similar batches: every second, third, fourth or sixth. The longest period that fits is the best.
 USUAL_PERIODS = (12, 6, 4, 3, 2)
 
 
 class Tape(NamedTuple):
-    """Rows of the recording and numbers of batches. ``aligned``: each step has as many batches."""
+    """Rows of the recording and numbers of batches. ``aligned``: every step has the same number of batches."""
 
     steps: Int
     batches: Int
@@ -38,7 +38,7 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """The tape for a replay with so many ``workers``; ``exact``: everything, in the order recorded."""
+    """Return the tape for a replay with so many ``workers``. ``exact``: everything, in the recorded order."""
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -58,7 +58,7 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
-    """Return ``steps`` in whole rounds of all workers; ``ordinals``: places in the whole run."""
+    """Return ``steps`` in whole rounds of all workers. ``ordinals``: positions in the whole run."""
     both = math.lcm(workers_then, workers_now)
     longer = [math.lcm(both, period) for period in USUAL_PERIODS]
     for period in dict.fromkeys((*longer, both, workers_then)):
@@ -67,7 +67,7 @@ def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, f
         fewest = min(len(one) for one in by_place)
         least_steps = TAPE_KEPT_MIN * len(steps) if period > both else 0
         if fewest >= TAPE_ROUNDS_MIN and fewest * period_steps >= least_steps:
-            # Evenly spread; each place leaves out other steps.
+            # The kept steps are spread evenly. Each position leaves out different steps.
             phases = (np.arange(period_steps) + 0.5) / period_steps
             chosen = [
                 one[((np.arange(fewest) + phase) * len(one) / fewest).astype(np.int64)]
@@ -78,26 +78,29 @@ def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, f
 
 
 Array = NDArray[np.float64]
-PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch; gradient norm and optimizer do not
+PER_SAMPLE = frozenset({"h2d", "forward", "backward"})  # grow with the batch, unlike gradient norm and optimizer
 COMPUTED = frozenset({"forward", "backward", "optimizer"})  # host phases that are device time on a synchronous device
-WHOLE_PHASES = frozenset({"log", "checkpoint"})  # without such a phase, its blocking calls go as well
-# Parts of a step that :attr:`Edits.without` removes, besides phases of the host and kernels of the device.
+WHOLE_PHASES = frozenset({"log", "checkpoint"})  # removing such a phase also removes its blocking calls
+# Parts of a step that :attr:`Edits.without` can remove, in addition to host phases and kernels.
 LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 
 class Operation(NamedTuple):
-    """host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` beyond what
-    it waits for. reduce: all ranks wait for one another."""
+    """One operation of a program.
+
+    host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` after the end
+    of what it waits for. reduce: all ranks wait for one another.
+    """
 
     kind: Literal["host", "fetch", "launch", "sync", "reduce"]
-    back: int
+    back: int  # sync: number of last pieces in the queue that it does not wait for
     first: int  # row of the class's matrix
     second: int
     name: str = ""  # phase of the host, or kernel
 
 
 class Program(NamedTuple):
-    """One class of steps: operations, durations in ns (rows, variants, members), places of its members on the tape."""
+    """One class of steps: operations, durations in ns (rows, variants, members), tape positions of its members."""
 
     operations: tuple[Operation, ...]
     durations: Array
@@ -106,20 +109,20 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What ``simulate`` runs. Batches and members of a class repeat without end. Variants differ in durations alone."""
+    """Input of ``simulate``. Batches and members of a class repeat without end. Variants differ only in durations."""
 
     costs: Array  # (len(Costs._fields), variants, batches)
-    tape_steps: int  # that lend their durations, see :class:`Tape`
-    starts: NDArray[np.int64]  # where on the tape a replicate may begin: there each step meets one of its own class
-    batches_per_step: int | None  # None: batches do not run along with the tape's steps
+    tape_steps: int  # number of steps on the :class:`Tape`
+    starts: NDArray[np.int64]  # possible start positions on the tape, where most steps meet one of their class
+    batches_per_step: int | None  # None: batches do not advance with the tape's steps
     programs: tuple[Program, ...]
     step_program: NDArray[np.int64]  # (steps,)
     measured: NDArray[np.bool_]
-    resumes: tuple[Resume | None, ...]  # (steps,) where the loop paused before the step
-    exact: bool  # the loader is where it was recorded at each of these
-    drained: NDArray[np.bool_]  # (steps,) ends only when the device has done what was queued before it began
+    resumes: tuple[Resume | None, ...]  # (steps,) set if the loop paused before the step
+    exact: bool  # at each of these the loader is in its recorded state
+    drained: NDArray[np.bool_]  # (steps,) the step also waits for device work queued before it began
     workers: int
-    worker_of: NDArray[np.int64] | None  # (batches,) the worker that makes each; None: they make them in turn
+    worker_of: NDArray[np.int64] | None  # (batches,) worker that makes each batch; None: in turn
     in_flight: int
     ranks: int
     queue_depth: int | None
@@ -140,8 +143,8 @@ def build(
 ) -> Pipeline:
     """Return ``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then``.
 
-    ``grown``: size of its batches / size of those that its steps had. ``exact``: all steps and batches in the order
-    recorded; else those of measured steps, in any number. ``most_steps``: of a longer run its beginning. Not
+    ``grown``: size of its batches / size of the batches that its steps had. ``exact``: all steps and batches in the
+    recorded order; else those of measured steps, in any number. ``most_steps``: of a longer run only its beginning. Not
     ``merged``: every phase of the host is an operation of its own.
     """
     workers = recording.workers if edits.workers is None else edits.workers
@@ -167,7 +170,7 @@ def build(
     def starts() -> NDArray[np.int64]:
         if exact:
             return np.zeros(1, dtype=np.int64)
-        if (edits.ranks or 1) > 1:  # from the same place, which is often the only best one, ranks would be in lockstep
+        if (edits.ranks or 1) > 1:  # all positions: with few start positions, ranks would be in lockstep
             return np.arange(len(tape.steps))
         key = ("starts", workers, unmeasured, gets_ahead, most_steps)
         return recording.once(key, lambda: _starts(order, recording.step_class[tape.steps]))
@@ -207,12 +210,12 @@ def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Str
 def _steps(
     recording: Recording, unmeasured: int, most: int, *, exact: bool, every_pause: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
-    """Return the steps in order: programs, which count, and pauses before them, up to ``most`` that count.
+    """Return the steps in order: their programs, whether they count, and pauses before them; up to ``most`` that count.
 
-    A repetition begins with ``unmeasured`` steps, as in launch/block.py: one more than batches in flight, and enough
-    for the host to get ahead of its device. Measured ones make up for missing ones. ``every_pause``: a pause in
-    which the loader went on begins one as well. Not ``exact``: what lay within a step besides training becomes a pause
-    behind it.
+    A repetition begins with ``unmeasured`` steps, as in launch/block.py. They are one more than the batches in flight,
+    and enough for the host to get ahead of its device. Measured steps replace missing ones. ``every_pause``: a pause in
+    which the loader went on also begins a repetition. Not ``exact``: other work than training within a step becomes a
+    pause after it.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -237,7 +240,7 @@ def _steps(
 
 
 def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The places of the tape, whose steps are of these ``classes``, from which most of ``order`` meet their own."""
+    """Return the tape positions from which most of ``order`` meet their class. ``classes``: of the tape's steps."""
     alike = np.zeros(len(classes), dtype=np.int64)
     for step, number in enumerate(order):
         alike += np.roll(classes, -step) == number
@@ -270,7 +273,7 @@ def _program(
     exact: bool,
     merged: bool,
 ) -> tuple[Program, float]:
-    """The operations of a class under ``edits``, and the mean CPU time of the main thread in one of its steps."""
+    """Return the operations of a class under ``edits``, and the main thread's mean CPU time in one of its steps."""
     one = recording.classes[number]
     every, members = (one.events, len(one.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
@@ -307,12 +310,12 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add what ``compute.sync: late`` does: once all is launched, wait for the step before up to its gradient norm."""
+    """Add the wait of ``compute.sync: late``: after all launches, wait for the last step up to its gradient norm."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
         return
-    # Launched after it in each step, so in the one before.
+    # Number of launches after the gradient norm in each step, and thus in the previous one.
     behind = sum(event.kind == "launch" and event.phase != "sync" for event in events[blocking[0] :])
     operations.insert(
         launches[-1] + 1, Operation("sync", len(launches) + behind, len(rows), len(rows) + 1, events[blocking[0]].name)
@@ -323,7 +326,7 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
 def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the members of a class that lend their durations, and their places; all of a class not on the tape."""
+    """Return the members of a class that lend their durations, and their positions; all if none is on the tape."""
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -338,8 +341,8 @@ def _on_tape(
 
 
 def _goes(event: Event, edits: Edits) -> bool:
-    """True if ``edits`` take the event out of its step, and not only its duration."""
-    if event.phase in ("sync", BOUNDARY) and edits.sync != "on":  # for the latter see _drained()
+    """Return True if ``edits`` remove the event from its step, and not only its duration."""
+    if event.phase in ("sync", BOUNDARY) and edits.sync != "on":  # _drained() replaces boundary waits
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
 
@@ -351,7 +354,7 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
 
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
-    """Duration and CPU time of a stretch on the host: on a synchronous device the computing phases are device time."""
+    """Return wall and CPU time of a host event. On a synchronous device the computing phases are device time."""
     factor = 1.0
     if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
         return event.duration * 0.0, event.cpu * 0.0
@@ -361,7 +364,7 @@ def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> 
 
 
 def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
-    """Positions that one step of all ranks together computes under ``edits``."""
+    """Return the token positions that one step of all ranks together computes under ``edits``; None if not counted."""
     if recording.tokens is None:
         return None
     scale = 1.0 if edits.batch_size is None else edits.batch_size / recording.batch_size
@@ -369,7 +372,7 @@ def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
 
 
 def together(pipelines: Sequence[Pipeline]) -> Pipeline:
-    """Pipelines of the same shape (see :func:`shape_of`) as variants of one."""
+    """Return pipelines of the same shape (see :func:`shape_of`) as variants of one."""
     first = pipelines[0]
     programs = []
     for same in zip(*(one.programs for one in pipelines), strict=True):
@@ -384,7 +387,7 @@ def together(pipelines: Sequence[Pipeline]) -> Pipeline:
 
 
 def shape_of(pipeline: Pipeline) -> Hashable:
-    """What pipelines must have in common to be variants of one: everything but their durations."""
+    """Return what pipelines must have in common to be variants of one: everything except their durations."""
     return (
         tuple(program.operations for program in pipeline.programs),
         pipeline.step_program.tobytes(),

@@ -1,8 +1,8 @@
 """Predicts step time and throughput by replay, with an interval, the waits behind them, and a validation error.
 
-Every run is replayed by itself, so a prediction has as many values as blocks. Its steps are drawn from those recorded.
-Where loader workers fill their queue while the loop evaluates, steps and batches keep the order recorded instead, as
-far as the edits leave the loader as it was (:func:`_keeps_order`).
+Every run is replayed by itself, so a prediction has one value per block. Its steps are drawn from those recorded. If
+loader workers fill their queue while the loop evaluates, steps and batches keep the recorded order instead, unless the
+edits change the loader (:func:`_keeps_order`).
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Run:
-    """One run, replayed as it was: what every prediction about it starts from."""
+    """One run with its unedited replay, the basis of every prediction about it."""
 
     recording: Recording
     offsets: Array  # (replicates, 1)
     error: float
     before: Simulated
     then: Stretch
-    in_order: Simulated | None  # the same in the order recorded; None where predictions of it are drawn
+    in_order: Simulated | None  # replay in the recorded order; None if predictions draw steps
 
 
 @dataclass(frozen=True)
 class _Edited:
-    """The same run, edited."""
+    """One run with its edited replay."""
 
     run: _Run
     before: Simulated
     after: Simulated
-    drawn: Simulated | None  # ``after`` from drawn steps, whose scatter is the interval of few blocks that keep order
-    tokens: float | None  # per step, of all ranks
+    drawn: Simulated | None  # ``after`` from drawn steps; its scatter gives the interval if few blocks keep order
+    tokens: float | None  # tokens per step of all ranks
 
 
 class Replays:
-    """The runs of one arm (one per block), replayed as they were, and ready to be asked what would have been."""
+    """Replays of the runs of one arm (one run per block), which predict their step time under edits."""
 
     def __init__(self, runs: Sequence[RunData], replicates: int = PREDICTION_REPLICATES) -> None:
-        """ReplayError where none of ``runs`` can be replayed."""
+        """Replay ``runs`` without edits. ReplayError if none of them can be replayed."""
         self._replicates = replicates
         by_run = [_replayed(run, recording, replicates) for run, recording in _recordings(runs)]
         self._runs = [readings["likely"] for readings in by_run]
-        # By each reading, the likely one first; a run to which one makes no difference by its likely one.
+        # Runs by reading, the likely one first. A run without this reading uses its likely one.
         self._of_reading = {
             name: [readings.get(name, readings["likely"]) for readings in by_run]
             for name in READINGS
@@ -79,13 +79,13 @@ class Replays:
         self._by_reading = list(self._of_reading.values())
 
     def recorded(self, key: str) -> float:
-        """The recorded value of a key that edits can set to a number."""
+        """Return the recorded value of a key that edits can set to a number."""
         first = self._runs[0].recording
         return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
 
     @property
     def workers(self) -> int:
-        """Of the loader as recorded; 0: inline."""
+        """Recorded number of loader workers; 0: inline."""
         return self._runs[0].recording.workers
 
     @property
@@ -102,7 +102,7 @@ class Replays:
     def slow_worker(self) -> SlowWorker | None:
         """Worker that takes longer for a batch than the others in all runs; None without one.
 
-        The cost of a batch then depends on who makes it, and what other numbers of workers would cost is unknown.
+        The cost of a batch then depends on its worker, and the cost with other numbers of workers is unknown.
         """
         return slow_worker(_made_by(run.recording.batches) for run in self._runs)
 
@@ -117,19 +117,19 @@ class Replays:
         return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
 
     def has_cores_for(self, workers: int) -> bool:
-        """True if so many workers and the main thread have a core each, or need no more than there are."""
+        """Return True if ``workers`` and the main thread have one core each, or need no more CPU time than there is."""
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
         return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
 
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
-        """See ``Recording.off_core_ms``; the sum of the stages that are left, mean over the runs."""
+        """Return the ms per step that the stages except ``without`` waited off a core, mean over the runs."""
         found = [run.recording.off_core_ms for run in self._runs]
         return sum(spent for one in found for name, spent in one.items() if name not in without) / len(found)
 
     @property
     def usual_handover_ms(self) -> float:
-        """What handing over a batch is taken to cost where no worker was recorded."""
+        """Assumed cost in ms of handing a batch over if no worker was recorded."""
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
@@ -140,9 +140,10 @@ class Replays:
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """Return True if it matters that workers are taken to wait side by side.
+        """Return True if the assumption that workers wait side by side matters.
 
-        One at a time, a step lasts as long as all of those waits; fewer workers would not wait for one another.
+        If workers wait one at a time, a step lasts as long as all of these waits. Fewer workers would not wait for one
+        another.
         """
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
@@ -164,9 +165,9 @@ class Replays:
         return _prediction(found, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """Return the step time had the loader of ``data_runs`` (of another arm) fed the runs, block by block.
+        """Return the step time if the loader of ``data_runs`` (another arm) had fed the runs, block by block.
 
-        The interval covers every reading of the runs and of that loader. ReplayError if no block has both.
+        The interval includes every reading of the runs and of that loader. ReplayError if no block has both.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
@@ -206,12 +207,12 @@ class Replays:
         return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
     def removals(self) -> tuple[Removal, ...]:
-        """What each stage, phase, kernel and cause of the runs costs, the largest saving first."""
+        """Return the cost of each stage, phase, kernel and cause of the runs, the largest saving first."""
         likely, *others = (removals([(run.recording, run.then) for run in runs]) for runs in self._by_reading)
         return widened_removals(likely, others)
 
     def critical_path_ms(self) -> dict[PathLink, PathTime]:
-        """Milliseconds per step by link of the critical path, means over the runs, the longest first."""
+        """Return the milliseconds per step by link of the critical path, means over the runs, the longest first."""
         likely, *others = (_mean_path([run.recording for run in runs]) for runs in self._by_reading)
         links = dict.fromkeys(link for one in (likely, *others) for link in one)
         found = {}
@@ -228,7 +229,7 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """Return the run as it was, by reading. It is kept: comparisons, the arm itself and its advice need it."""
+    """Return the unedited replay of the run by reading, cached for comparisons, the arm itself and its advice."""
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -242,7 +243,7 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
 
 
 def _keeps_order(recording: Recording, edits: Edits) -> bool:
-    """True if ``edits`` leave as many batches on their way as were recorded, for steps as recorded."""
+    """Return True if ``edits`` keep the number of batches in flight, the batch size and a single rank."""
     return (
         (edits.ranks or 1) == 1
         and _either(edits.batch_size, recording.batch_size) == recording.batch_size
@@ -252,7 +253,7 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 
 def _in_order(recording: Recording) -> Simulated | None:
-    """See ``_Run.in_order``; of a long run steps are drawn, as its beginning is not all of it."""
+    """Return ``_Run.in_order``; None for a long run, whose beginning does not stand for all of it."""
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
@@ -279,22 +280,22 @@ def _edited(
 
 
 def unedited_error(run: RunData) -> float:
-    """Return replayed / measured step time - 1, in the order recorded; ReplayError if it cannot be replayed."""
+    """Return replayed / measured step time - 1, in the recorded order; ReplayError if it cannot be replayed."""
     return _error_of(run, record(run))
 
 
 def predict(runs: Sequence[RunData], edits: Edits) -> Prediction:
-    """The step time of ``runs`` (one arm, one run per block) had they run under ``edits``; see :class:`Replays`."""
+    """Return the step time of ``runs`` (one arm, one run per block) under ``edits``; see :class:`Replays`."""
     return Replays(runs).predict(edits)
 
 
 def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Prediction:
-    """The step time of ``runs`` had the loader of ``data_runs`` fed them; see :meth:`Replays.fed_by`."""
+    """Return the step time of ``runs`` if the loader of ``data_runs`` had fed them; see :meth:`Replays.fed_by`."""
     return Replays(runs).fed_by(data_runs)
 
 
 def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
-    """Runs that can be replayed, with their recordings, by block; ReplayError with the first reason where none can."""
+    """Return the runs that can be replayed and their recordings, by block; ReplayError (first reason) if none can."""
     found, refusals = [], []
     for run in sorted(runs, key=lambda run: run.record.block):
         try:
@@ -313,7 +314,7 @@ def _error_of(run: RunData, recording: Recording) -> float:
 
 
 def _error(recording: Recording) -> float:
-    """Of the steps that an exact replay covers (of a long run, its beginning)."""
+    """Return the error over the steps that an exact replay covers (for a long run, its beginning)."""
     pipeline = build(recording, Edits(), exact=True)
     alone = simulate(pipeline, np.zeros((1, 1)))
     covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
@@ -326,7 +327,7 @@ def _made_by(batches: RecordedBatches) -> MadeBy:
 
 
 def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:
-    """Wall and CPU time of all stages of these batches."""
+    """Return the wall and CPU time in ns of all stages of these batches."""
     wall = sum(float(values[one.usable].sum()) for one in made for values in one.stage.values())
     return wall, sum(float(values[one.usable].sum()) for one in made for values in one.cpu.values())
 
@@ -336,7 +337,7 @@ def _either(edited: int | None, recorded: int) -> int:
 
 
 def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch]:
-    """The unedited replay, and the contention there was."""
+    """Return the unedited replay and its contention."""
     pipeline = build(recording, Edits())
     result = simulate(pipeline, offsets)
     return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
@@ -356,7 +357,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         return holding(as_replayed, [corrected])
 
     def over(value: Callable[[_Edited], Array]) -> Estimate:
-        """From one array per block, over its replicates."""
+        """Return the estimate from one array per block, over its replicates."""
         result = from_blocks([math.log(value(one).mean()) for one in found])
         assert result is not None
         if len(found) >= MIN_BLOCKS:
@@ -366,7 +367,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         low, high = np.quantile(np.concatenate(arrays), [tail, 1 - tail])
         return Estimate(result.median, min(float(low), result.median), max(float(high), result.median), result.n)
 
-    counted = all(one.tokens for one in found)  # 0 is a count that was not made
+    counted = all(one.tokens for one in found)  # a count of 0 means that tokens were not counted
     measured = from_blocks([math.log(one.run.recording.measured_ms) for one in found])
     assert measured is not None
     ratio = over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms)

@@ -36,24 +36,24 @@ AssumptionKind = Literal[
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something a replay takes for granted. The figures are those of its kind; the others are 0."""
+    """Assumption of a replay. Each kind sets its own figures; the others are 0."""
 
     kind: AssumptionKind
-    cost_ms: float = 0.0  # of the two costs that were not observed: per batch
-    tensors: int = 0  # "hand-over": of each batch
+    cost_ms: float = 0.0  # "receive not observed", "hand-over not observed": per batch
+    tensors: int = 0  # "hand-over": number per batch
     tensor_ms: float = 0.0
-    ring: bool = False  # by slots of shared memory
-    asynchronous: bool = False  # "device speed": whether the recorded device was
+    ring: bool = False  # "hand-over": by slots of shared memory
+    asynchronous: bool = False  # "device speed": the recorded device was asynchronous
     ranks: int = 0
-    names: tuple[str, ...] = ()  # "busy not known": the device's work of which it is not known
-    scaled: bool = False  # "busy not known": whether the edits make that work longer or shorter
-    cores: float = 0  # "shared cores": shared by these threads and workers
+    names: tuple[str, ...] = ()  # "busy not known": names of the device work with unknown time
+    scaled: bool = False  # "busy not known": the edits scale that work
+    cores: float = 0  # "shared cores": number that these threads and workers share
     threads: int = 0
     workers: int = 0
 
 
 def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
-    """Yield what the replay of ``recording`` under ``edits`` takes for granted."""
+    """Yield the assumptions of the replay of ``recording`` under ``edits``."""
     for cost in recording.batches.assumed:
         kind: AssumptionKind = "receive not observed" if cost.part == "receive" else "hand-over not observed"
         yield Assumption(kind, cost_ms=cost.ms)
@@ -93,7 +93,7 @@ def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
 class ReplayValidation:
     """Error of the unedited replay, replayed / measured - 1, by block.
 
-    ``errors``: in the order recorded. ``resampled``: from steps drawn as in this prediction.
+    ``errors``: in the recorded order. ``resampled``: from steps drawn as in this prediction.
     """
 
     errors: Mapping[int, float]
@@ -101,36 +101,36 @@ class ReplayValidation:
 
     @property
     def median(self) -> float:
-        """The median error of the replay in the order recorded, with its sign."""
+        """Median error of the replay in the recorded order, signed."""
         return float(np.median(list(self.errors.values())))
 
     @property
     def worst(self) -> float:
-        """The error furthest from 0 of the replay in the order recorded, with its sign."""
+        """Error furthest from 0 of the replay in the recorded order, signed."""
         return max(self.errors.values(), key=abs)
 
     @property
     def resampled_median(self) -> float:
-        """The median error of the resampled replay, with its sign."""
+        """Median error of the resampled replay, signed."""
         return float(np.median(list(self.resampled.values())))
 
     @property
     def typical(self) -> float:
-        """The typical error without its sign: in the order recorded or resampled, whichever is larger."""
+        """Median absolute error, in the recorded order or resampled, whichever is larger."""
         return max(float(np.median(np.abs(list(errors.values())))) for errors in (self.errors, self.resampled))
 
     @property
     def within_tolerance(self) -> bool:
-        """True if that is small enough (:data:`REPLAY_ERROR_MAX`) to believe a prediction."""
+        """True if the typical error is at most :data:`REPLAY_ERROR_MAX`, so that a prediction is reliable."""
         return self.typical <= REPLAY_ERROR_MAX
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Step time of the edited run; milliseconds per step, ratios to what was measured.
+    """Step time of the edited run in milliseconds; ratios are to the measured step time.
 
-    ``waits_ms``, ``starved_ms``: waits by stage and device idle time of the edited replay; ``was_``, ``unedited_``: of
-    the unedited one. ``tokens_per_s`` counts the positions of all ranks.
+    ``waits_ms``, ``starved_ms``: waits by stage and device idle time of the edited replay. The prefixes ``was_`` and
+    ``unedited_`` mark the same figures of the unedited replay. ``tokens_per_s`` counts the positions of all ranks.
     """
 
     edits: Edits
@@ -138,23 +138,23 @@ class Prediction:
     tokens_per_s: Estimate | None
     measured_ms: Estimate
     ratio: Estimate  # predicted step time / measured
-    speedup: Estimate  # measured step time / predicted: how many times as fast
-    interval_from: str  # blocks, or replicates where there are too few
+    speedup: Estimate  # measured step time / predicted
+    interval_from: str  # "blocks", or "replicates" with too few blocks
     validation: ReplayValidation
     waits_ms: Mapping[str, float]
     was_waits_ms: Mapping[str, float]
     starved_ms: float | None
     unedited_starved_ms: float | None
     block_ms: Mapping[int, float]  # predicted step time by block
-    unedited_ms: Mapping[int, float]  # the same of the unedited replay
+    unedited_ms: Mapping[int, float]  # step time of the unedited replay by block
     assumptions: tuple[Assumption, ...]
     emulated: bool
 
     @property
     def gain(self) -> Estimate:
-        """Return what the edits alone change: unedited replay / edited replay.
+        """Change by the edits alone: unedited replay / edited replay.
 
-        The interval is that of ``speedup``, which includes the error of the replay, and the median itself.
+        The interval is that of ``speedup``, which includes the error of the replay, extended to the median.
         """
         found = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
         assert found is not None
@@ -167,12 +167,12 @@ class Prediction:
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """``one`` of its figures without an interval that is from replicates: that knows nothing of luck."""
+        """Return ``one`` of its figures, without an interval from replicates, which lacks the scatter of blocks."""
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """``likely`` with intervals that hold those of ``others``: the same runs by other readings of what is not known."""
+    """Return ``likely`` with intervals that include those of ``others``, which are the same runs by other readings."""
     if not others:
         return likely
     tokens = [one.tokens_per_s for one in others]

@@ -1,13 +1,13 @@
-"""Describes each step of the host's main thread as a sequence of events, which a replay runs with other durations.
+"""Describes each step of the main thread as a sequence of events, which a replay can run with other durations.
 
     host      time on the host, outside of any wait (``name`` is the phase)
-    fetch     asks for the next batch
+    fetch     requests the next batch
     launch    queues work on the device (``name`` is the kernel), which takes ``duration`` there
-    sync      waits until the device has done what was queued (but for the last ``back`` pieces), and ``duration`` more
+    sync      waits until the device has done the queued work (except the last ``back`` pieces), plus ``duration``
 
 Steps with the same sequence form a class and differ only in durations. A synchronous device has no launches: its work
-is time on the host. Work that waited for its launches (``bounds``) takes the device only what it worked after the
-last of them, so it moves with the host. If that is not known, there are programs for either reading.
+is time on the host. Work that waited for its launches (``bounds``) only takes the device time after the last launch, so
+it moves with the host. If it is unknown whether work waited, there are programs for each reading.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from harness.explain.policy import CLOCK_TOLERANCE_NS
 Array = NDArray[np.float64]
 BOUNDARY = "boundary"  # phase of a wait of the harness
 EventKind = Literal["host", "fetch", "launch", "sync"]
-COPY = "read"  # the work of copying a step's values to the host
+COPY = "read"  # name of the work that copies a step's values to the host
 OTHER = "other"  # host time outside of every phase
 
 
 class Phase(NamedTuple):
-    """A phase of the main thread; ``cpu_ns`` None where it was not measured."""
+    """A phase of the main thread; ``cpu_ns`` is None if it was not measured."""
 
     name: str
     start_ns: int
@@ -42,8 +42,8 @@ class Phase(NamedTuple):
 class Launch(NamedTuple):
     """Work queued by the host in [start_ns, end_ns] that kept the device busy for ``busy_ns`` until ``done_ns``.
 
-    ``waited``: the device waited for launches; ``busy_ns`` is after the last. ``blocked``: launching only waited for
-    it.
+    ``waited``: the device waited for launches, and ``busy_ns`` covers the time after the last one. ``blocked``:
+    launching only waited for the device.
     """
 
     name: str
@@ -56,39 +56,36 @@ class Launch(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """A blocked host. ``full``: until the queue had room. ``late``: at most until the step before was copied.
-
-    ``boundary``: of the harness, where measured steps begin or end.
-    """
+    """A blocking call of the host."""
 
     start_ns: int
     end_ns: int
-    full: bool
-    late: bool = False
-    boundary: bool = False
+    full: bool  # ends when the queue has room
+    late: bool = False  # waits at most until the copy of the previous step's values
+    boundary: bool = False  # call of the harness where measured steps begin or end
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a class of steps; arrays (steps of the class,) in ns, 0 where the kind has no such thing."""
+    """One event of a class of steps; arrays (steps of the class,) in ns, 0 if the kind does not use them."""
 
     kind: EventKind
     name: str
     phase: str
     back: int
-    duration: Array  # on the host, on the device, or of a sync beyond the end of what it waits for
-    cpu: Array  # host: CPU time of the main thread in it
-    queueing: Array  # launch: how long after the host began to queue it the device is done at the earliest
+    duration: Array  # time on the host or device; sync: time after the end of the awaited work
+    cpu: Array  # host: CPU time of the main thread
+    queueing: Array  # launch: minimum time from the start of queueing to the end on the device
 
     def of_members(self, members: NDArray[np.int64]) -> Event:
-        """The event in these steps of its class only."""
+        """Return the event with only these steps of its class."""
         columns = (self.duration[members], self.cpu[members], self.queueing[members])
         return Event(self.kind, self.name, self.phase, self.back, *columns)
 
 
 @dataclass(frozen=True)
 class StepClass:
-    """Steps with the same sequence of events. ``steps`` (members,) are their rows, in the order they ran."""
+    """Steps with the same sequence of events. ``steps`` (members,) are their rows, in execution order."""
 
     events: tuple[Event, ...]
     steps: NDArray[np.int64]
@@ -146,13 +143,13 @@ def _program(
     syncs: Sequence[Sync],
     everything: Sequence[Launch],
 ) -> list[_Moment]:
-    """The events of one step: a walk along its time, in which every nanosecond outside waits becomes host time."""
+    """Return the events of one step. Every nanosecond outside of waits becomes host time."""
     moments: list[_Moment] = []
     open_phases: list[tuple[str, float]] = [(OTHER, 1.0)]
     cursor = start
 
     def advance(until: int) -> None:
-        """Host time up to ``until``, joined with what directly precedes it in the same phase."""
+        """Add host time up to ``until``, joined with the event before if it has the same phase."""
         nonlocal cursor
         name, share = open_phases[-1]
         spent = max(0, until - cursor)
@@ -174,7 +171,7 @@ def _program(
             cursor = max(cursor, row.end_ns)
         elif isinstance(row, Launch):
             blocked = sum(s.end_ns - s.start_ns for s in syncs if row.start_ns <= s.start_ns and s.end_ns <= row.end_ns)
-            # What waited for launches ends no earlier than they do, with what the device did after the last one.
+            # Work that waited for launches ends no earlier than the last launch plus the device time after it.
             until = row.done_ns if row.waited else row.end_ns
             queueing = max(0, until - row.start_ns - blocked)
             moments.append(_Moment("launch", row.name, phase, 0, row.busy_ns, queueing=queueing))
@@ -194,15 +191,16 @@ def _program(
 def _walk(
     phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> list[tuple[int, int, Phase | Launch | Sync, bool]]:
-    """(time, place among equals, row, whether it closes) of everything that happens in a step."""
+    """Return (time, order at equal times, row, closes) of everything that happens in a step."""
     walk: list[tuple[int, int, Phase | Launch | Sync, bool]] = []
     for phase in phases:
         walk.append((phase.start_ns, 1, phase, False))
         if phase.name != "fetch":
-            # One ends before the next begins at that moment; one that took no time ends after it began itself.
+            # A phase ends before the next one begins at the same moment. A phase without duration ends after its own
+            # start.
             walk.append((phase.end_ns, 0 if phase.end_ns > phase.start_ns else 1, phase, True))
     for launch in launches:
-        # What a blocking call queues itself is queued before it waits.
+        # Work that a blocking call queues itself is queued before the call waits.
         inside = next((s.start_ns for s in syncs if s.start_ns <= launch.start_ns < s.end_ns), launch.start_ns)
         walk.append((inside, 2, launch, False))
     walk += [(sync.start_ns, 3, sync, False) for sync in syncs]
@@ -210,15 +208,15 @@ def _walk(
 
 
 def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
-    """Which work this call waited for, and how long it took to return after that was done."""
+    """Return the sync event: which work this call waited for, and how long it took to return after that work."""
     queued = bisect_left(launches, row.end_ns, key=lambda launch: launch.start_ns)
     waited_for = queued
     while waited_for and launches[waited_for - 1].done_ns > row.end_ns + CLOCK_TOLERANCE_NS:
         waited_for -= 1
     late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
     if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:
-        waited_for -= 1  # the one before was done so little before the end that it was this one
-    if row.late:  # where it hardly blocked, what this step queued may be done as well
+        waited_for -= 1  # the end of the work before is closer
+    if row.late:  # If the call hardly blocked, work queued by this step may be done as well.
         copies = (place for place in range(queued - 1, -1, -1) if launches[place].name == COPY)
         waited_for = min(waited_for, next(islice(copies, 1, None), waited_for) + 1)
     done = launches[waited_for - 1].done_ns if waited_for else row.start_ns
@@ -226,7 +224,7 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
 
 
 def _cpu_share(phase: Phase, syncs: Sequence[Sync]) -> float:
-    """CPU time per host time outside of waits, from 0 to 1; 1 where it was not measured."""
+    """Return CPU time / host time outside of waits, from 0 to 1; 1 if it was not measured."""
     if phase.cpu_ns is None:
         return 1.0
     blocked = sum(s.end_ns - s.start_ns for s in syncs if phase.start_ns <= s.start_ns and s.end_ns <= phase.end_ns)

@@ -1,11 +1,11 @@
 """Simulates the loop, the loader's workers and the device: a max-plus recursion over steps, many replicates at once.
 
-Every quantity is an array (replicates, ranks). The replicates start at different places of the recorded sequence (its
-tape) and wrap around, and so does each rank of a replicate (a moving block: neighbouring records stay neighbours).
-A pipeline may hold several variants of its durations; each replicate runs one of them.
+Every quantity is an array (replicates, ranks). The replicates start at different positions of the recorded sequence
+(its tape) and wrap around, and so does each rank of a replicate. Neighbouring records stay neighbours (a moving block).
+A pipeline may have several variants of its durations; each replicate runs one of them.
 
-    fetch    ends at max(now + receive, when the batch was built + hand-over) + draw, and asks a worker for another.
-             Batches that came through the pipe before that one are unpacked first, and cost their own fetch less
+    fetch    ends at max(now + receive, when the batch was built + hand-over) + draw, and requests another batch.
+             Batches that came through the pipe before that one are unpacked first, which shortens their own fetch
     worker   begins at max(free, request + wake); is free again ``after`` the last stage
     launch   completion = max(now, completion before) + duration, and not before it was queued
     sync     now = max(now, completion) + latency
@@ -30,8 +30,8 @@ from harness.explain.replay.recording import Resume
 from harness.study.contract import STAGES
 
 Array = NDArray[np.float64]
-# An operation of numpy on the few replicates of a step costs more than its arithmetic: what does not depend on what
-# came before is done for so many steps at once.
+# An operation of numpy on the few replicates of a step costs more than its arithmetic. Work that does not depend on
+# earlier steps is done for this many steps at once.
 STEPS_PER_SWEEP = 256
 READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range(len(Costs._fields))
 
@@ -40,7 +40,8 @@ READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range
 class Simulated:
     """Means over the measured steps, (replicates,), in ms; ``step_ns`` (replicates, steps).
 
-    ``waits``: by stage, of the host, or device idle time while the host waited. ``idle``: all device idle time.
+    ``waits``: waits of the host by stage; beside an asynchronous device only its idle time meanwhile. ``idle``: all
+    device idle time.
     """
 
     step_ms: Array
@@ -52,10 +53,10 @@ class Simulated:
 def simulate(
     pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None = None, *, account: bool = True
 ) -> Simulated:
-    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): where each starts.
+    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): start positions.
 
-    ``variants``: of the pipeline, by replicate. Without ``account`` waits and idle time stay 0, which saves half the
-    time.
+    ``variants``: variant of the pipeline by replicate. Without ``account`` waits and idle time stay 0, which saves half
+    the time.
     """
     return _Loop(pipeline, offsets, variants, account=account).run()
 
@@ -65,7 +66,7 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class _Built:
-    """A batch on its way, (replicates, ranks): ``end`` of its last stage, and where it is unpacked."""
+    """A batch in flight, (replicates, ranks): ``end`` of its last stage, and where it is already unpacked."""
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
@@ -86,14 +87,14 @@ class _Built:
 
     @property
     def arrived(self) -> Array:
-        """Asked for by every fetch of a worker's batches that finds it in the pipe."""
+        """Arrival of its message in the main thread, cached because each fetch reads it for all batches in the pipe."""
         if self._arrived is None:
             self._arrived = self.delivered - self.costs[RECEIVE]
         return self._arrived
 
 
 class _Fetched(NamedTuple):
-    """A fetch whose wait is to be split: when it began and ended, when its batch was built, and that one's costs."""
+    """A fetch whose wait is not yet split: start, end, when the device was free, end and costs of its batch."""
 
     start: Array
     now: Array
@@ -133,15 +134,15 @@ class _Loop:
         self.waits = np.zeros((len(STAGES), *self.shape))
         self.idle = np.zeros(self.shape)
         self.counts = False
-        self.fetched: list[_Fetched] = []  # not accounted for yet
-        self.queued: list[tuple[Array, Array]] = []  # when work was queued, and when the device was free
+        self.fetched: list[_Fetched] = []  # fetches not added up yet
+        self.queued: list[tuple[Array, Array]] = []  # (time of queueing, time when the device was free)
 
     def run(self) -> Simulated:
-        """All steps, one after the other."""
+        """Run all steps in order."""
         walls: list[Array] = []
         p = self.p
-        # Without blocking calls, steps last until the device has done them: where a step logs, the host has waited for
-        # the device, and elsewhere it is ahead.
+        # Without blocking calls, a step lasts until the device has done it. In a step that logs, the host has waited
+        # for the device; in other steps the host is ahead.
         by_device = bool(p.drained.any())
         steps_of = zip(p.step_program, p.measured, p.resumes, p.drained, strict=True)
         for place, (number, measured, resume, drained) in enumerate(steps_of):
@@ -170,7 +171,7 @@ class _Loop:
         )
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
-        """Return by program the durations of its next steps; the next step of its class on the tape lends them."""
+        """Return by program the durations of its next steps. The next step of its class on the tape lends them."""
         found = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -235,7 +236,7 @@ class _Loop:
             self.fetched.append(_Fetched(start, self.now, self.device_free, batch.end, batch.costs))
 
     def _unpack_up_to(self, batch: _Built) -> None:
-        """Unpack the messages in the pipe up to that of ``batch``, in the order in which they arrive."""
+        """Unpack the messages in the pipe up to that of ``batch``, in the order of arrival."""
         wanted = None if batch.unpacked is None else ~batch.unpacked
         found, costs = [batch.arrived], [batch.costs[UNPACK]]
         own_pipes = self.p.worker_of is None
@@ -248,7 +249,7 @@ class _Loop:
                 before = message.arrived < batch.arrived
                 if not before.any() and message.unpacked is None:
                     if own_pipes:
-                        break  # Later messages of this worker arrive later still.
+                        break  # Later messages of this worker arrive even later.
                     continue
                 if wanted is not None:
                     before &= wanted
@@ -271,7 +272,7 @@ class _Loop:
         batch.unpacked = np.ones(self.shape, dtype=np.bool_)
 
     def _add_up(self) -> None:
-        """Add up what the steps since the last time waited, and for how long they left the device idle."""
+        """Add up the waits of the steps since the last call, and the device idle time."""
         if self.queued:
             now, device_free = map(np.array, zip(*self.queued, strict=True))
             self.idle += np.maximum(0.0, now - device_free).sum(axis=0)
@@ -281,7 +282,7 @@ class _Loop:
             self.fetched.clear()
 
     def _account(self, all_of: _Fetched) -> None:
-        """Split the waits by the stages of the very batches; beside a device, only what left it idle counts."""
+        """Split the waits by the stages of the awaited batches. Beside a device, only its idle time counts."""
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
@@ -298,7 +299,7 @@ class _Loop:
         self.waits[3] += (other + (edge - start)).sum(axis=0)
 
     def _next_costs(self) -> Array:
-        """Of the next batch of the recorded sequence: (costs, replicates, ranks)."""
+        """Return the costs of the next batch of the recorded sequence, (costs, replicates, ranks)."""
         place = self.requested - self.coming_from
         if place >= len(self.coming):
             self.coming_from, place = self.requested, 0
@@ -328,9 +329,9 @@ class _Loop:
         return worker_of[(self.first_batch + self.requested) % len(worker_of)], replicates, ranks
 
     def _resume(self, resume: Resume, *, first: bool) -> None:
-        """Resume after a pause: the device is done, and the loader has got as far as ``resume`` says.
+        """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records.
 
-        An exact replay takes over the batches on their way as recorded. Shorter pauses pass for the loader as well.
+        An exact replay takes over the recorded batches in flight. Shorter pauses also pass for the loader.
         """
         while len(self.on_the_way) < self.p.in_flight:
             self._request()
@@ -343,26 +344,26 @@ class _Loop:
         self.device_free = self.now
 
     def _free_workers(self) -> None:
-        """Each worker is free once it has built the last of its batches that are on their way."""
+        """Set each worker free at the end of the last of its batches in flight."""
         for batch in self.on_the_way:
             self.worker_free[batch.worker] = batch.end + batch.costs[AFTER]
 
 
 Make = Callable[[Stretch], Pipeline]
 OFFSETS_SEED = 20240229
-CONTENTION_REPLAYS = 12  # of step time against contention
+CONTENTION_REPLAYS = 12  # replays until step time and contention agree
 CONTENTION_CLOSE = 0.005
 
 
 def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
-    """Where each rank of each replicate starts, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
+    """Return the start of each rank of each replicate, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
     generator = np.random.default_rng([OFFSETS_SEED, block])
     cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
     return generator.permuted(cells, axis=1).T
 
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
-    """Replay what each of ``makes`` builds for a contention, which is ``then`` at first; all with the same offsets."""
+    """Replay each of ``makes`` until its contention, at first ``then``, agrees with its step time."""
     nows = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
@@ -384,7 +385,7 @@ def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account:
 
 
 def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool = True) -> list[Simulated]:
-    """One result for each of ``pipelines``; those of the same shape run side by side."""
+    """Return one result for each of ``pipelines``. Pipelines of the same shape run side by side."""
     by_shape: dict[object, list[int]] = {}
     for number, pipeline in enumerate(pipelines):
         by_shape.setdefault(shape_of(pipeline), []).append(number)
@@ -398,7 +399,7 @@ def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool
 
 
 def _split(results: Simulated, replicates: int) -> list[Simulated]:
-    """The results of each variant."""
+    """Return the results of each variant."""
     count = len(results.step_ms) // replicates
     parts = [slice(first * replicates, (first + 1) * replicates) for first in range(count)]
     return [

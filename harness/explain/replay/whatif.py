@@ -1,4 +1,4 @@
-"""Predicts one edit over a range of values, and finds the arms of the study that measured what an edit asks for."""
+"""Predicts one edit over a range of values, and finds the arms of a study that measured an edit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 SWEPT = ("device", *COUNTS)
-_HALVINGS = 6  # of the stretch in which the crossover lies
+_HALVINGS = 6  # bisections between the neighbours of a crossover
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where the cost of tokenization passes 1 % of the step, between two neighbours of the values given."""
+    """Value at which the cost of tokenization crosses 1 % of the step, between two neighbours of the given values."""
 
-    at: float  # the first value on the other side
-    between: tuple[str, str]  # the neighbours, as given
-    matters_below: bool  # whether tokenization matters at the lower one, and no longer at the higher one
+    at: float  # first value on the other side
+    between: tuple[str, str]  # neighbours, as given
+    matters_below: bool  # tokenization matters at the lower neighbour and not at the higher one
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class Sweep:
     """Predictions at each of ``values``, in rising order."""
 
     key: str
-    was: float  # the value recorded
+    was: float  # recorded value
     values: tuple[float, ...]
     texts: tuple[str, ...]  # the values as given
     recorded: tuple[Prediction, ...]
-    without: tuple[Prediction, ...]  # tokenize=0
+    without: tuple[Prediction, ...]  # predictions with tokenize=0
     crossings: tuple[Crossing, ...]
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """What part of the step tokenization costs, at each value."""
+        """Share of the step that tokenization costs, at each value."""
         return tuple(_share(full, free) for full, free in zip(self.recorded, self.without, strict=True))
 
 
 def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
-    """Key and values of ``device=1x,2x,4x`` in rising order; InputError (one line) for anything wrong."""
+    """Return key and values of ``device=1x,2x,4x`` in rising order; InputError (one line) for invalid text."""
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or key not in SWEPT:
         raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
@@ -99,7 +99,7 @@ def _share(full: Prediction, free: Prediction) -> float:
 def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
-    """Halve the stretch between two neighbours of which one ``matters``, with a replay each time."""
+    """Bisect between two neighbours where tokenization matters at only one. Each bisection is a replay."""
     left, right = low[0], high[0]
     for _ in range(_HALVINGS):
         middle = math.sqrt(left * right) if key == "device" else (left + right) // 2
@@ -112,16 +112,16 @@ def _crossing(
     return Crossing(right, (low[1], high[1]), before)
 
 
-# Differ between blocks, or say how long to measure.
+# Keys that differ between blocks or only set how long to measure.
 IGNORED = ("seed", "steps", "warmup_steps")
 UNCHECKED: JsonObject = {"compute.check_finite": False}
 EXTRA_WORK: Mapping[str, str] = {
     str(what): key for what, key in DOSES.items()
-}  # by stage: the key that repeats its work
+}  # key that repeats the work of each stage
 
 
 def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
-    """Names of other arms (controls included, A/A controls left out) that ran what ``arm`` would be under ``edits``."""
+    """Return the names of other arms, including controls but not A/A controls, that ran ``arm`` under ``edits``."""
     own = next((record for record in records if record.arm == arm), None)
     if own is None or not edits:
         return []
@@ -138,7 +138,7 @@ def _removes_data(edits: Edits) -> bool:
 
 
 def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
-    """The configurations that are this one under ``edits``; none where its keys cannot express them."""
+    """Return the configurations equal to this one under ``edits``; empty if its keys cannot express them."""
     flat = flatten(config)
     if edits.cores is not None:
         return []
@@ -160,7 +160,7 @@ def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
         return [_comparable(flat)]
     if edits.sync == "late":
         return [_comparable({**flat, "compute.sync": "late"})]
-    # Nothing is read within the step, or one step later.
+    # The values are not read at all, or one step later.
     return [_comparable({**flat, **unread}) for unread in ({**UNCHECKED, **BEFORE}, {"compute.sync": "late"})]
 
 
@@ -168,7 +168,8 @@ def _comparable(config: JsonObject) -> Nested:
     flat = {**BEFORE, **{key: value for key, value in flatten(config).items() if key not in IGNORED}}
     if not flat.get("data.workers"):
         flat.pop("data.prefetch", None)  # no effect
-    # One rank is one however it is started; of several only their number, and how they share the model, count.
+    # How a single rank is started does not matter. For several ranks only their number and the sharing of the model
+    # count.
     launch = {key: flat.pop(key) for key in list(flat) if key == "launch" or key.startswith("launch.")}
     each, nodes = (launch.get(f"launch.torchrun.{key}", 1) for key in ("nproc", "nnodes"))
     ranks = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 1
