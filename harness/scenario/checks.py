@@ -149,7 +149,7 @@ def _claims(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _named_arms(scenario: Scenario) -> Iterator[Problem]:
-    """What ``requires`` and ``isolated_baseline`` name must be there."""
+    """Yield the arms named by ``requires`` and ``isolated_baseline`` that do not exist."""
     before = list(scenario.arms)
     for name in scenario.requires:
         if name not in scenario.arms:
@@ -167,7 +167,7 @@ def _named_arms(scenario: Scenario) -> Iterator[Problem]:
 
 
 def pair_problems(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:
-    """What is wrong with two names that exist; ``before``: names of arms before the matrix."""
+    """Yield the problems of two names that exist. ``before``: names of arms before the matrix."""
     if pair.baseline == pair.candidate:
         yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
     if (pair.baseline in before) != (pair.candidate in before):

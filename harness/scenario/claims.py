@@ -1,7 +1,7 @@
 """Defines the claims that a report can judge: common claims about tokenization, and claims with their own bounds.
 
-Each claim is a range that a measured figure lies in or not. The ranges of common claims are the claims' own
-words; where a claim names one figure, the range around it is said here.
+Each claim is a range that includes a measured figure or not. A common claim states its range. If it names a single
+figure, its text in :data:`CLAIMS` states the range around it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SHARES: tuple[Figure, ...] = ("sync share", "tokenization share", "device use")
 
 @dataclass(frozen=True)
 class ClaimKind:
-    """``text``: as it is commonly made. The figure ``of`` an arm, or its ratio to a baseline's: ``low`` to ``high``."""
+    """A common claim: the figure ``of`` an arm, or its ratio to a baseline's, is from ``low`` to ``high``."""
 
-    text: str
+    text: str  # common wording
     of: Figure
     low: float
     high: float
-    ratio: bool = True  # to a baseline
+    ratio: bool = True  # ratio to a baseline
 
 
 CLAIMS: dict[ClaimName, ClaimKind] = {

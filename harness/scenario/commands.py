@@ -1,12 +1,12 @@
-"""Scenarios whose arms are commands as they are: programs that nobody here wrote, with other words in each arm.
+"""Scenarios whose arms are commands: unmodified programs with different arguments in each arm.
 
     command: python train.py --workers {workers} --batch {batch}
     base: {batch: 8}
     arms: {inline: {workers: 0}, two: {workers: 2}}
     matrix: {batch: [8, 16]}
 
-A word in braces is replaced by the arm's value; a word whose value is null goes. Instead of a command,
-``loop: MODULE:FUNCTION`` names a function that trains: it gets the arm's values as keyword arguments, without nulls.
+A word in braces is replaced by the arm's value. A word whose value is null is removed. Instead of a command, ``loop:
+MODULE:FUNCTION`` names a function that trains. It gets the arm's values as keyword arguments, without nulls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CommandControl = Literal["a-a", "ideal-data", "data-only", "dose"]
 BASELINES_ONLY: set[CommandControl] = {"a-a", "dose"}
 Interleave = Literal["slices", "runs"]
 Value = str | bool | int | float | None
-CALL = Path(__file__).parents[1] / "attach" / "call.py"  # calls it, in a process of its own
+CALL = Path(__file__).parents[1] / "attach" / "call.py"  # calls the function in a process of its own
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
@@ -85,34 +85,34 @@ class CommandScenario(Config):
 
 @dataclass(frozen=True)
 class CommandArm:
-    """A command to run: an arm, or the control of one. ``values``: what it is named by, with their values."""
+    """A command to run: an arm or one of its controls."""
 
     name: str
     program: tuple[str, ...]
     control: str | None = None
     of: str | None = None
-    values: tuple[tuple[str, Json], ...] = ()
-    folder: str | None = None  # in which it runs, where that is not this one
-    path: tuple[str, ...] = ()  # more folders with that state of the user's code
-    code: str | None = None  # the state of the user's code in there
-    comparison: str | None = None  # of two states of the code, that it belongs to
-    call: str | None = None  # the function that the program calls, as one writes it
+    values: tuple[tuple[str, Json], ...] = ()  # values that differ from base
+    folder: str | None = None  # working directory, if not the current one
+    path: tuple[str, ...] = ()  # more folders with this state of the user's code
+    code: str | None = None  # state of the user's code in these folders
+    comparison: str | None = None  # comparison of two states of the code that it belongs to
+    call: str | None = None  # function that the program calls, as in source code
 
     @property
     def text(self) -> str:
-        """What is run, for readers."""
+        """Text of the call or command for messages."""
         return self.call or shlex.join(self.program)
 
     @property
     def declared(self) -> JsonObject:
-        """What study.json says of it: its values or, where it has none, the command itself."""
+        """Entry in study.json: the values, or without values the command itself."""
         found: JsonObject = {COMMAND: dict(self.values) or self.text}
         return found if self.code is None else {**found, "code": self.code}
 
 
 @dataclass(frozen=True)
 class CommandPlan:
-    """``blocks[b]`` holds the names of all arms in the order in which block b starts them."""
+    """All runs of a scenario. ``blocks[b]`` lists the names of all arms in the order in which block b starts them."""
 
     scenario: CommandScenario
     arms: tuple[CommandArm, ...]
@@ -123,7 +123,7 @@ class CommandPlan:
 def open_scenario(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Scenario | CommandScenario:
-    """The scenario at ``path`` with its overrides, of whichever kind it is. Raises InputError as load_scenario does."""
+    """Return the scenario of either kind at ``path`` with its overrides. Raises InputError as load_scenario does."""
     document = read_overridden(path, sets, repeats=repeats, interleave=interleave)
     return check_scenario(document) if key_of_commands(document) is None else _check_commands(document)
 
@@ -141,7 +141,7 @@ def _check_commands(document: Document) -> CommandScenario:
 
 
 def plan_commands(scenario: CommandScenario) -> CommandPlan:
-    """Every run of ``scenario``."""
+    """Return all runs of ``scenario``."""
     combinations = list(points(scenario.matrix))
     plain = [_arm(scenario, name, point) for point in combinations for name in scenario.arms]
     comparisons = list(_comparisons(scenario, combinations))
@@ -163,7 +163,7 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
 
 
 def describe_commands(plan: CommandPlan) -> str:
-    """Every command, and how many runs there are."""
+    """Return a text with every command and the number of runs."""
     lines = [f"{arm.name}: {arm.text}" for arm in plan.arms]
     runs = len(plan.arms) * len(plan.blocks)
     return "\n".join([*lines, f"{runs} runs: {len(plan.blocks)} blocks x {len(plan.arms)}"])
@@ -179,7 +179,7 @@ def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm
     what, template = _runs(scenario, values)
     if what == LOOP:
         given = {key: value for key, value in values.items() if value is not None}
-        # -P: neither the folder of that file nor another module of ours is within reach of the user's imports.
+        # -P keeps the folder of that file, and other modules of ours, out of the user's imports.
         program = (sys.executable, "-P", str(CALL), template, json.dumps(given))
         call = f"{template}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
         return CommandArm(f"{name}{point.suffix}", program, values=own, call=call)
@@ -193,7 +193,7 @@ def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm
 
 
 def _runs(scenario: CommandScenario, values: dict[str, Value]) -> tuple[str, str]:
-    """What an arm with ``values`` runs: COMMAND or LOOP, and which; both keys leave ``values``."""
+    """Return COMMAND or LOOP, and the command or function of an arm. Removes both keys from ``values``."""
     own = {what: values.pop(what, None) for what in (COMMAND, LOOP)}
     for what, given in (*own.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
         if given is not None:
@@ -252,7 +252,7 @@ def _arm_problems(
         yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
     if what == LOOP:
         try:
-            files(LOOP, named_function(template))  # whether there is such a module; nothing is imported
+            files(LOOP, named_function(template))  # checks that the module exists without importing it
         except (InputError, ValueError) as error:
             yield Problem(path, str(error).removeprefix(f"{LOOP}: "))
         return

@@ -27,7 +27,7 @@ _MOST_FACTOR = 1e6
 
 
 class StageEdit(NamedTuple):
-    """A change of a stage's durations: multiplied by ``factor``, or set to ``ms`` where that is not None."""
+    """A change of a stage's durations: multiplied by ``factor``, or set to ``ms`` if that is not None."""
 
     factor: float = 1.0
     ms: float | None = None
@@ -48,14 +48,14 @@ UNCHANGED = StageEdit()
 class Edits:
     """The changes to a recorded run; None means unchanged."""
 
-    stages: Mapping[str, StageEdit] = field(default_factory=dict)  # by name in STAGES
-    device: float | None = None  # times as fast
+    stages: Mapping[str, StageEdit] = field(default_factory=dict)  # keys are names in STAGES
+    device: float | None = None  # speedup factor
     workers: int | None = None
     prefetch: int | None = None
     ranks: int | None = None
     batch_size: int | None = None
     cores: int | None = None
-    # Blocking on the gradient norm: as recorded, not at all, or on that of the step before (compute.sync: late).
+    # Blocking on the gradient norm: as recorded, not at all, or on that of the previous step (compute.sync: late).
     sync: Sync = "on"
     # Parts of a step to remove: ("phase", host phase), ("kernel", its name) or ("cause", see harness.explain.replay).
     without: frozenset[tuple[str, str]] = frozenset()
@@ -71,7 +71,7 @@ class Edits:
 
 
 def parse_edits(texts: Iterable[str]) -> Edits:
-    """Parse ``KEY=VALUE`` texts. Raises InputError, one line: the key, what is allowed, the nearest key."""
+    """Parse ``KEY=VALUE`` texts. Raises InputError (one line) with the key, the allowed values and the nearest key."""
     edits = Edits()
     seen: set[str] = set()
     for text in texts:

@@ -1,4 +1,4 @@
-"""Words scenario errors: where, what is wrong, what is allowed, and what was probably meant."""
+"""Formats scenario errors: the place, the problem, the allowed values, and the likely intention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` with the nearest of ``allowed``, or "" where none is near."""
+    """Return ``; did you mean 'x'?`` with the nearest of ``allowed``, or "" if none is near."""
     near = get_close_matches(wrong, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -45,7 +45,7 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """Follow ``path`` from ``model`` to a model; None where it leads to a value or nowhere."""
+    """Follow ``path`` from ``model`` to a model; None if it leads to a value or nowhere."""
     return next(iter(sections_at(model, path)), None)
 
 
@@ -70,19 +70,19 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return keys
 
 
-# pydantic's for a key, and the tags of unions (trainer.config, scenario.model)
+# pydantic's part for a key, and the tags of unions (trainer.config, scenario.model)
 _MARKS = {"[key]", "[device]", "[emulated]", "[claim]", "[figure]"}
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
     """Yield (pydantic's error type, Problem) for each error of validating against ``model``."""
     for one in error.errors(include_url=False):
-        if not one["loc"]:  # between keys of different sections: the message names them
+        if not one["loc"]:  # error between keys of different sections; the message names them
             yield one["type"], Problem((), _message(one, model, ()))
             continue
         *above, last = one["loc"]
         path = tuple(part for part in above if part not in _MARKS)
-        if last not in _MARKS or one["type"] == "extra_forbidden":  # a key that somebody called like a mark
+        if last not in _MARKS or one["type"] == "extra_forbidden":  # a user's key may equal one of the marks
             path = (*path, last)
         yield one["type"], Problem(path, _message(one, model, path))
 
@@ -99,7 +99,7 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
         least = context["min_length"]
         return "give at least one" if least == 1 else f"give at least {least}; got {context['actual_length']}"
     if kind == "literal_error":
-        expected = context["expected"].replace("True", "true").replace("False", "false")  # as YAML writes them
+        expected = context["expected"].replace("True", "true").replace("False", "false")  # spelling of YAML
         text = f"must be {expected}; got {shown(given)}"
         if isinstance(given, str):
             text += did_you_mean(given, expected.replace("'", "").replace(" or ", ", ").split(", "))

@@ -20,8 +20,8 @@ from trainer.json_types import Json, JsonObject, section
 
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "claims", "whatif", "requires", "isolated_baseline")
 SETTABLE = tuple(name for name in Scenario.model_fields if name not in (*FILE_ONLY, "base"))
-LOOP = "loop"  # like COMMAND, the key of a scenario whose arms are programs as they are
-_COMMAND_LINE = 1_000_000  # Mark.order of options: after every file
+LOOP = "loop"  # key of a scenario whose arms are programs, as is COMMAND
+_COMMAND_LINE = 1_000_000  # Mark.order of options, which come after every file
 
 
 def load_scenario(
@@ -55,7 +55,7 @@ def read_overridden(
 
 
 def check_scenario(document: Document) -> Scenario:
-    """The scenario of a document whose arms are configurations of the trainer. Raises InputError as above."""
+    """Return the scenario of a document whose arms are trainer configurations. InputError as in load_scenario."""
     found: list[Problem] = []
     data = {key: value for key, value in document.data.items() if value is not None}
     try:
@@ -75,14 +75,14 @@ def check_scenario(document: Document) -> Scenario:
 
 
 def key_of_commands(document: Document) -> str | None:
-    """The key by which the arms of a scenario are programs as they are (harness.scenario.commands); else None."""
+    """Return COMMAND or LOOP if the arms of the scenario are programs (harness.scenario.commands); else None."""
     return next((key for key in (COMMAND, LOOP) if key in document.data), None)
 
 
 def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
     """Merge the file at ``path`` over the one it extends, and nest the dotted keys of base and arms. Keep marks.
 
-    ``what`` such files are, and ``needs``, the keys that none is without: for messages.
+    ``what`` such files are, and ``needs``, the keys that all of them have, appear in messages.
     """
     chain: list[Path] = []
     documents: list[Document] = []
@@ -193,7 +193,7 @@ def _merge(under: Document, over: Document) -> Document:
             data[key] = value
         elif key in ("base", "probes"):
             data[key] = merge(below, value)
-        elif key == "strategy":  # of a sweep: settings of another one say nothing
+        elif key == "strategy":  # settings of another sweep strategy do not apply
             data[key] = value
         elif key == "arms":
             data[key] = below | {

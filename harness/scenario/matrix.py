@@ -24,7 +24,7 @@ class MatrixPoint:
 
 @dataclass(frozen=True)
 class Variant:
-    """One arm at one matrix point. ``declared`` is what it sets beyond base, ``nested`` the whole configuration."""
+    """One arm at one matrix point. ``declared``: its keys beyond base. ``nested``: the whole configuration."""
 
     name: str
     arm: str
@@ -50,7 +50,7 @@ def points(matrix: Mapping[str, Sequence[Json]]) -> Iterator[MatrixPoint]:
 
 def variants(scenario: Scenario) -> Iterator[Variant]:
     """Yield every arm at every point: defaults, then base, then the point, then the arm's own overrides."""
-    # It starts from the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
+    # The base starts from the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
     base = merge(TrainerConfig().model_dump(), expand(scenario.base))
     combinations = list(points(scenario.matrix))
     for arm, overrides in scenario.arms.items():

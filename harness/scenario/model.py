@@ -215,7 +215,7 @@ class ProbesConfig(Config):
 
     @property
     def profiled_run(self) -> TorchProfilerConfig | None:
-        """What torch.profiler records in a run of its own; None without such a run."""
+        """Settings of torch.profiler for a run of its own; None without such a run."""
         return None if self.torch_profiler == "auto" else self.torch_profiler
 
 
@@ -246,7 +246,7 @@ class BudgetConfig(Config):
         return self
 
 
-# What harness.scenario.yaml read; TrainerConfig checks it, arm by arm, and says what is wrong with it.
+# Values from harness.scenario.yaml. TrainerConfig checks them arm by arm and reports the errors.
 Unchecked = Annotated[Json, SkipValidation, WithJsonSchema({})]
 
 

@@ -12,8 +12,8 @@ from trainer.json_types import Json, JsonObject
 
 Nested = dict[str, Json]
 
-# Sections of which exactly one member counts. Setting one in an upper layer drops the others from the layers below, so
-# that `--set data.corpus.parquet=mine.parquet` is enough.
+# Sections with alternative members. Setting a member in an upper layer drops the others from the layers below, so
+# `--set data.corpus.parquet=mine.parquet` is enough.
 EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("data", "tokenizer"): ("train", "pretrained", "sentencepiece"),
     ("data", "corpus"): ("builtin", "parquet", "path"),
@@ -21,7 +21,7 @@ EXCLUSIVE: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 
 Dosed = Literal["tokenize", "read", "device"]
-# The key that repeats each kind of work, which it does on top of what the arm has.
+# Key that repeats each kind of work, in addition to the arm's own work.
 DOSES: dict[Dosed, str] = {
     "tokenize": "data.extra_tokenizations",
     "read": "data.extra_reads",
@@ -30,7 +30,7 @@ DOSES: dict[Dosed, str] = {
 
 
 class DottedKeyError(ValueError):
-    """Raised for a dotted key that is malformed or given twice. ``path`` is its place, with its parts split."""
+    """Raised for a dotted key that is malformed or given twice. ``path``: the key, split into its parts."""
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(f"{'.'.join(path)}: {message}")
@@ -109,13 +109,13 @@ def flatten(nested: JsonObject, prefix: str = "") -> Nested:
 
 
 def differing(first: JsonObject, second: JsonObject) -> list[str]:
-    """The dotted keys in which two configurations differ, in their order."""
+    """Return the dotted keys in which two configurations differ, in their order."""
     ours, theirs = flatten(first), flatten(second)
     return [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
 
 
 def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
-    """Return the value at ``dotted``, or ``default`` where the path ends early."""
+    """Return the value at ``dotted``, or ``default`` if the path ends early."""
     *sections, last = dotted.split(".")
     for part in sections:
         below = nested.get(part)
@@ -126,14 +126,14 @@ def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
 
 
 def has(nested: JsonObject, dotted: str) -> bool:
-    """Whether there is a value at ``dotted``, null or another."""
+    """Return True if there is a value at ``dotted``, also if it is null."""
     *sections, last = dotted.split(".")
     found = lookup(nested, ".".join(sections)) if sections else nested
     return isinstance(found, Mapping) and last in found
 
 
 def lookup_number(nested: JsonObject, dotted: str, default: float) -> float:
-    """Return the number at ``dotted``, or ``default`` where there is none."""
+    """Return the number at ``dotted``, or ``default`` if the value is not a number."""
     found = lookup(nested, dotted)
     return found if isinstance(found, int | float) else default
 

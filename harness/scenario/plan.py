@@ -21,8 +21,8 @@ from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line, visible
 from trainer.json_types import Json, JsonObject
 
-# What each control lays over its arm. ideal-data: no data cost; data-only: no compute; a-a: the same once more; dose is
-# several arms, each of which does one kind of work (by a key of DOSES) DOSE_TIMES as often on top.
+# Overrides of each control. ideal-data: no data cost. data-only: no compute. a-a: no change. The control "dose" is not
+# listed: it is several arms that repeat one kind of work (a key of DOSES), each by one of DOSE_TIMES.
 CONTROLS: dict[Control, Nested] = {
     "a-a": {},
     "ideal-data": {"data": {"replay": True, "workers": 0, "inject": None}},
@@ -30,7 +30,7 @@ CONTROLS: dict[Control, Nested] = {
 }
 BASELINES_ONLY: set[Control] = {"a-a", "dose"}
 DOSE_TIMES = (1, 2, 4)
-MAX_EXTRA = 64  # what the keys of DOSES allow
+MAX_EXTRA = 64  # maximum of the keys of DOSES
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,28 @@ class Arm:
 
     name: str
     control: str | None
-    of: str | None  # the arm that this control belongs to
+    of: str | None  # arm that this control belongs to
     declared: JsonObject
     config: TrainerConfig
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``blocks[b]`` holds the names of all arms in the order that block b runs them."""
+    """All runs of a scenario. ``blocks[b]`` lists the names of all arms in the order in which block b runs them."""
 
     scenario: Scenario
     arms: tuple[Arm, ...]
     comparisons: tuple[ComparisonRecord, ...]
     blocks: tuple[tuple[str, ...], ...]
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # arms, and the modules that they lack here
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # arms, with the modules that they lack here
 
 
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
-    """Every run of ``scenario``, which load_scenario has checked.
+    """Return all runs of ``scenario``, which load_scenario has checked.
 
-    ``arms`` are glob patterns that select arms, with or without their matrix point. Controls of selected arms stay, and
-    comparisons of which both sides are selected. Arms that lack what they require are left out. Raises InputError,
-    naming ``source``, where nothing or too much is selected.
+    ``arms`` are glob patterns that select arms, with or without their matrix point. The controls of selected arms are
+    kept, and comparisons with both sides selected. Arms that lack a required module are left out. Raises InputError,
+    naming ``source``, if nothing or too much is selected.
     """
     plain = list(variants(scenario))
     comparisons = list(_comparisons(scenario, plain))
@@ -88,7 +88,7 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
 
 
 def _left_out(scenario: Scenario, selected: Sequence[Variant]) -> dict[str, tuple[str, ...]]:
-    """By name the arms that need modules which are not installed here, and those modules. Imports none of them."""
+    """Return the arms that need modules which are not installed here, with these modules. Imports none of them."""
     lacking = {
         arm: tuple(module for module in modules if find_spec(module) is None)
         for arm, modules in scenario.requires.items()
@@ -138,7 +138,7 @@ def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], ba
 
 
 def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
-    """The controls that probes ask for: what they cost, and the profiled run."""
+    """Yield the controls that probes need: runs that measure the cost of probes, and the profiled run."""
     if calibrated and probes.calibrate:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
         disturbing = {"torch_profiler": probes.profiled_run, "py_spy": probes.py_spy}
@@ -149,9 +149,9 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
 
 
 def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
-    """``dose-tokenize-2`` and what it lays over the arm, for every dose of work that the arm has at all."""
+    """Yield a name such as ``dose-tokenize-2`` and its overrides for every dose of work that the arm has."""
     for what, key in dict.fromkeys(_dosed(config, asked) for asked in scenario.dose):
-        work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its work itself
+        work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its own work
         for times in DOSE_TIMES if _has_work(config, what) else ():
             extra = work * (1 + times) - 1
             if extra > MAX_EXTRA:
@@ -163,13 +163,13 @@ def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig)
 
 
 def _dosed(config: TrainerConfig, asked: Dosed) -> tuple[Dosed | Literal["data"], str]:
-    """What a dose repeats, and the key that says how often. Of a source of the user's own it is the whole batch."""
+    """Return the work that a dose repeats and its key. For a data source of the user's own it is the whole batch."""
     own = config.data.source is not None and asked != "device"
     return ("data", DOSES["read"]) if own else (asked, DOSES[asked])
 
 
 def _has_work(config: TrainerConfig, what: Dosed | Literal["data"]) -> bool:
-    """Whether there is anything to repeat: real work, or a declared cost of that stage."""
+    """Return True if the arm has work to repeat: real work, or a declared cost of that stage."""
     if what == "device":
         return config.compute.work != "none"
     data = config.data
@@ -188,12 +188,12 @@ def _arm(name: str, control: str | None, one: Variant, over: Nested) -> Arm:
 def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
     names = [arm.name for arm in arms if arm.control != PROFILED]
     random.Random(f"{seed}/{block}").shuffle(names)
-    # An arm is profiled once, and last, so that no measured run stands beside a profiler.
+    # An arm is profiled once, at the end of block 0, so that no measured run is next to a profiler.
     return (*names, *(arm.name for arm in arms if arm.control == PROFILED and block == 0))
 
 
 def describe(plan: Plan) -> str:
-    """Every run in order as an aligned table, the declared keys as columns, and a line of counts."""
+    """Return every run in order as an aligned table with the declared keys as columns, and a line of counts."""
     keys = list(dict.fromkeys(key for arm in plan.arms for key in arm.declared))
     cells = {}
     for arm in plan.arms:
@@ -221,7 +221,7 @@ def describe(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> JsonObject:
-    """The same for programs: every arm with what it declares, the names of each block's runs in order, comparisons."""
+    """Return the plan as JSON: every arm with its declared keys, the order of each block's runs, and comparisons."""
     arms: JsonObject = {
         arm.name: {
             "control": arm.control,

@@ -13,11 +13,11 @@ from harness.study.records import COMMAND
 from trainer.config import TrainerConfig
 from trainer.json_types import JsonObject
 
-_Schema = dict[str, Any]  # as pydantic gives it
+_Schema = dict[str, Any]  # a JSON Schema from pydantic
 
 
 def schema_text() -> str:
-    """Return the schema's text, as ``harness schema`` prints it and scenarios/schema.json holds it."""
+    """Return the schema's text, as printed by ``harness schema`` and stored in scenarios/schema.json."""
     return json.dumps(scenario_schema(), indent=1) + "\n"
 
 
@@ -63,7 +63,7 @@ def scenario_schema() -> JsonObject:
 
 
 def _subschema(trainer: _Schema, definitions: _Schema, key: str) -> _Schema:
-    """Build the schema of one dotted key. A section may be given partly, so its own default is left out."""
+    """Return the schema of one dotted key. A section may be given partly, so its own default is left out."""
     current = trainer
     for part in key.split("."):
         reference = next(iter(_references(current)), None)

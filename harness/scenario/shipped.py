@@ -1,4 +1,4 @@
-"""Finds a file by its name: ``mine`` is mine.yaml in this folder, ``quickstart`` a shipped one, wherever that is."""
+"""Finds a file by its name: ``mine`` is mine.yaml in the current folder, ``quickstart`` a shipped file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCENARIOS, SWEEPS, PUBLISHED = _ROOT / "scenarios", _ROOT / "sweeps", _ROOT / "p
 
 
 def shipped(folder: Path) -> dict[str, Path]:
-    """The YAML files of ``folder``, by name."""
+    """Return the YAML files of ``folder``, by name."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -29,7 +29,7 @@ def find(given: str | Path, folder: Path) -> Path:
     known = shipped(folder)
     if path.name in known:
         return known[path.name]
-    if path.exists():  # a folder: who reads it refuses it
+    if path.exists():  # a folder; the reader of the path refuses it
         return path
     near = get_close_matches(path.name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"

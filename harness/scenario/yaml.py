@@ -18,10 +18,10 @@ import yaml
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json
 
-MAX_YAML_BYTES = 2**24  # of a file; the longest here have 10 kB
-MAX_DEPTH = 64  # libyaml's composer recurses in C: deeper input would overflow its stack
-MAX_YAML_VALUES = 200_000  # after aliases are expanded: a billion laughs stops here
-MAX_ARMS = 256  # with matrix and controls; beyond that no study finishes, and a slip is more likely
+MAX_YAML_BYTES = 2**24  # limit of a file; the longest shipped one has 10 kB
+MAX_DEPTH = 64  # libyaml's composer recurses in C, and deeper input would overflow its stack
+MAX_YAML_VALUES = 200_000  # limit after aliases are expanded, against a billion laughs
+MAX_ARMS = 256  # limit including matrix and controls; more are probably a mistake, as such a study never finishes
 
 KeyPath = tuple[str | int, ...]
 _TAG = "tag:yaml.org,2002:"
@@ -29,7 +29,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """Where a value was written: ``order`` ranks sources (0 is read first), ``line`` counts from 1, 0 is unknown."""
+    """Place of a value in a source: ``order`` ranks sources (0 is read first), ``line`` counts from 1 (0: unknown)."""
 
     order: int
     line: int
@@ -47,7 +47,7 @@ class Document:
     marks: dict[KeyPath, Mark] = field(default_factory=dict)
 
     def nearest(self, path: KeyPath) -> Mark | None:
-        """The mark of ``path`` or of its nearest ancestor that has one."""
+        """Return the mark of ``path`` or of its nearest ancestor that has one."""
         for end in range(len(path), -1, -1):
             if mark := self.marks.get(path[:end]):
                 return mark
@@ -55,7 +55,7 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """``("compare", 0, "baseline")`` as ``compare[0].baseline``."""
+    """Return ``("compare", 0, "baseline")`` as ``compare[0].baseline``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -76,9 +76,9 @@ _Loader.add_implicit_resolver(
 
 
 def read_document(path: Path, order: int = 0) -> Document:
-    """Read the YAML file at ``path``; InputError (one line) where it is missing, unreadable or not valid YAML."""
+    """Read the YAML file at ``path``; InputError (one line) if it is missing, unreadable or not valid YAML."""
     try:
-        with path.open("rb") as file:  # a device, such as /dev/zero, never ends
+        with path.open("rb") as file:  # a device such as /dev/zero never ends
             content = file.read(MAX_YAML_BYTES + 1)
         if len(content) > MAX_YAML_BYTES:
             raise InputError(f"{path}: more than {MAX_YAML_BYTES // 2**20} MiB; that is no file written by hand")
@@ -97,7 +97,7 @@ def read_document(path: Path, order: int = 0) -> Document:
 
 
 def parse_document(text: str, source: str, order: int = 0, numbered: bool = True) -> Document:
-    """Parse YAML ``text``; errors name ``source`` and, where ``numbered``, the line. ``data`` is None when empty."""
+    """Parse YAML ``text``. Errors name ``source`` and, if ``numbered``, the line. ``data`` is None for empty text."""
     try:
         node = yaml.compose(text, Loader=_Loader) if _shallow(text, source) else None
     except yaml.MarkedYAMLError as error:
@@ -113,7 +113,7 @@ def parse_document(text: str, source: str, order: int = 0, numbered: bool = True
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """What is wrong. A composer's errors name two places, such as an anchor given twice; others end with the place."""
+    """Return the problem as one line. A composer's error names two places, such as an anchor that is given twice."""
     if isinstance(error, yaml.composer.ComposerError) and error.context and error.context_mark:
         return one_line(f"{error.context} (line {error.context_mark.line + 1}), {error.problem}")
     return one_line(error.problem or str(error))
@@ -138,7 +138,7 @@ def _shallow(text: str, source: str) -> bool:
 
 
 class _Builder:
-    """Turns yaml nodes into plain data and notes the line of every path."""
+    """Turns yaml nodes into plain data and records the line of every path."""
 
     def __init__(self, document: Document, source: str, order: int, numbered: bool) -> None:
         self._document = document
@@ -176,7 +176,7 @@ class _Builder:
         raise self._refuse(node, path, f"tag {node.tag.replace(_TAG, '!!')} is not allowed in a scenario")
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, inside: tuple[int, ...]) -> dict[str, Json]:
-        if path == ("arms",) and len(node.value) > MAX_ARMS:  # checked here, before anything is built from them
+        if path == ("arms",) and len(node.value) > MAX_ARMS:  # checked here, before the arms are built
             raise InputError(f"{self._document.marks[path]}: arms: {len(node.value)} arms; at most {MAX_ARMS}")
         result: dict[str, Json] = {}
         for merged in self._merged(node, path):
