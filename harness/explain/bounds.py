@@ -247,7 +247,7 @@ def device_work(
 
 
 def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
-    """Return the least, mean and most kernel time by number of a name, (3, names); -1 if unknown."""
+    """Return the least, mean and most kernel time of each of ``names``, (3, names); -1 if unknown."""
     found = np.full((3, len(names)), -1, dtype=np.int64)
     for code, name in enumerate(names):
         if name in known:
@@ -256,7 +256,7 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
-    """Return the least launching time beside a piece that matters; 0 if short launches add up to much."""
+    """Return the ns above which launching beside a piece counts; 0 if short launches add up to a noticeable share."""
     if not len(starts):
         return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
@@ -278,7 +278,7 @@ def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int =
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Return True if it was launched meanwhile and the device ended it with its last launch; all (pieces,)."""
+    """Return True for each piece that was launched meanwhile and that the device ended with its last launch."""
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return found
@@ -291,7 +291,7 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Return, by name of work, the share of the steps that launch it in which it was launch-bound; largest first."""
+    """Return the share of steps in which work was launch-bound, of the steps that launch it; by name, largest first."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     found = {}
@@ -348,10 +348,11 @@ Event = tuple[int, float, float]  # kind; ns blocked, or end of the launches; en
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
-    """Return how much longer fetches could last per step, up to a step, if the run felt at most ROOM_FELT_SHARE of it.
+    """Return by how much fetches of a step could last longer, in ns, if the run felt at most ROOM_FELT_SHARE of it.
 
-    None if no step fetched or the device was not recorded. NaN if a full queue, or a call that blocks for an unknown
-    time, may have held the host. ``known_queue``: the device reports when its queue held the host.
+    The result is at most the length of a step. None if no step fetched or the device was not recorded. NaN if a full
+    queue, or a call that blocks for an unknown time, may have held the host. ``known_queue``: the device reports when
+    its queue held the host.
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None
@@ -418,7 +419,7 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """Return the least queued work at an end of launching by step, (steps,); infinite if the device never waited."""
+    """Return the least work queued at the end of a launch of each step, in ns; infinite if the device never waited."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     met = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])

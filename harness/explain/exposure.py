@@ -77,10 +77,10 @@ class SyncCall:
 
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Return hidden data work in ms per step, by the kernel it ran behind.
+    """Return hidden data work in ms per step, by the kernel that ran at the same time.
 
-    Without a device it is by phase of the main thread; ``other``: behind neither. Work that ran behind something may
-    still have cost the step time. All parts are scaled down alike, so that they sum to the hidden time in the ledger.
+    Without a device it is by phase of the main thread, or ``other`` outside of all phases. Work that overlapped may
+    still have cost the step time, so all parts are scaled down to sum to the hidden time in the ledger.
     """
     measured = _measured(run)
     if measured is None:
@@ -276,7 +276,7 @@ class Unfitted:
     """Reason why no curve can be fitted."""
 
     kind: UnfittedKind
-    ks: tuple[int, ...] = ()  # "no shared block": all doses of the arm
+    ks: tuple[int, ...] = ()  # "no shared block": doses without a common block
     least_ms: float = 0.0  # "no work added": work per step without a dose
     most_ms: float = 0.0  # "no work added": work per step with the largest dose
 
@@ -461,7 +461,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
 
 
 def _fits_today(curves: Sequence[Curve]) -> bool:
-    """Return True if added work is waited for, but today's work, without transfer, is hardly waited for."""
+    """Return True if the step hardly waits for its present work, apart from transfer."""
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
     return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 

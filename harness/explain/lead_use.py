@@ -11,7 +11,7 @@ lead, no step waits. The lead of each worker's next batch is then P - C smaller 
     loop:                     |..lead..|b ...... |lead|b + W  taken(b + W) = taken(b) + C
                                                               lead(b + W)  = lead(b) + C - P - idle
 
-Steps that use up lead are faster than their lasting pace by exactly the lead that they use up. Time that workers idled
+Steps that use up lead are faster than is sustainable by exactly the lead that they use up. Time that workers idled
 at a full queue is subtracted. A host that gets further ahead of its asynchronous device uses up lead in the same way.
 """
 
@@ -192,7 +192,7 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 
 
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
-    """Return the share of its time by which the last cycle of batches was shorter than its lasting pace.
+    """Return by how much the last cycle of batches was shorter than is sustainable, as a share of its time.
 
     ``stood``: batches that were being made while the run was suspended. Infinite if the whole cycle was suspended; 0 if
     too few batches are known.
@@ -238,7 +238,7 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """Share of a step by which measured steps were faster than their lasting pace, with its 95 % interval.
+    """Share of a step by which measured steps were faster than is sustainable, with its 95 % interval.
 
     ``n``: repetitions. ``by_host``: mostly because the host got further ahead of its device.
     """
@@ -369,7 +369,7 @@ class LongReads:
 
 @dataclass(frozen=True)
 class Loading:
-    """Properties of how batches are made, from the recorded stages of all blocks."""
+    """Findings about the making of batches, from the recorded stages of all blocks."""
 
     slow_worker: SlowWorker | None = None
     long_reads: LongReads | None = None
@@ -422,7 +422,7 @@ def long_reads(ms: Float) -> LongReads | None:
 
 
 def loading_of(runs: Sequence[RunData]) -> Loading:
-    """Return how the batches of ``runs`` are made."""
+    """Return the slow worker, the long reads and the share of time on a core of the batches of ``runs``."""
     known = [spans_of(run) for run in runs if run.has_spans]
     known = [spans for spans in known if len(spans.stages)]
     on_core = {stage: share for stage in BUILT if (share := _on_core(known, stage)) is not None}

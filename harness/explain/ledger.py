@@ -279,7 +279,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
     inside[:first] = inside[last:] = False
-    inside[1:] &= inside[:-1].copy()  # drops the first step after a measured one or at the start
+    inside[1:] &= inside[:-1].copy()  # drop the first step of each turn
     if facts.attached is not None:
         if facts.marked_steps is None:
             return LeftOut()
@@ -296,7 +296,7 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the mean ms per reading over the measured steps among the first steps."""
+    """Return the mean cost of data work in ms by reading, over the measured steps that were replayed."""
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
@@ -314,7 +314,7 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
-    """Return the share of measured steps in which loader workers built batches; 0 without an asynchronous device."""
+    """Return the share of workers' time within measured steps spent on batches; 0 without an asynchronous device."""
     workers = loader_workers(run)
     if not workers or not run.record.facts.asynchronous or not run.has_spans:
         return 0.0

@@ -103,7 +103,7 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
-    """Return the time off a core by step: in backward passes, and in other phases but fetches; None: not measured."""
+    """Return the time off a core by step: in backward passes, and in other phases, not fetches; None: unknown."""
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():

@@ -61,7 +61,7 @@ def union(starts: Int, ends: Int) -> Stretches:
 
 
 def intersection(first: Stretches, second: Stretches) -> Stretches:
-    """Return the time in both."""
+    """Return the time that is in both."""
     return Stretches(*clip(*first, second)[1:])
 
 
@@ -118,7 +118,7 @@ def in_order(moments: Int) -> Int:
 
 
 def total(stretches: Stretches) -> int:
-    """Return the sum of their lengths."""
+    """Return the total length of ``stretches`` in ns."""
     return int((stretches.ends - stretches.starts).sum())
 
 

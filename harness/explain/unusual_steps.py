@@ -305,7 +305,7 @@ BASE_PERCENTILE = 10  # percentile of the steps that gives a step's base time
 
 @dataclass(frozen=True)
 class EndedCost:
-    """Steps that had a cost, counted from 1 in the program, and the last measured step."""
+    """A cost that ended: its first and last step and the last measured step, counted from 1 in the program."""
 
     first: int
     last: int

@@ -147,7 +147,7 @@ class StackReport:
 
     @property
     def tokenization(self) -> tuple[Place, ...]:
-        """The place "tokenize" of the main thread and of the workers, if it has the most samples there."""
+        """Tokenization by the main thread and by the workers, for each if it has most of their samples."""
         found = []
         for threads in (MAIN, WORKERS):
             largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)

@@ -141,7 +141,7 @@ def build(
     most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
-    """Return ``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then``.
+    """Return the pipeline of ``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then``.
 
     ``grown``: size of its batches / size of the batches that its steps had. ``exact``: all steps and batches in the
     recorded order; else those of measured steps, in any number. ``most_steps``: of a longer run only its beginning. Not
@@ -203,7 +203,7 @@ def build(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """Return ``recording`` under ``edits`` in the recorded order; the loader goes on from the replay's own state."""
+    """Return the pipeline in the recorded order, in which the loader goes on from the replay's own state."""
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
@@ -310,7 +310,7 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add the wait of ``compute.sync: late``: after all launches, wait for the last step up to its gradient norm."""
+    """Add the wait of ``compute.sync: late``: after all launches, for the previous step up to its gradient norm."""
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:

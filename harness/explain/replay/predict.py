@@ -253,7 +253,7 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 
 def _in_order(recording: Recording) -> Simulated | None:
-    """Return ``_Run.in_order``; None for a long run, whose beginning does not stand for all of it."""
+    """Return the replay in the recorded order; None if workers do not fill their queue, or for a long run."""
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
