@@ -141,7 +141,7 @@ class DeviceWork:
     launch_ends: Int
     launch_bound: NDArray[np.bool_]
     still_launching: NDArray[np.bool_]  # the device began it before the last launch; true if launch-bound
-    may_block: NDArray[np.bool_]  # launching it blocks on the device for an unknown time, as audited once for its name
+    may_block: NDArray[np.bool_]  # an audited step showed an untimed blocking call while work of its name was launched
     ended: NDArray[np.bool_]  # the device ended it as the host ended launching it
     kernel_ns: Int  # (3, pieces): least, mean and most kernel time from a profiled window; -1: unknown
 

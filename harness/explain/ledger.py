@@ -101,13 +101,13 @@ class RunLedger:
     waited_otherwise_ms: tuple[float, ...]  # data costs by the other readings of device work; see derived.Derived
     device_busy_ms: float | None  # unknown also if phases still being launched leave it open
     device_launch_bound_ms: float | None  # time within launch-bound phases: working or waiting for launches
-    device_open_ms: float | None  # same, within phases that are not launch-bound
+    device_open_ms: float | None  # time in other phases while the host was still launching them
     launch_bound: dict[str, float]  # share of the measured steps in which work was launch-bound, by name
     device_starved_ms: float | None
     device_slack_ms: float | None  # work still queued when the host began its fetch
     device_room_ms: float | None  # possible extra fetch time at almost no cost, see ``bounds``
     starved_ms: dict[str, float]  # device idle time by what the host did; empty without an asynchronous device
-    tokens: float | None  # token positions including padding, sum over the measured steps
+    tokens: float | None  # token positions, sum over the measured steps
     trained_tokens: float | None
     loss: float | None  # mean of the last measured steps; None if not finite or not measured
     other_cpu_cores: float | None  # cores that other processes took from this host, mean over the run

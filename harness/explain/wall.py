@@ -71,7 +71,7 @@ MEMORY, WORKERS = "memory", "loader workers"  # kind of memory growth, and its p
 SYNCHRONIZATION = "gradient synchronization"  # name of a setting; the agent has the other names (inspection.py)
 HOOKS = "gradient hooks"  # phase of sampled program code that a backward pass calls
 REST = "other"  # time outside of all phases
-SAMPLED = "sampled"  # kind of a row: the measured steps of a block during which the main thread was sampled
+SAMPLED = "sampled"  # kind of a row: the measured steps of a block during which the recorded thread was sampled
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Pipeline:
     step_program: NDArray[np.int64]  # (steps,)
     measured: NDArray[np.bool_]
     resumes: tuple[Resume | None, ...]  # (steps,) set if the loop paused before the step
-    exact: bool  # at each of these the loader is in its recorded state
+    exact: bool  # the loader takes its recorded state at each of these pauses
     drained: NDArray[np.bool_]  # (steps,) the step also waits for device work queued before it began
     workers: int
     worker_of: NDArray[np.int64] | None  # (batches,) worker that makes each batch; None: in turn

@@ -215,7 +215,7 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
         waited_for -= 1
     late = launches[waited_for - 1].done_ns - row.end_ns if waited_for else 0
     if late > 0 and waited_for > 1 and row.end_ns - launches[waited_for - 2].done_ns < late:
-        waited_for -= 1  # the end of the work before is closer
+        waited_for -= 1  # the previous work ended closer to the end of this call
     if row.late:  # If the call hardly blocked, work queued by this step may be done as well.
         copies = (place for place in range(queued - 1, -1, -1) if launches[place].name == COPY)
         waited_for = min(waited_for, next(islice(copies, 1, None), waited_for) + 1)

@@ -108,7 +108,7 @@ class Recording:
     measured: NDArray[np.bool_]  # (steps,) True if not a warm-up step
     resumes: Mapping[int, Resume]  # by each step after a pause of the loop, and the first step
     # By each step after a step with other work than training: extra host time of that earlier step over usual steps.
-    # Its own durations include this time. A program with durations of other steps lacks it.
+    # That step's own durations include the time. A program with durations of other steps lacks it.
     held_up_ns: Mapping[int, float]
     held_up: bool  # any step had other work than training
     wall_ns: Array
