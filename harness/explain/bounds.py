@@ -1,11 +1,12 @@
 """Determines what limits a step beside an asynchronous device.
 
-data      data work costs the largest share of the step, or loader workers work nearly all the time host      the
-largest share is device idle time while the host did other work than data launch    the largest share lies in
-launch-bound phases (see below) device or launch
-          no share is noticeable, but the device's time in other phases is open: it worked or waited for launches
-device    nor that, and fetching could last noticeably longer at almost no cost, or this room is unknown balanced  nor
-that, and there is no such room
+    data      data work costs the largest share of the step, or loader workers work nearly all the time
+    host      the largest share is device idle time while the host did other work than data
+    launch    the largest share lies in launch-bound phases (see below)
+    device or launch
+              no share is noticeable, but the device's time in other phases is open: it worked or waited for launches
+    device    nor that, and fetching could last noticeably longer at almost no cost, or this room is unknown
+    balanced  nor that, and there is no such room
 
 The room is how much longer fetches could last before the step ends later. A blocking call of the host and an idle
 stretch of the device absorb a delay:
@@ -120,10 +121,12 @@ def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict
     }
 
 
-# Assumption about the device in a bracket before its last launch. likely: it waited if the bracket is launch-bound,
-# else it worked. waiting: it waited all the time. working: it worked all the time. blocking: it worked; in addition, a
-# host that blocks untimed while it launches did nothing else. The likely reading assumes such blocking only if the
-# bracket ends with the launches.
+# Assumption about the device in a bracket before its last launch:
+#   likely    it waited if the bracket is launch-bound, else it worked
+#   waiting   it waited all the time
+#   working   it worked all the time
+#   blocking  as working, and a host that blocks untimed while it launches did nothing else; the likely reading assumes
+#             such blocking only if the bracket ends with the launches
 Reading = Literal["likely", "waiting", "working", "blocking"]
 DEVICE_WORK = "device work"  # cache key of a run's device work
 # Index into KernelTime by reading.

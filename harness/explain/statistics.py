@@ -7,8 +7,8 @@ the bursts of data cost that training pays for. Only blocks are resampled (Davis
 The interval is a percentile bootstrap with two corrections for few blocks. Without them it covers the truth 75 % of the
 time at 3 blocks:
 
-- smoothed: each draw gets normal noise of variance s^2/n, which restores the variance that resampling n values
-  understates by (n - 1)/n (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", Am. Stat. 69:4);
+- smoothed: each draw gets normal noise of variance s^2/n. Resampling n values understates the variance by (n - 1)/n
+  (Hesterberg 2015, "What Teachers Should Know About the Bootstrap", Am. Stat. 69:4);
 - expanded from normal to Student quantiles: distances from the median are stretched by t/z, as resamples cannot resolve
   Hesterberg's adjusted level at 3 blocks (1e-5).
 

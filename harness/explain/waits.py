@@ -6,10 +6,11 @@ The main thread waits for batch b during [w0, w1). The builder of b recorded its
     main thread: ===|           |================= wait ==|
                parallel | outside  | during the wait           (the rest of the wait: transfer)
 
-during    stage time within the wait for its batch. Wait time outside of all stages is *transfer* (request, hand-over,
-          unpickling)
-parallel  stage time within waits for other batches outside   stage time within training steps that did not wait between
-stage time between training steps (beside an evaluation)
+    during    stage time within the wait for its batch; the rest of the wait is *transfer* (request, hand-over,
+              unpickling)
+    parallel  stage time within waits for other batches
+    outside   stage time within training steps that did not wait
+    between   stage time between training steps (beside an evaluation)
 
 These figures show where the time lies. ``replay.attribution`` shows what each stage cost the step (exposed).
 
