@@ -227,7 +227,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
-    """Return why the prediction is not reliable. ``contradicted``: by an arm with any value of the setting."""
+    """Return why the prediction is not reliable, or None. ``contradicted``: by an arm with any value of the setting."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation
@@ -243,7 +243,7 @@ def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar |
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:
-    """Return the options. For each setting, keep only the smallest value that is as good as the best recommended."""
+    """Return the options with at most one number of workers recommended: the smallest that is as good as the best."""
     kept: dict[str, Advice] = {}
     for one in options:
         if one.worth and one.cost == "processes":

@@ -98,7 +98,7 @@ class Measured:
     repeated: tuple[float, float] | None = None  # shares of rows that were trained again; None if the arms agree
     # Shares of a step by which (baseline, candidate) may have been faster than they can sustain.
     used_lead: tuple[float, float] = (0.0, 0.0)
-    same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
+    same_again: Estimate | None = None  # speed ratio of the A/A control of ``noise_floor_of`` to its arm
     in_total: InTotal | None = None  # set if long steps, which the median ignores, change the total time
     steps: Judged | None = None  # verdict on ``step_time``
     doubts: tuple[Doubt, ...] = ()  # sorted by precedence, including those that bar nothing

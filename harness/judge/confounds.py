@@ -101,8 +101,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "program_ms": MEASURED,
     "marked_steps": MEASURED,
 }
-# Facts that are fingerprints of user code, by the configuration key that selects this code. Two code states differ in
-# them.
+# Facts that are fingerprints of user code, by the configuration key that selects it. Code states differ in them.
 OF_USER_CODE = {
     "corpus_fingerprint": "data.source",
     "tokenizer_fingerprint": "data.source",
@@ -174,8 +173,8 @@ def confounds(
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
     """Return a confound if the used-up lead is at least as large as the difference between the arms.
 
-    ``shares``: share of a step, by arm, that used batches prepared earlier; 0 if uncertain. ``effect``: relative
-    difference of the arms.
+    ``shares``: by arm, the share of a step by which prefetched batches may have made it faster; 0 if uncertain.
+    ``effect``: relative difference of the arms.
     """
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 

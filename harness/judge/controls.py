@@ -184,8 +184,7 @@ def _costs(arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks]) -> Iterator
         runs = {control: ledgers.get(name, {}) for (owner, control), name in kinds.items() if owner == of}
         ledger = runs.pop(LEDGER, {})
         bare = runs.pop(BARE)
-        # runs of it carry these besides the ledger
-        carried = [name for name in SAMPLED if runs.get(f"{ALONE}{name}")]
+        carried = [name for name in SAMPLED if runs.get(f"{ALONE}{name}")]  # Every measured run has these.
         yield from _cost(("ledger",), "nothing", bare, ledger)
         for control, blocks in runs.items():
             if control != PROFILED:

@@ -8,9 +8,9 @@ Each term was measured on the same configuration.
 
 - The step's time excludes step 0 and the steps whose batches were built during start-up.
 - The expected step is the median of the remaining steps, with its interval. The worst case is the slowest of the last
-ten, or the interval's upper end if that is larger.
+  ten, or the interval's upper end if that is larger.
 - If some steps are long, many steps take the mean each, not the median. The worst case is then the slowest step that
-may recur.
+  may recur.
 - Sums over arms and trials add intervals end to end. The arms share a machine, so what slows one slows all.
 """
 
@@ -100,7 +100,7 @@ class ArmMeasurement:
     waits: bool = False  # True if its steps wait for data, so that repetitions may take extra warm-up steps
     devices: int = 1  # number of devices that its ranks use
     profile: str | None = None  # of the device
-    profile_usd: float | None = None  # price per hour in this profile
+    profile_usd: float | None = None  # US dollars per hour in this profile
 
     @property
     def plain_s(self) -> tuple[float, ...]:
@@ -180,7 +180,8 @@ class ArmMeasurement:
     def evaluation_pass(self) -> Spread:
         """One pass over held-out data; no time if none was measured.
 
-        The expected time is the last pass, because the first one also fills caches. The worst case is the slowest pass.
+        The expected time is the last pass, because the first one also builds data for later ones. The slowest pass is
+        the worst case.
         """
         return _last_and_slowest(self.passes_s)
 

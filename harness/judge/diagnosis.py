@@ -237,7 +237,7 @@ class _KindCost:
 
 
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of ``arm``, then other findings ranked by cost. Empty for arms of the own trainer."""
+    """Return the diagnosis of ``arm``, then other findings ranked by cost. Empty unless a program is attached."""
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
         return ()

@@ -23,8 +23,8 @@ from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
-# Statements of a reader. "ratio" is the measured figure. "workers" and "prefetch" are predictions of these settings. A
-# "recommendation" is a prediction that the report offers unasked.
+# Claims that a reader may state. "ratio" is the measured figure. "workers" and "prefetch" are predictions of these
+# settings. A "recommendation" is a prediction that the report offers unasked.
 Claim = Literal["gain", "loss", "none", "ratio", "workers", "prefetch", "prediction", "recommendation"]
 Bars = Literal[
     "nothing", "gain", "difference", "verdict", "figure", "workers", "loader settings", "recommendation", "prediction",
@@ -99,8 +99,7 @@ class Doubt:
 class DoubtRule:
     """Rule of one kind of doubt.
 
-    ``applies``: condition, as a sentence for the documentation. ``unit``: of ``Doubt.share``. ``remedy``: the usual
-    one.
+    ``applies``: condition, as a sentence for the documentation. ``unit``: of ``Doubt.share``. ``remedy``: the default.
     """
 
     kind: DoubtKind
@@ -213,7 +212,10 @@ _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
 
 @dataclass(frozen=True)
 class Unseen:
-    """Unseen shares of the time of measured steps, means over blocks. ``place``: place of most of the blocked time."""
+    """Shares of the time of measured steps of an attached program, means over blocks.
+
+    ``place``: place of most of the blocked time.
+    """
 
     blocked: float = 0.0
     place: str | None = None
@@ -329,7 +331,7 @@ class StudyProblem:
     # "partial": unfinished runs (``arm/block``); "stray": arms not in the study; "left out": missing packages
     names: tuple[str, ...] = ()
     lead_use: LeadUse | None = None  # "lead": extent to which its steps used batches that were prepared earlier
-    remedy: LeadRemedy = "slices"  # "lead": unit to lengthen, depending on how the arm was measured
+    remedy: LeadRemedy = "slices"  # "lead": change to make, depending on how the arm was measured
     failure: RunFailure | None = None  # "ended": how all these ``blocks`` ended
     blocks: tuple[int, ...] = ()
 

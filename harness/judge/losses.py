@@ -27,8 +27,7 @@ class Losses:
     - ``differ``: True if the losses differ clearly, or by more than the A/A control, kernel rounding and block scatter.
     - ``tokens_ratio``: trained tokens per step, candidate / baseline. If it is not 1, losses at one step may differ.
     - ``some_blocks``: (blocks that are clearly apart, all blocks). The losses are then those of these blocks. One such
-      block
-    may be chance, so it does not set ``differ``.
+      block may be chance, so it does not set ``differ``.
     """
 
     baseline: float | None = None
@@ -45,7 +44,10 @@ class Losses:
 
     @property
     def _explained(self) -> bool:
-        """True if the ratio of tokens explains the difference: more tokens per step lower the loss at the same step."""
+        """True if the ratio of tokens explains the difference, because more tokens per step lower the loss at one step.
+
+        If the arm with more tokens has the higher loss, only :data:`OTHER_DOCUMENTS_WITHIN` is explained.
+        """
         if self.baseline is None or self.candidate is None:
             return True
         apart = self.candidate - self.baseline
@@ -75,10 +77,7 @@ def compare_losses(
     *,
     tokens_ratio: float = 1.0,
 ) -> Losses:
-    """Compare the losses of two arms.
-
-    ``control``: runs of the baseline's A/A control; empty without one. ``tokens_ratio``: see :class:`Losses`.
-    """
+    """Compare losses. ``control``: the baseline's A/A control, or empty. ``tokens_ratio``: see :class:`Losses`."""
     diverged = tuple(
         name
         for name, runs in zip(names, (baseline, candidate), strict=True)
@@ -92,8 +91,7 @@ def compare_losses(
         ours, theirs = (median(side) for side in zip(*pairs, strict=True))
     if _differ(pairs, baseline, control):
         return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio)
-    # Losses at another ratio are of different documents.
-    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):
+    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # Other ratios mean other documents.
         ours, theirs = (median(side) for side in zip(*apart, strict=True))
         some = len(apart), len(pairs)
         return Losses(ours, theirs, diverged, len(apart) >= policy.BLOCKS_APART_MIN, tokens_ratio, some)
@@ -139,8 +137,7 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
     Either their median certainly does, or every pair does by more than any block of the control, in one direction. By
     chance, equal arms do the latter in 1 of 80 comparisons of three blocks, the minimum. One of C(6, 3) = 20 orders of
-    six sizes has this pattern, and the signs are equal in one of four cases. The control's losses are read only if
-    needed.
+    six sizes has this pattern, with equal signs in one of four cases. The control is read only if needed.
     """
     found = _difference(pairs)
     if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
@@ -216,10 +213,7 @@ def learned(
     step_ms: float | None,
     failed: int = 0,
 ) -> Learned:
-    """Return the training result of one arm.
-
-    ``runs``: ledgers by block. ``records``: of the same runs. ``failed``: number of other runs, which did not finish.
-    """
+    """Return one arm's result. ``runs``: by block. ``records``: of these runs. ``failed``: number of other runs."""
     curves = [one for run in runs.values() if len((one := run.losses.recorded())[0])]
     last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]
@@ -244,10 +238,7 @@ def learned(
 
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
-    """Return the median over runs, where None counts as infinite; None if at least half are None.
-
-    It has an interval only if every run has a value.
-    """
+    """Return the median over runs; None if at least half are None. Without any None, it has an interval."""
     if all(one is not None for one in first):
         return from_amounts([float(one) for one in first if one is not None])
     middle = median(math.inf if one is None else one for one in first)
@@ -255,7 +246,10 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if never."""
+    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if never.
+
+    A mean that includes NaN does not reach it.
+    """
     if len(losses) < LOSS_STEPS:
         return None
     means = np.lib.stride_tricks.sliding_window_view(losses, LOSS_STEPS).mean(axis=1)

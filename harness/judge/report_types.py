@@ -218,7 +218,7 @@ class ArmReport:
     def waiting(self) -> float:
         """Share of the time in which the main thread of an attached program waited for a core.
 
-        The larger of its share of the mean step and the mean over blocks.
+        The larger of its share in ``parts`` and the mean over runs, which differ if few blocks waited most.
         """
         waits = sum(one.share for one in self.parts if one.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)
@@ -301,7 +301,7 @@ class Advice:
       equal.
     - ``contradicted``: ``measured`` disagrees with the prediction, so no other value of the setting is recommended.
     - ``bar``, ``refusal``: why it is not recommended although the prediction is large enough. Both are None if it is
-    recommended, too small, or barred for all changes of the arm (``ArmAdvice.doubts``).
+      recommended, too small, or barred for all changes of the arm (``ArmAdvice.doubts``).
     """
 
     change: str

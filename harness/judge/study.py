@@ -80,7 +80,7 @@ from trainer.json_types import JsonObject
 class _Arms:
     """Runs of the study by arm, with their ledgers."""
 
-    records: Mapping[str, Sequence[RunRecord]]  # of all runs
+    records: Mapping[str, Sequence[RunRecord]]  # records of all runs
     ledgers: Mapping[str, Blocks]  # ledgers of the runs with measured steps, by block
     runs: Mapping[str, Sequence[RunData]]  # runs of ``ledgers``, in the order of blocks
     ranks: Mapping[str, Mapping[int, RankSteps]]  # steps by arm and block, for a program with several ranks

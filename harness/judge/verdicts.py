@@ -98,14 +98,12 @@ def judge(
     - ``repeated``: shares of rows that the arms train again, if they differ (:func:`repeated_data`).
     - ``doubts``: found elsewhere, for example that other processes took too many cores.
     - ``used_lead``: shares of a step by which (baseline, candidate) may have been faster than they can sustain. It
-      explains
-    a difference that is no larger. It also hides one, so "none" requires that the sustained difference was detectable.
+      explains a difference that is no larger. It also hides one, so "none" requires that the sustained difference was
+      detectable.
     - ``same_again``: ratio of the A/A control to its arm. If its interval excludes 1, equal arms differ by more than
-      chance.
-    The candidate may share that cause, so a difference needs an interval entirely beyond the control's.
+      chance. The candidate may share that cause, so a difference needs an interval entirely beyond the control's.
     - ``in_total``: ratio of total times, without the most extreme block, if it differs from the median. It bars a
-      verdict
-    that it contradicts.
+      verdict that it contradicts.
     - ``shown``: the ratio with the interval that a reader sees, if different.
     - ``step_time``: of the same blocks; separates scatter of times from scatter of the work per step.
     - ``cores``: (used by other processes, all cores). ``no_floor``, ``few_blocks``: remedies for either problem.
@@ -407,10 +405,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Return the log change of the step time from the first shared repetition to the last.
-
-    With only one repetition, compare its halves.
-    """
+    """Return the log change of the step time from the first shared repetition to the last, or between halves of one."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

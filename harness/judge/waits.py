@@ -27,11 +27,11 @@ class UnevenWaits:
 
     blocks: tuple[int, ...]  # the blocks that wait longer
     of: int
-    waited_ms: float  # number of all blocks
-    step_ms: float  # of these
-    others_ms: float  # of these
-    waited_range_ms: tuple[float, float]  # range over these, scaled to ``step_ms``
-    others_range_ms: tuple[float, float]  # of the others
+    waited_ms: float  # of the blocks that wait longer
+    step_ms: float  # of the blocks that wait longer
+    others_ms: float  # wait of the other blocks
+    waited_range_ms: tuple[float, float]  # minimum and maximum over the blocks that wait longer, scaled to ``step_ms``
+    others_range_ms: tuple[float, float]  # minimum and maximum over the other blocks
 
     @property
     def half(self) -> bool:

@@ -17,6 +17,5 @@ def free_gpu_memory() -> list[int]:
             return [int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(card)).free) for card in cards]
         finally:
             nvml.nvmlShutdown()
-    # NVML has a separate exception class for a missing library, a missing driver and missing permission.
-    except Exception:
+    except Exception:  # NVML has separate classes for a missing library, driver or permission.
         return []

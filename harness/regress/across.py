@@ -2,7 +2,7 @@
 
 The two studies did not alternate. So a change of the machine in between (clocks, neighbours, temperature) looks like a
 regression, and no interval over blocks shows it. The intervals therefore allow for the variation between days. The kept
-sessions of a baseline show this variation; with too few sessions, it is assumed (harness.regress.series). `harness
+sessions of a baseline show it; with too few sessions, it is assumed (harness.regress.series). The command `harness
 regress` has no such gap.
 
 This module returns numbers and kinds only; harness.regress.text writes the sentences.
@@ -256,7 +256,7 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
     for name, unit, within, values in kinds:
         ours, theirs = values(baseline), values(candidate)
         if name == STARTUP and baseline.started != candidate.started:
-            continue  # Start-up alone and beside others differ.
+            continue  # A start-up alone and one beside others are not comparable.
         if within is not None and ours and theirs:
             timed = days if name == STARTUP else None  # Memory does not vary between days.
             decision = _decide(_PartValues(name, ours, theirs), within, None, CONFIDENCE, timed)

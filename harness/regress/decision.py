@@ -53,10 +53,7 @@ Undecided = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """Outcome of a check.
-
-    ``change``: fraction of the baseline's time (0.03: 3 % longer), with the interval of the decision.
-    """
+    """Outcome of a check. ``change``: fraction of the baseline's time (0.03: 3 % longer), with its interval."""
 
     outcome: Outcome
     within: float  # fraction that counts as the same
@@ -82,7 +79,7 @@ def is_look(blocks: int) -> bool:
 
 
 def confidence_at(blocks: int) -> float:
-    """Return the level of the interval at the look after ``blocks``, or at the next look without one."""
+    """Return the level of the interval at the first look with at least ``blocks`` blocks."""
     number = next(i for i, look in enumerate(looks(), 1) if look >= blocks)
     return 1 - (1 - CONFIDENCE) / (number * (number + 1))
 
@@ -219,10 +216,9 @@ Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", 
 
 @dataclass(frozen=True)
 class WhyUndecided:
-    """Reason why nothing could be compared.
+    """Reason why nothing could be compared. ``tokens``: per step, of both sides.
 
-    ``details``: from a run or a file, for example the first error or the changed folders. ``tokens``: per step, of both
-    sides.
+    ``details``: from a run or a file, for example the first error or the changed folders.
     """
 
     kind: MissingKind

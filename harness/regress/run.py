@@ -158,7 +158,7 @@ class UntilDecided:
 
     def __call__(self, folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
         spent_s = time.monotonic() - self._begun_s
-        # The first block's time includes the preparation of the data. The second block's time shows its share.
+        # The first block's time includes the preparation of the data, so it does not predict that of the next block.
         block_s, self.spent_s = spent_s - self.spent_s, spent_s
         if spent_s + (block_s if blocks > 1 else 0.0) > self._budget_s:
             return True
