@@ -4,8 +4,8 @@ Detectors return :class:`Doubt` records. Each reader (report, ``whatif``, advice
 verdict or a prediction. Only :data:`RULES` defines the precedence: the first of several doubts that bar a claim is the
 cause. Most doubts bar nothing.
 
-This module also detects problems that need no comparison: unseen time of a step (:class:`Unseen`), and missing or
-failed parts of a study (:class:`StudyProblem`).
+This module also detects problems that need no comparison: unseen time of a step (:class:`Unseen`) and problems of a
+study (:class:`StudyProblem`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Condense an arm of a study to one value per block for the step and its parts, and sessions to the day-to-day scatter.
 
 A round is one repetition of both sides, close in time and over the same documents. A block's value is the median over
-its rounds of the logarithm of candidate time / baseline time, so a pause in one round hardly changes it. Rounds of one
-pair of processes are not independent; only blocks count as independent values.
+its rounds of log(candidate time / baseline time). So a pause in one round hardly changes it. Rounds of one pair of
+processes are not independent; only blocks count as independent values.
 
 Studies of different days differ by more than their blocks scatter, because the machine's clocks, neighbours and
 temperature vary. The scatter of the medians of kept sessions shows this variation. With fewer than :data:`MIN_SESSIONS`

@@ -207,8 +207,8 @@ def run_user_states(
 ) -> RegressionResult:  # fmt: skip
     """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided.
 
-    Raise InputError if a side is neither a folder nor a revision of the repository around this folder, or lacks a
-    function that an arm names.
+    Raise InputError if a side is neither a folder nor a revision of the repository around this folder. Raise it too if
+    a side lacks a function that an arm names.
     """
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:

@@ -1,8 +1,8 @@
 """Analyse the probe recordings of a study, and use them to narrow down how long a device worked.
 
 The ledger's brackets leave this open for some phases (``harness.explain.bounds``). torch.profiler slows the host, but
-not the kernels. So the kernel time of a profiled step is valid for any step. SM activity (GPM: share of time in which
-an SM held a warp, mean over all SMs) is a lower bound of the device's busy share.
+not the kernels. So the kernel time of a profiled step is valid for any step. SM activity is a lower bound of the
+device's busy share (GPM: share of time in which an SM held a warp, mean over all SMs).
 """
 
 from __future__ import annotations
