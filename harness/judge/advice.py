@@ -1,9 +1,11 @@
-"""Predicts what could be tried next: replays an arm under changes that a user can make, and says which are worth it.
+"""Predict the effect of further changes: replay an arm under changes that a user can make, and recommend some.
 
-A change is worth trying where its whole interval lies above 1, its median clears the noise floor, the error of the
-replay and :data:`ADVISED_GAIN_MIN`, and the replay reproduces what was measured. Of a setting with several values the
-smallest that is as good as the best counts. Where an arm of the study measured otherwise than replay predicts of it, no
-other value of that setting is.
+A change is recommended if all of this holds:
+
+- The replay reproduces the measurement, and the whole interval of the predicted speed-up is above 1.
+- The median exceeds the noise floor, the replay's error and :data:`ADVISED_GAIN_MIN`.
+- Among values of one setting, it is the smallest that is as good as the best.
+- No arm of the study contradicts the prediction. A contradicted value rules out the other values of its setting.
 """
 
 from __future__ import annotations
@@ -46,15 +48,15 @@ from harness.study.contract import STAGES
 from harness.study.run_data import RunData
 from trainer.config_base import BEFORE
 
-# What another arm may do otherwise for its data path to be tried.
+# Keys in which another arm may differ if its data path is to be tried.
 PATH_KEYS = {"data.path", "data.access", "data.tokenizer.engine"}
-NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # kinds of changes that are values of one setting
+NUMBERS: tuple[AdviceCost, ...] = ("processes", "memory")  # changes that are values of one setting
 NO_TOKENIZING = "tokenize=0"
 
 
 @dataclass(frozen=True)
 class _Option:
-    """A change that was replayed, and the arm that already is so."""
+    """Replayed change. ``tried_by``: the arm that already has it, if any."""
 
     change: str
     cost: AdviceCost
@@ -73,10 +75,10 @@ def advise(
     few_blocks: RemedyKind = "more blocks",
     resolution: float | None = None,
 ) -> ArmAdvice:
-    """Replay the runs of ``arm`` under every change that fits it; ``runs``: the study's, by arm.
+    """Replay the runs of ``arm`` under every change that applies to it. ``runs``: all runs of the study, by arm.
 
-    ``resolution``: the smallest change that the study can see, if it saw no difference: a smaller gain is not advised.
-    ``alike``: how alike neighbouring blocks are, which widens the intervals of what was measured.
+    ``resolution``: the smallest change that the study can detect, if it detected none. Smaller gains are not
+    recommended. ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
     """
     own = runs.get(arm, ())
     if (why := refusal(own)) is not None:
@@ -93,7 +95,7 @@ def advise(
     least = max(noise_floor or 0.0, resolution or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
     measured = [tried_speed(ledgers(arm), ledgers(one.tried_by), alike) if one.tried_by else None for one in found]
     contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
-    # What replay does not know of one number of workers it does not know of another.
+    # If replay is wrong about one number of workers, it may be wrong about the others too.
     withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
     options = []
     for one, was, wrong in zip(found, measured, contradicted, strict=True):
@@ -119,7 +121,7 @@ def advise(
 
 
 def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
-    """Yield what bars single changes: an arm measured one otherwise, or workers may share what they wait for."""
+    """Yield the doubts that bar single changes: contradicted by an arm, or workers that may share one resource."""
     for one in options:
         if one.contradicted:
             yield doubt("contradicted", arm, where=one.change)
@@ -128,7 +130,10 @@ def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
-    """Whether the arm's dataset is iterable; of a source that only workers open, as any run that has it knows."""
+    """Return True if the arm's dataset is iterable.
+
+    If only workers open the source, any run of the study with this source decides.
+    """
 
     def source(run: RunData) -> object:
         return lookup(run.record.config, "data.source", None)
@@ -157,7 +162,7 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
-    """The arm's steps fed by the loaders of other arms that differ in nothing but their data path."""
+    """Yield the arm's steps fed by the loaders of other arms that differ in their data path only."""
     alone = {
         str(found[0].record.of): found
         for found in runs.values()
@@ -171,7 +176,7 @@ def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> I
 
 
 def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
-    """Arms that are ``arm`` with its documents pretokenized."""
+    """Return the arms that differ from ``arm`` only in having pretokenized documents."""
     plain = [name for name, found in runs.items() if name != arm and found and found[0].record.control is None]
     return [
         name
@@ -182,22 +187,22 @@ def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
 
 
 def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> dict[str, object]:
-    """What ``other`` sets otherwise than ``arm``."""
+    """Return the values of ``other`` for the keys in which it differs from ``arm``."""
     ours, theirs = (runs[name][0].record.config for name in (arm, other))
     values = flatten(theirs)
     return {key: values.get(key) for key in differing(ours, theirs) if key != "seed"}
 
 
 def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceCost]]:
-    """The edits that change something about these runs, with what each costs its user."""
+    """Return the edits that would change these runs, with the cost of each to the user."""
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
     numbers = [n for n in ADVISED_WORKERS if n > workers]
-    if workers >= max(ADVISED_WORKERS):  # more processes help where they wait: for a disk or a network, not for a core
+    if workers >= max(ADVISED_WORKERS):  # More processes help if they wait for a disk or a network, but not for a core.
         numbers = [times * workers for times in WORKER_MULTIPLES if replays.has_cores_for(times * workers)]
     found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
-    # Batches cost the same whoever makes them, if no worker is slow.
+    # Batches cost the same in any process if no worker is slow.
     if workers and facts.attached is not None and not replays.unequal and replays.slow_worker is None:
         found.append(("workers=0", "no processes"))
     if workers:
@@ -222,7 +227,7 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
-    """Return why a prediction of enough is not believed. ``contradicted``: for it or another value of its setting."""
+    """Return why the prediction is not reliable, or None. ``contradicted``: by an arm with any value of the setting."""
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation
@@ -238,7 +243,7 @@ def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar |
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:
-    """The options; of those that set one key, only the smallest value that is as good as the best stays worth it."""
+    """Return the options with at most one number of workers recommended: the smallest that is as good as the best."""
     kept: dict[str, Advice] = {}
     for one in options:
         if one.worth and one.cost == "processes":

@@ -1,17 +1,17 @@
-"""Where each arm's step and cores go (tokenization, sync, compute, Python), and whether common claims hold of them.
+"""Compute where each arm's step and cores go (tokenization, sync, compute, Python), and judge common claims about them.
 
 Shares are of the step's time on the main thread:
 
-    tokenization   fetch while this batch was tokenized, inline or by a worker that is waited for
+    tokenization   fetch while this batch was tokenized, inline or by a worker that the step waits for
     sync           reading values from the device
     compute        h2d, forward, backward, optimizer; on an asynchronous device their launches
-    Python         the rest of the loop: what lies between the phases, and logging
+    Python         the rest of the loop: between the phases, and logging
     other data     the rest of the fetch: reading, packing, hand-over
 
 Cores are CPU time per second of measured steps, from the spans of the same phases and stages. Processes that tokenize
-for the main thread have no spans: what the sampler saw of them counts as tokenization.
+for the main thread have no spans: their sampled CPU time counts as tokenization.
 
-Of several ranks shares and cores by part are those of rank 0. All processes are those of every rank.
+With several ranks, shares and cores by part are those of rank 0. ``all_cores`` covers the processes of every rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMPUTE = ("h2d", "forward", "backward", "optimizer")
 PARTS = ("tokenization", "sync", "compute", "Python", "other data")
 STRATEGY = "data.tokenize"
 STRATEGIES = (STRATEGY, f"{STRATEGY}_processes", f"{STRATEGY}_threads")
-# What "all fixes together", and fixes that are to lower the use of the CPU, change of a configuration.
+# Configuration keys changed by "all fixes together" and by fixes that are meant to lower CPU use.
 FIXES = (
     *STRATEGIES, "data.path", "data.access", "data.workers", "data.prefetch", "data.transport", "data.pin_memory",
     "data.start_method", "data.timeout_s", "compute.sync", "log_every", "optimizer.fused",
@@ -45,11 +45,11 @@ Outcome = Literal["holds", "does not hold", "not measurable"]
 
 @dataclass(frozen=True)
 class RunUse:
-    """One run. ``shares`` and ``cores`` by :data:`PARTS`; ``cores`` are empty without CPU times.
+    """Shares of the step and cores of one run.
 
-    ``tokenizing_ms``: of tokenization per 1000 tokens, wherever it ran. ``all_cores``: of its processes together, None
-    where they were not sampled, or where some live too short for that (``data.tokenize: processes``) or are on other
-    machines.
+    ``shares`` and ``cores`` are by :data:`PARTS`; ``cores`` is empty without CPU times. ``tokenizing_ms``: tokenization
+    per 1000 tokens, in any process. ``all_cores``: cores of all its processes. None if they were not sampled, live too
+    short for the sampler (``data.tokenize: processes``) or run on other machines.
     """
 
     shares: Mapping[str, float]
@@ -61,14 +61,14 @@ class RunUse:
     tokens_per_s: float | None
     trained_tokens_per_s: float | None = None  # without padding
     ranks: int = 1
-    chunk_ms: float | None = None  # data work for one batch, wherever it ran
-    stored_per_text: float | None = None  # bytes of pretokenized data per byte of the text that it was made from
-    device_use: float | None = None  # share of the step; None also where phases that were being launched leave it open
+    chunk_ms: float | None = None  # data work for one batch, in any process
+    stored_per_text: float | None = None  # bytes of pretokenized data per byte of its source text
+    device_use: float | None = None  # share of the step; also None if running phase launches leave it open
 
 
 @dataclass(frozen=True)
 class ArmUse:
-    """An arm: medians over its runs."""
+    """Use of an arm: medians over its runs."""
 
     arm: str
     shares: Mapping[str, Estimate]
@@ -83,11 +83,11 @@ class ArmUse:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim about ``arm`` (beside ``baseline``): the figure that was measured, and whether it lies in the range.
+    """Claim about ``arm`` (compared with ``baseline``), its measured figure, and the outcome.
 
-    ``outcome`` is by an interval that is wider by the ``noise_floor``: how far the same figure of an A/A control is
-    from that of its arm; None without one. ``differs``: keys of the configuration that the claim is not about, and in
-    which the arms differ too. ``untested``: the strategy that both arms have where the claim is about two.
+    ``outcome`` uses the figure's interval, widened by ``noise_floor``. This is the difference between the figure of an
+    A/A control and that of its arm; None without a control. ``differs``: other configuration keys in which the arms
+    differ. ``untested``: the strategy that both arms share although the claim compares two strategies.
     """
 
     claim: ClaimName | None  # name of a common claim; None if the scenario gives the bounds
@@ -97,16 +97,16 @@ class JudgedClaim:
     outcome: Outcome
     kind: ClaimKind
     values: tuple[float, float] | None = None  # "cpu use": the cores of baseline and arm
-    processes: int | None = None  # "processes", "pool": how many, on so many cores
+    processes: int | None = None  # "processes", "pool": number of processes
     cores: int | None = None
-    noise_floor: float | None = None  # of a ratio, as a fraction
+    noise_floor: float | None = None  # fraction, of a ratio
     differs: tuple[str, ...] = ()
     untested: str | None = None
     without: tuple[str, ...] = ()  # arms without a finished run that has the figure
 
 
 def use_of(run: RunData, ledger: RunLedger) -> RunUse:
-    """Where the step and the cores of ``run`` go."""
+    """Return the shares of the step and the cores of ``run``."""
     step = ledger.mean_step_ms
     phase = ledger.phase_ms
     spent = {
@@ -114,7 +114,7 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
         "compute": sum(phase.get(name, 0.0) for name in COMPUTE),
         "Python": phase.get("other", 0.0) + phase.get("log", 0.0),
     }
-    if ledger.during_wait_ms:  # else nobody knows what the fetches waited for, which is no share of 0
+    if ledger.during_wait_ms:  # Otherwise the cause of the fetch waits is unknown, which is not a share of 0.
         fetch = phase.get("fetch", 0.0)
         tokenizing = min(fetch, ledger.during_wait_ms.get("tokenize", 0.0))
         spent |= {"tokenization": tokenizing, "other data": fetch - tokenizing}
@@ -133,7 +133,7 @@ def use_of(run: RunData, ledger: RunLedger) -> RunUse:
         sampled,
         None if idle_ms is None else idle_ms / step,
         step,
-        None if not work or not tokens else work * steps / (tokens / ranks) * 1e3,  # the work is of rank 0 alone
+        None if not work or not tokens else work * steps / (tokens / ranks) * 1e3,  # ``work`` is of rank 0 alone.
         None if tokens is None else tokens / wall_s,
         None if ledger.trained_tokens is None else ledger.trained_tokens / wall_s,
         ranks,
@@ -148,7 +148,7 @@ def _stored_per_text(facts: RunFacts) -> float | None:
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Cores by part, of several ranks of rank 0, and of all processes of all ranks as the sampler saw them."""
+    """Return the cores by part (of rank 0), and the sampled cores of all processes of all ranks."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
     roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role != "sampler"}
@@ -191,7 +191,7 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
 
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
-    """The medians of ``uses``, which are not none."""
+    """Return the medians of ``uses``, which must not be empty."""
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
         return from_amounts([one for use in uses if (one := value(use)) is not None])
@@ -216,7 +216,7 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
 
 
 def _share(values: Sequence[float]) -> Estimate | None:
-    """Of a whole: between 0 and 1, which the interval of few blocks that scatter would leave."""
+    """Return the median share with its interval cut to 0 to 1, because few scattered blocks may exceed that."""
     found = from_block_values(values)
     if found is None or found.ci_low is None or found.ci_high is None:
         return found
@@ -224,9 +224,9 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
-    """Return the kind of a claim with its own bounds, without a text where it has none of its own.
+    """Return the kind of a claim with its own bounds; None if this version does not know its figure.
 
-    None if this version does not know its figure.
+    A claim without a text has an empty one.
     """
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
@@ -248,7 +248,7 @@ def judge(
 ) -> JudgedClaim:
     """Judge one claim by the runs of its arms, paired by block.
 
-    ``config``: of ``arm``. ``controls``: (arm, its A/A control) of both arms, as far as there are any.
+    ``config``: of ``arm``. ``controls``: pairs of an arm and its A/A control, for both arms where they exist.
     """
     kind = claim if isinstance(claim, ClaimKind) else CLAIMS[claim]
     common = None if isinstance(claim, ClaimKind) else claim
@@ -296,19 +296,19 @@ def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, Ru
 
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """How far from 1 the interval of an arm against itself reaches, the widest of ``controls``."""
+    """Return how far from 1 the interval of an arm against its A/A control reaches: the widest of ``controls``."""
     found = [from_blocks([math.log(other / one) for one, other in known]) for known in controls]
     return max((reach for one in found if one is not None and (reach := one.distance) is not None), default=None)
 
 
 def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
-    """``data.tokenize`` of both arms where that is the same: then nothing that is claimed was tried."""
+    """Return ``data.tokenize`` of both arms if it is equal, which means that the claim was not tested."""
     here, there = (lookup(one, STRATEGY) for one in (config, baseline))
     return str(here) if here is not None and here == there else None
 
 
 def _other_keys(config: JsonObject, baseline: JsonObject, claimed: Sequence[str]) -> tuple[str, ...]:
-    """Keys in which the arms differ, but for those that the claim is about."""
+    """Return the keys in which the arms differ, except those that the claim is about."""
     return tuple(sorted(set(differing(config, baseline)).difference(claimed)))
 
 
@@ -337,7 +337,10 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
 
 
 def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:
-    """By the whole interval, wider by the noise ``floor``: within the range, outside of it, or across an end of it."""
+    """Compare the interval, widened by the noise ``floor``, with the range of ``kind``.
+
+    Return "holds" if it lies within the range, "does not hold" if outside, "not measurable" if it crosses an end.
+    """
     if figure is None or figure.ci_low is None or figure.ci_high is None:
         return "not measurable"
     low, high = figure.ci_low / (1 + floor), figure.ci_high * (1 + floor)

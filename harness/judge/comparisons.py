@@ -1,4 +1,4 @@
-"""Measures what a change bought: each comparison's ratios from the ledgers of its runs, and the verdict they allow.
+"""Measure what a change gains: the ratios of each comparison from the ledgers of its runs, and the verdict.
 
 All ratios are "how many times as fast": above 1 the candidate (or the control) is faster than the baseline.
 """
@@ -51,19 +51,19 @@ MissingKind = Literal["no finished run", "no shared block", "no throughput", "no
 
 @dataclass(frozen=True)
 class Absent:
-    """Why a figure of a comparison is missing."""
+    """Reason why a figure of a comparison is missing."""
 
     kind: AbsentKind
     arms: tuple[str, ...] = ()
     blocks: int = 0
-    positions: float = 1.0  # per step of the ideal-data control, times those of its arm
-    detail: str = ""  # the configuration key that differs, or the message with which the replay refused
-    doubt: Doubt | None = None  # "doubted": what bars the figure
+    positions: float = 1.0  # positions per step of the ideal-data control / those of its arm
+    detail: str = ""  # configuration key that differs, or the replay's error message
+    doubt: Doubt | None = None  # "doubted": the doubt that bars the figure
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Why nothing of a comparison was measured; ``failures``: the first of each arm that failed."""
+    """Reason why a comparison has no figures at all. ``failures``: the first failed run of each arm."""
 
     kind: MissingKind
     arms: tuple[str, ...] = ()
@@ -72,55 +72,55 @@ class Missing:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ledgers of a comparison's runs say. A None has its reason in ``absent``."""
+    """Figures of one comparison, from the ledgers of its runs. ``absent`` gives the reason for each None."""
 
-    measure: str  # what ``ratio`` is a ratio of
+    measure: str  # unit of the rate that ``ratio`` compares
     ratio: Estimate
     tokens_ratio: Estimate | None  # positions per second, padding included
     step_time: Estimate | None  # baseline's step time / candidate's
     isolated: Estimate | None  # positions per second of the data-only controls
-    ceiling: Estimate | None  # step time / step time without any data work, of the baseline; see ``without_data``
-    from_waits: Estimate | None  # the same by replay alone: from what the ledger says that data work costs
-    ideal: Estimate | None  # baseline's step time / its ideal-data control's: a second witness of the ceiling
-    noise_floor: float | None  # fraction: how far from 1 an arm's ratio to its own A/A control reaches
-    noise_floor_of: str | None  # None where the scenario allows for it without an A/A control
+    ceiling: Estimate | None  # baseline's step time / step time without any data work; see ``without_data``
+    from_waits: Estimate | None  # ``ceiling`` by replay alone, from the data work in the ledger
+    ideal: Estimate | None  # baseline's step time / its ideal-data control's: a second estimate of the ceiling
+    noise_floor: float | None  # fraction: how far the interval of an arm's ratio to its own A/A control reaches from 1
+    noise_floor_of: str | None  # unset if the scenario declares the noise floor and no A/A control shows it
     positions_per_step: float | None  # candidate / baseline
     trained_per_step: float | None  # candidate / baseline
     baseline_waits: Waits
     candidate_waits: Waits
     verdict: Verdict
-    resolution: float | None  # a difference up to this fraction would have gone unnoticed
+    resolution: float | None  # smallest difference, as a fraction, that the comparison could have detected
     absent: Mapping[Figure, Absent]
-    together: Estimate | None = None  # ``ratio`` with the interval of the verdict: 95 % for all comparisons together
-    comparisons: int = 1  # of the study
+    together: Estimate | None = None  # ``ratio`` with the verdict's interval: 95 % for all comparisons together
+    comparisons: int = 1  # number of comparisons in the study
     undecided: UndecidedKind | None = None
     losses: Losses = field(default_factory=Losses)
-    repeated: tuple[float, float] | None = None  # shares of rows trained again; None where the arms agree
-    # By which share the baseline's and the candidate's steps may have been faster than they can go on being.
+    repeated: tuple[float, float] | None = None  # shares of rows that were trained again; None if the arms agree
+    # Shares of a step by which (baseline, candidate) may have been faster than they can sustain.
     used_lead: tuple[float, float] = (0.0, 0.0)
-    same_again: Estimate | None = None  # the A/A control of ``noise_floor_of``: how many times as fast as its arm
-    in_total: InTotal | None = None  # where long steps that the median passes over make all time together another
-    steps: Judged | None = None  # verdict on ``step_time``, for every sentence about it
-    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
+    same_again: Estimate | None = None  # speed ratio of the A/A control of ``noise_floor_of`` to its arm
+    in_total: InTotal | None = None  # set if long steps, which the median ignores, change the total time
+    steps: Judged | None = None  # verdict on ``step_time``
+    doubts: tuple[Doubt, ...] = ()  # sorted by precedence, including those that bar nothing
 
     @property
     def cause(self) -> Doubt | None:
-        """The doubt that bars the verdict, with what would settle it; None where there is a verdict."""
+        """Doubt that bars the verdict, with its remedy; None if there is a verdict."""
         return next((one for one in self.doubts if one.kind == self.undecided), None)
 
     @property
     def figure(self) -> Estimate | None:
-        """``ratio``, if a reader may show it: None where the runs were too noisy to see even a 2x change."""
+        """``ratio`` if a reader may show it; None if the runs were too noisy to detect even a 2x change."""
         return None if barred(self.doubts, "ratio") else self.ratio
 
     @property
     def measured_per_step(self) -> float | None:
-        """Candidate / baseline of what ``measure`` counts, per step; None where it counts steps, whatever these do."""
+        """Candidate / baseline of the unit that ``measure`` counts, per step; None if it counts steps."""
         of = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return of.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
-        """Whether the intervals of two witnesses meet, but for the noise floor and :data:`WITNESSES_WITHIN`."""
+        """Return True if both intervals overlap, widened by the noise floor or :data:`WITNESSES_WITHIN`."""
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
             (it.ci_low or it.median, it.ci_high or it.median) for it in (one, other)
@@ -129,12 +129,11 @@ class Measured:
 
     @property
     def ceilings(self) -> tuple[float, float] | None:
-        """Return both estimates of the ceiling, the smaller one first, if they are over :data:`CEILINGS_WITHIN` apart.
+        """Both estimates of the ceiling, the smaller one first, if they are over :data:`CEILINGS_WITHIN` apart.
 
-        Return None if they agree, or if only one of them is known.
-
-        An ideal-data control repeats few batches, which may be unlike the rest; a replay knows no cores and caches. On
-        a busy machine both intervals may be wide enough to meet, and one median is still not what data costs.
+        None if they agree, or if only one of them is known. An ideal-data control repeats few batches, which may differ
+        from the rest. A replay does not model cores and caches. On a busy machine both intervals may be wide enough to
+        overlap, so the medians are compared too.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
@@ -144,7 +143,7 @@ class Measured:
 
     @property
     def ceilings_apart(self) -> bool:
-        """True if the witnesses of the ceiling disagree by more than their intervals and the noise floor allow."""
+        """True if the two estimates of the ceiling differ by more than their intervals and the noise floor allow."""
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return False
@@ -171,11 +170,11 @@ def compare(
     allowance: float | None = None,
     few_blocks: RemedyKind = "more blocks",
 ) -> Measured | Missing:
-    """All ratios and the verdict of one comparison, from ledgers alone.
+    """Return all ratios and the verdict of one comparison, from ledgers alone.
 
-    ``comparisons``: of the study, whose verdicts together err at most once in twenty. ``allowance``: the noise floor
-    that the scenario declares, as a fraction, for where no A/A control shows it. ``few_blocks``: what to ask for where
-    there are too few.
+    ``comparisons``: number of comparisons in the study; all verdicts together have a 5 % chance of any error.
+    ``allowance``: the noise floor that the scenario declares, as a fraction, used if no A/A control shows it.
+    ``few_blocks``: remedy to report if there are too few blocks.
     """
     base, other = arms.get(baseline, {}), arms.get(candidate, {})
     without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
@@ -289,12 +288,12 @@ class _Judging:
     alike: Likeness | None
     confidence: float  # confidence level of each comparison of the study
     allowance: float | None
-    doubts: tuple[Doubt, ...]  # that bar whatever these arms are compared by
+    doubts: tuple[Doubt, ...]  # apply to every comparison of these arms
     used_lead: tuple[float, float]
     few_blocks: RemedyKind
 
     def by(self, rate: Rate, losses: Losses | None = None, repeated: tuple[float, float] | None = None) -> _ByRate:
-        """Compare both arms by ``rate``, which both must have. ``losses``, ``repeated``: None to judge speed alone."""
+        """Compare both arms by ``rate``, which both must have. Omit ``losses`` and ``repeated`` to judge only speed."""
         base, other = (self.arms[name] for name in self.names)
         ratio = speed(base, other, rate, alike=self.alike)
         assert ratio is not None
@@ -322,7 +321,7 @@ class _Judging:
 
 
 def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
-    """Yield a doubt for each arm whose main thread waited for a core, or was blocked where nothing is timed."""
+    """Yield a doubt for each arm whose main thread waited for a core, or was blocked in untimed code."""
     for name, blocks in zip(names, sides, strict=True):
         found = unseen_of([run.record.facts for run in blocks.values()])
         for one in () if found is None else found.doubts(name):
@@ -333,7 +332,10 @@ def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Dou
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
-    """Cores used by other processes (the median over blocks, the arm with more), and all; None: not recorded."""
+    """Return (cores used by other processes, all cores); None if not recorded.
+
+    Other processes: the median over blocks, of the arm with more. All cores: the largest number of any run.
+    """
     runs = [[*blocks.values()] for blocks in sides]
     others = [[one.other_cpu_cores for one in side if one.other_cpu_cores is not None] for side in runs]
     every = [cores for side in runs for one in side if (cores := _cores_of(one.record))]
@@ -342,7 +344,7 @@ def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
 
 
 def _cores_of(record: RunRecord) -> float | None:
-    """Cores that the run might use; of a record that does not have them, those of its machine."""
+    """Return the cores that the run could use, or its machine's cores if the record lacks them."""
     known = record.facts.cores or record.environment.get("cores")
     return float(known) if isinstance(known, int | float) else None
 
@@ -354,15 +356,15 @@ def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind
 
 
 def used_share(blocks: Blocks) -> float:
-    """By which share of a step an arm may have been faster than it can go on being; 0 where that is not sure."""
+    """Return the share of a step by which an arm may have been faster than it can sustain; 0 if uncertain."""
     use = arm_lead(blocks)
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
 
 def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) -> Likeness | None:
-    """How alike neighbouring blocks are, by all arms against the baseline and all A/A controls against their arms.
+    """Return the similarity of neighbouring blocks, from all arms and all A/A controls; None without baseline runs.
 
-    Every interval of a ratio to the baseline is widened by it: one ratio has one interval. None without its runs.
+    It widens every interval of a ratio to the baseline in the same way, so one ratio has one interval everywhere.
     """
     if not arms.get(baseline):
         return None
@@ -374,11 +376,10 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
-    """How many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
+    """Return how many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
 
-    ``alike``: as of :func:`alike_blocks`.
-
-    A control that computes on other numbers of positions in a step measured these, and no data work.
+    ``alike``: from :func:`alike_blocks`. A control with another number of positions per step is rejected: its steps
+    compute something else.
     """
     control = controls.get("ideal-data", arm)
     found = speed(blocks, control, steps_per_s, alike=alike)
@@ -391,11 +392,12 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
 
 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
-    """How many times as fast steps would be without any data work, by both who know: an estimate, not a bound.
+    """Return how many times as fast steps would be without any data work: an estimate, not a bound.
 
-    The ideal-data control measures it, replay computes it from the run alone; the interval holds both of theirs. They
-    differ where a wait also cools caches and clocks for the compute after it, which no replay knows. A control whose
-    interval is wide, and holds no change as well as what replay computes, measured noise: then replay's figure stands.
+    The ideal-data control measures it; replay computes it from the run alone. The result's interval covers both. They
+    differ where a wait also cools caches and clocks for the compute after it, which replay does not model. If the
+    control's interval is wide and includes both 1 and the replay's interval, the control measured noise: replay's
+    figure is used.
     """
     known = [one for one in (ideal, from_waits) if one is not None]
     if len(known) < 2:
@@ -410,7 +412,7 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
-    """The data paths alone, in positions per second; in steps per second where positions are not counted."""
+    """Return the speed ratio of the data paths alone, in positions per second, or else in steps per second."""
     ours, theirs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     found = speed(ours, theirs, tokens_per_s) or speed(ours, theirs, steps_per_s)
     if found is not None:
@@ -426,8 +428,10 @@ def _same_again(
     controls: Controls,
     rate: Rate,
 ) -> tuple[Estimate | Absent, str | None]:
-    """What no change looks like: the ratio of an A/A control, whose interval's distance from 1 is the noise floor; and
-    the arm that it is of, the baseline, else another one on the same device.
+    """Return the ratio of an A/A control to its arm, and that arm's name.
+
+    The noise floor is the distance of the ratio's interval from 1. The arm is the baseline if it has a control, else
+    another arm on the same device.
     """
     why = Absent("no a-a control")
     device = _device(arms[baseline])
@@ -442,9 +446,9 @@ def _same_again(
 
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
-    """The noise floor of an arm that is compared with none, as a comparison would have it; None where nothing shows it.
+    """Return the noise floor of an arm that is in no comparison; None if no control shows it.
 
-    ``allowance``: as of :func:`compare`.
+    ``allowance``: see :func:`compare`.
     """
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:

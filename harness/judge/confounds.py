@@ -1,6 +1,6 @@
-"""Finds every difference between two arms that neither declared: a comparison is only as good as this list.
+"""Find every undeclared difference between two arms. A comparison is only as reliable as this list.
 
-A :class:`Confound` holds values only; ``harness.show.text.doubts`` makes the sentences.
+A :class:`Confound` holds values only; ``harness.show.text.doubts`` writes the sentences.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ConfoundKind = Literal[
     "compared blocks", "SM clock", "throttled", "other processes",
 ]  # fmt: skip
 
-CODE = "code"  # declared by arms that are two states of it
-OWN_STATE = {"git_commit", OWN_PACKAGE}  # what then differs by declaration
+CODE = "code"  # declared by arms that run two states of the code
+OWN_STATE = {"git_commit", OWN_PACKAGE}  # entries that then differ by declaration
 
-# Settings that decide how many tokens a step has, itself or by which documents it reads.
+# Settings that decide how many tokens a step has, directly or through the documents that it reads.
 BATCHES = (
     "data.batch_size", "data.sequence_length", "data.path", "data.shuffle", "data.documents", "data.corpus",
     "data.tokenizer", "data.source", "data.arguments", "data.global_order", "evaluation", "optimizer.accumulation",
     "model.objective", "launch", "resume", "seed",
 )  # fmt: skip
-# Why a fact may differ between two arms, for every fact of a run. MEASURED: every run has another value, which is no
-# choice and confounds nothing. Otherwise a fact follows from configuration: a declared key that starts with one of
-# these explains it, and no key explains an empty tuple.
+# Configuration that may explain a difference between two arms, for every fact of a run. A declared key that starts with
+# one of these roots explains a difference. No key explains an empty tuple. MEASURED: the value differs in every run, so
+# a difference means nothing.
 MEASURED = None
 _OF_PROFILE = ("compute.device", "compute.precision", "compute.threads", "compute.work", "launch")
 REASONS: Mapping[str, tuple[str, ...] | None] = {
@@ -101,13 +101,13 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "program_ms": MEASURED,
     "marked_steps": MEASURED,
 }
-# Facts that are fingerprints of code of the user's own, where the configuration has the key: two states of it differ.
+# Facts that are fingerprints of user code, by the configuration key that selects it. Code states differ in them.
 OF_USER_CODE = {
     "corpus_fingerprint": "data.source",
     "tokenizer_fingerprint": "data.source",
     "model_fingerprint": "model.factory",
 }
-# Facts that are the same in all blocks of an arm, unless its data or code was edited meanwhile.
+# Facts that are equal in all blocks of an arm unless its data or code was edited during the study.
 IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
     "corpus_fingerprint": "mixed data",
     "tokenizer_fingerprint": "mixed data",
@@ -120,20 +120,23 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 class Confound:
     """One undeclared difference between two arms.
 
-    ``values``: the baseline's and the candidate's. "useful tokens" and "throttled" compare shares, "host load" cores,
-    "SM clock" MHz, "losses" losses, "lead" shares of a step, "block counts" finished blocks, "other batches" tokens per
-    step (``key``: which ones), "other steps" measured steps of a block, "repeated data" shares of rows; "compared
-    blocks" holds how many were compared and how many planned.
+    ``values`` (baseline, candidate) depend on ``kind``:
+
+    - "useful tokens", "throttled": shares. "lead": shares of a step. "repeated data": shares of rows.
+    - "host load": cores. "SM clock": MHz. "losses": losses.
+    - "block counts": finished blocks. "other steps": measured steps of a block.
+    - "other batches": tokens per step (``key``: which ones).
+    - "compared blocks": (compared, planned) blocks.
     """
 
     kind: ConfoundKind
     names: tuple[str, str] = ("", "")  # baseline, candidate
-    key: str = ""  # a dotted configuration key, a fact, an entry of the environment, or why a device was throttled
+    key: str = ""  # dotted configuration key, fact, entry of the environment, or reason for throttling
     values: tuple[Any, Any] = (None, None)
-    blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": where
-    device: int | None = None  # CUDA's number
-    ratio: float = 1.0  # "other steps": how many times as fast the first steps that both measured are
-    explained: bool = False  # "losses": each step of one arm trains on another number of tokens
+    blocks: tuple[int, ...] = ()  # "unfinished" (of the arm ``key``) and "sessions": affected blocks
+    device: int | None = None  # CUDA device number
+    ratio: float = 1.0  # "other steps": speed ratio of the first steps that both measured
+    explained: bool = False  # "losses": True if different numbers of tokens per step explain the difference
 
 
 def confounds(
@@ -145,10 +148,10 @@ def confounds(
     losses: Losses | None = None,
     repeated: tuple[float, float] | None = None,
 ) -> tuple[Confound, ...]:
-    """Each undeclared difference between two arms, once; ``records`` holds every run of each arm, failed ones too.
+    """Return each undeclared difference between two arms once. ``records``: all runs of each arm, even failed ones.
 
-    Losses that diverged or differ come first, declared or not: no difference of speed means much beside them. So do
-    rows that only one arm repeats (``repeated``: their shares).
+    Losses that diverged or differ come first, declared or not, because a speed difference means little without them.
+    Rows that only one arm repeats come next (``repeated``: shares by arm).
     """
     found = [
         *_losses(losses, names),
@@ -168,9 +171,10 @@ def confounds(
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
-    """Where steps may have lived off batches that lay ready by as much as the arms differ, or more.
+    """Return a confound if the used-up lead is at least as large as the difference between the arms.
 
-    ``shares``: of a step, by arm, 0 where it is not sure; ``effect``: by which share the arms differ.
+    ``shares``: by arm, the share of a step by which prefetched batches may have made it faster; 0 if uncertain.
+    ``effect``: relative difference of the arms.
     """
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
@@ -186,7 +190,7 @@ def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
 
 
 def _mixed(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Arms some of whose blocks read other data (a launcher of this version ends such runs) or ran other code."""
+    """Return a confound for each arm whose blocks read different data or ran different code."""
     found = []
     for name, blocks in zip(names, (baseline, candidate), strict=True):
         for key, kind in IN_ALL_BLOCKS.items():
@@ -206,12 +210,12 @@ def _declared(*records: RunRecord) -> set[str]:
 
 
 def _covered(key: str, declared: Iterable[str]) -> bool:
-    """Whether a declared key is ``key``, holds it, or lies inside it (a section that was None before)."""
+    """Return True if a declared key equals ``key``, contains it, or lies inside it (a section that was None before)."""
     return any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in declared)
 
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
-    """The section around ``key`` that is None on one side. Declaring one of its keys also adds its other defaults."""
+    """Return the section around ``key`` that is None on one side. Declaring one of its keys also adds its defaults."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
 
@@ -224,7 +228,7 @@ def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
             if first.get(key) == second.get(key) or _covered(key, declared) or _covered(COMMAND, declared):
                 continue
             if CODE in declared and not (key in first and key in second):
-                continue  # one of two states of the code does not know it yet
+                continue  # One of the two code states does not have this key.
             section = _absent_section(key, first, second)
             if section is None or not _covered(section, declared):
                 found.append(Confound("configuration", key=key, values=(first.get(key), second.get(key))))
@@ -260,7 +264,7 @@ def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
 
 
 def alike_environment(key: str, one: Json, other: Json) -> bool:
-    """True if two values of an entry of the environment say the same: memory is measured, and no two boots agree."""
+    """Return True if two values of an environment entry agree. Memory sizes may differ slightly from boot to boot."""
     if key == "memory_bytes" and isinstance(one, int | float) and isinstance(other, int | float) and other:
         return abs(one / other - 1) < policy.MEMORY_SIZE_WITHIN
     return one == other
@@ -274,7 +278,7 @@ def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list
 
 
 def useful_fraction(blocks: Blocks) -> float | None:
-    """Trained tokens / positions over all measured steps; None where either was not counted."""
+    """Return trained tokens / positions over all measured steps; None if either was not counted."""
     trained, tokens = [run.trained_tokens for run in blocks.values()], [run.tokens for run in blocks.values()]
     if None in trained or None in tokens or not sum(filter(None, tokens)):
         return None
@@ -282,10 +286,10 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Steps with other numbers of tokens where no setting asks for that: the arms measured other batches of one order.
+    """Return a confound if steps have different numbers of tokens although no setting explains it.
 
-    An arm of more loader workers has more warm-up steps, so it measures later ones. Where lengths grow in the course of
-    a training, or documents differ much, those are other work.
+    An arm with more loader workers has more warm-up steps, so it measures later batches of the same order. These may be
+    different work if lengths grow during a training or documents differ much.
     """
     for ours, theirs in _pairs(baseline, candidate):
         first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
@@ -301,7 +305,10 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
 
 
 def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Runs one after the other of which one measured more steps: a run's first steps may not be like its later ones."""
+    """Return a confound if one arm measured more steps and the runs did not alternate.
+
+    The first steps of a run may be unlike its later ones.
+    """
     logs: list[float] = []
     lengths: tuple[int, int] | None = None
     for block in sorted(set(baseline) & set(candidate)):
@@ -323,7 +330,7 @@ def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[C
         if not known:
             return []
         medians.append(float(np.median(known)))
-    if max(medians) <= policy.OTHER_CORES_MAX:  # also when both had the same: it takes cores and adds noise
+    if max(medians) <= policy.OTHER_CORES_MAX:  # also if both are equal, because the load takes cores and adds noise
         return []
     return [Confound("host load", names, values=(medians[0], medians[1]))]
 

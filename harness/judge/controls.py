@@ -1,15 +1,15 @@
-"""Reports pairs of arms that are not compared: data paths alone, probes and their cost, and several ranks with one.
+"""Report pairs of arms outside the comparisons: data paths alone, cost of probes, and scaling over ranks.
 
 A sample is one row of a batch: ``data.sequence_length`` positions, padding included. The cost of a probe is the step
 time with it / without it, minus 1. Both alternated, so the ratio is paired.
 
 Scaling:
 
-efficiency      ratio of tokens/s / ratio of ranks (1: each rank trains as fast as one alone)
-loss            mean over the last tenth of the tokens that every arm of the comparison trained on
-time to a loss  of training alone (steps, without the pauses between repetitions), until the mean loss of a tenth of
-                all tokens is for the first time no higher than the higher of the two arms' losses above; where the
-                loss of each arm has fallen to it by more than it scatters
+    efficiency      ratio of tokens/s / ratio of ranks (1: each rank trains as fast as one alone)
+    loss            mean over the last tenth of the tokens that every arm of the comparison trained on
+    time to a loss  seconds of training steps (without pauses between repetitions) until the mean loss over a tenth of
+                    all tokens first reaches the target: the higher of the two arms' losses above; known only if both
+                    arms' losses fall to the target by more than their scatter
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class DataPath:
-    """One arm's data path. None: not measured. Ratios say how many times as fast as ``baseline``, above 1 is faster."""
+    """One arm's data path; None means not measured. Ratios above 1: faster than ``baseline``."""
 
     arm: str
     baseline: str
-    sample_ms: Estimate | None = None  # alone; None also of a source of the user's own, whose rows nobody knows
+    sample_ms: Estimate | None = None  # alone; None also for a user's own source, whose rows are unknown
     tokens_per_s: Estimate | None = None  # alone, padding included
     trained_tokens_per_s: Estimate | None = None  # alone
-    times: Estimate | None = None  # alone: in positions per second
-    loop_ms: float | None = None  # alone: of a step, what is not fetching its batch
+    times: Estimate | None = None  # alone: speed ratio in positions per second
+    loop_ms: float | None = None  # alone: step time without fetching the batch
     step_ms: Estimate | None = None  # in training
-    waited_ms: float | None = None  # in training: what data work costs a step
+    waited_ms: float | None = None  # cost of data work per step, in training
     mean_step_ms: float | None = None  # mean step in training, including ``waited_ms``
     training_times: Estimate | None = None
-    measure: str = ""  # what ``training_times`` counts
+    measure: str = ""  # unit that ``training_times`` counts
     step_time: Estimate | None = None  # step time in training: baseline / arm
-    steps: Judged | None = None  # verdict on ``step_time``, by the same rules as every comparison of the study
+    steps: Judged | None = None  # verdict on ``step_time``, by the same rules as every comparison
 
 
-# Compares an arm with a baseline, (baseline, arm), as the study compares its arms.
+# Compares (baseline, arm) as the study compares its arms.
 Compare = Callable[[str, str], Measured | Missing]
 
 
 def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
-    """One for each of ``arms`` (no controls), where ``scenario`` has an ``isolated_baseline``."""
+    """Return one entry for each of ``arms`` (no controls) if ``scenario`` has an ``isolated_baseline``."""
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
@@ -81,7 +81,7 @@ def data_paths(
 
 
 def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
-    """The arm ``named`` at the matrix point of ``arm``; itself where it names a point."""
+    """Return the arm ``named`` at the matrix point of ``arm``, or ``named`` itself if that arm does not exist."""
     _, at, point = arm.partition("@")
     same = f"{named}{at}{point}"
     return same if same in arms else named
@@ -115,7 +115,7 @@ def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:
 
 
 def _sample_ms(alone: Blocks) -> Rate | None:
-    """Milliseconds per row: what a row holds, the run's configuration says."""
+    """Return the rate in milliseconds per row; None if the configuration does not give the length of a row."""
     config = next((run.record.config for run in alone.values()), {})
     length = lookup_number(config, "data.sequence_length", 0)
     if not length or lookup(config, "data.source") is not None:
@@ -132,15 +132,15 @@ def _loop_ms(run: RunLedger) -> float | None:
     return None if fetch is None else run.mean_step_ms - fetch
 
 
-SAMPLED = ("host", "nvml")  # by the sampling process
+SAMPLED = ("host", "nvml")  # probes that run in the sampling process
 
 
 @dataclass(frozen=True)
 class ProbeCost:
-    """``share``: of the step without it (0.01: 1 % longer). ``step_ms``: that step, in milliseconds."""
+    """Step time added by probes. ``share``: of the step without them (0.01: 1 % longer). ``step_ms``: that step."""
 
-    probes: tuple[str, ...]  # "ledger", "host", ...; several: all that a measured run carries, together
-    against: Literal["nothing", "ledger"]  # what they were added to
+    probes: tuple[str, ...]  # "ledger", "host", ...; several: all probes of a measured run together
+    against: Literal["nothing", "ledger"]  # configuration that the probes were added to
     share: Estimate
     step_ms: float
 
@@ -150,23 +150,23 @@ class ProbeCost:
 
 
 def is_probe_control(control: str | None) -> bool:
-    """Whether a control is there for the probes: to measure their cost, or to be profiled."""
+    """Return True if a control exists for the probes: to measure their cost, or to be profiled."""
     return control is not None and (control in (BARE, PROFILED) or control.startswith(ALONE))
 
 
 def probe_costs(
     arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
 ) -> list[ProbeCost]:
-    """The costs that the study's controls measured; ``arms`` as in study.json, ``ledgers`` of finished runs by arm.
+    """Return the probe costs that the study's controls measured. ``ledgers``: finished runs by arm.
 
-    A probe that did not run in one of ``runs`` has no cost: it is left out, and the report says why it did not.
+    A probe that did not run in one of ``runs`` is skipped; the report gives the reason.
     """
     idle = {run.record.arm for run in runs if _idle(run)}
     return list(_costs(arms, {arm: blocks for arm, blocks in ledgers.items() if arm not in idle}))
 
 
 def _idle(run: RunData) -> bool:
-    """Whether ``run`` measures one probe's cost, but that probe did not run."""
+    """Return True if ``run`` measures one probe's cost, but that probe did not run."""
     control = run.record.control or ""
     if run.record.status != "done" or not control.startswith(ALONE) or control == LEDGER:
         return False
@@ -184,7 +184,7 @@ def _costs(arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks]) -> Iterator
         runs = {control: ledgers.get(name, {}) for (owner, control), name in kinds.items() if owner == of}
         ledger = runs.pop(LEDGER, {})
         bare = runs.pop(BARE)
-        carried = [name for name in SAMPLED if runs.get(f"{ALONE}{name}")]  # by every measured run, besides the ledger
+        carried = [name for name in SAMPLED if runs.get(f"{ALONE}{name}")]  # Every measured run has these.
         yield from _cost(("ledger",), "nothing", bare, ledger)
         for control, blocks in runs.items():
             if control != PROFILED:
@@ -196,7 +196,7 @@ def _costs(arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks]) -> Iterator
 def _cost(
     probes: tuple[str, ...], against: Literal["nothing", "ledger"], without: Blocks, with_it: Blocks
 ) -> Iterator[ProbeCost]:
-    ratio = speed(with_it, without, steps_per_s)  # how many times as fast without it
+    ratio = speed(with_it, without, steps_per_s)  # speed without the probes / speed with them
     step_ms = mean_over(list(without.values()), lambda run: run.mean_step_ms)
     if ratio is not None and step_ms is not None:
         low, high = (None if bound is None else bound - 1 for bound in (ratio.ci_low, ratio.ci_high))
@@ -204,18 +204,18 @@ def _cost(
 
 
 Float = NDArray[np.float64]
-# Sections and keys that say how many ranks there are and what each of them computes of a step, or change no step.
+# Sections and keys that set the number of ranks and the share of a step that each computes, or that change no step.
 OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.threads", "evaluation", "log_every")
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Mean losses over a tenth of the tokens: after how many tokens, after how many seconds of steps."""
+    """Mean losses over a tenth of the tokens, by tokens trained and by seconds of steps."""
 
     tokens: Float
     seconds: Float
     loss: Float
-    error: float  # standard error of such a mean, from how neighbouring steps differ
+    error: float  # standard error of such a mean, from the differences of neighbouring steps
 
 
 @dataclass(frozen=True)
@@ -226,23 +226,23 @@ class Scaling:
     candidate: str
     ranks: tuple[int, int]
     speedup: Estimate  # of tokens/s
-    weak: bool | None  # the global batch grew with the ranks; False: it is the same; None: neither, or not known
+    weak: bool | None  # True: the global batch grew with the ranks; False: it stayed equal; None: neither, or unknown
     per_step: tuple[float, float] | None = None  # tokens of all ranks
-    threads: tuple[int, int] | None = None  # of all ranks together, where the host's threads compute
+    threads: tuple[int, int] | None = None  # total over ranks, if the host's threads compute
     cores: int | None = None
     losses: tuple[float, float] | None = None
     target: float | None = None
     seconds: tuple[float, float] | None = None
-    differs: tuple[str, ...] = ()  # keys of the configuration in which the arms differ beside the ranks and their batch
+    differs: tuple[str, ...] = ()  # configuration keys that differ, except ranks and their batch
 
     @property
     def efficiency(self) -> float:
-        """The share of its speed that each rank keeps."""
+        """Share of its speed that each rank keeps."""
         return self.speedup.median * self.ranks[0] / self.ranks[1]
 
     @property
     def efficiency_range(self) -> tuple[float, float] | None:
-        """What the interval of the speed leaves open; None without one."""
+        """Interval of :attr:`efficiency`; None without an interval of the speed."""
         if self.speedup.ci_low is None or self.speedup.ci_high is None:
             return None
         each = self.ranks[0] / self.ranks[1]
@@ -252,10 +252,9 @@ class Scaling:
 def scaling(
     names: tuple[str, str], runs: tuple[Sequence[RunData], Sequence[RunData]], speedup: Estimate | None
 ) -> Scaling | None:
-    """How ``names`` scale; None where both have as many ranks, or their speeds were not compared.
+    """Return how ``names`` scale; None if both have equal ranks or their speeds were not compared.
 
-    The one with fewer ranks is the baseline here, whichever it is of the comparison: what fewer ranks keep is no
-    efficiency.
+    The arm with fewer ranks is the baseline here, even if it is the candidate of the comparison.
     """
     ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
@@ -288,13 +287,13 @@ def scaling(
 
 
 def _other_keys(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[str, ...]:
-    """Keys of the configuration in which the arms differ, but for those of ranks and their batch."""
+    """Return the configuration keys in which the arms differ, except ranks and their batch."""
     keys = differing(*(arm[0].record.config for arm in runs))
     return tuple(sorted(key for key in keys if not any(key == one or key.startswith(f"{one}.") for one in OF_RANKS)))
 
 
 def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[float, float] | None:
-    """Of all ranks, whatever the losses were: means over all steps; None where they were not counted."""
+    """Return mean tokens per step over all ranks and steps, by arm; None if they were not counted."""
     found = []
     for arm in runs:
         tables = [table for run in arm if (table := run.step_columns(["tokens"])) is not None and len(table)]
@@ -304,14 +303,14 @@ def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple
 
 
 def _is_weak(batch: float, ranks: float) -> bool | None:
-    """Whether the global batch grew as the ranks did; None where it neither did nor stayed."""
+    """Return True if the global batch grew as the ranks did, False if it stayed equal, None otherwise."""
     if abs(batch / ranks - 1) <= SAME_BATCH_WITHIN:
         return True
     return False if abs(batch - 1) <= SAME_BATCH_WITHIN else None
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
-    """Tokens, seconds and loss of every step, warm-up steps included: they train too. None where one is not known."""
+    """Return tokens, seconds and loss of every step, warm-up steps included; None if any value is unknown."""
     if run.record.status != "done":
         return None
     table = run.step_columns(["tokens", "wall_ns", "loss"])
@@ -324,7 +323,7 @@ def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
 
 
 def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) -> tuple[LossCurve, LossCurve] | None:
-    """Both curves up to the tokens that both trained on."""
+    """Return both curves up to the tokens that both arms trained on; None if either is too short."""
     most = min(one[0].sum(), other[0].sum())
     found = [_curve(*steps, most) for steps in (one, other)]
     return (found[0], found[1]) if found[0] is not None and found[1] is not None else None

@@ -1,15 +1,17 @@
-"""Predicts what a training or a study costs from a short measurement of its arms: seconds, and money by the hour.
+"""Predict what a training or a study costs from a short measurement of its arms: seconds, and dollars by the hour.
 
 A training of N steps takes, in seconds:
 
     start-up + step 0 + (N - 1) x step + passes x pass + checkpoints x checkpoint + ending
 
-Each term was measured on the same configuration. Step 0 is left out of the step's time, and so are the steps after it
-whose batches were built while the run was starting. The expected step is the median of those that are left, with its
-interval; the worst case is the slowest of the last ten, or the interval's upper end where that is later. Where some of
-them are long, many steps take the mean each, not the median: the total is then so many means, and its worst case the
-slowest of all that may come again. Sums over arms and trials add intervals end to end: the arms share a machine, so
-what makes one of them slower makes all of them slower.
+Each term was measured on the same configuration.
+
+- The step's time excludes step 0 and the steps whose batches were built during start-up.
+- The expected step is the median of the remaining steps, with its interval. The worst case is the slowest of the last
+  ten, or the interval's upper end if that is larger.
+- If some steps are long, many steps take the mean each, not the median. The worst case is then the slowest step that
+  may recur.
+- Sums over arms and trials add intervals end to end. The arms share a machine, so what slows one slows all.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from harness.judge.policy import (
 from harness.study.contract import PHASES
 
 HOUR_S = 3600.0
-COST, BUDGET_SCHEMA = "cost.json", 1  # keeps a PredictedCost in the folder of its training or study
+# file in the folder of a training or study that stores a PredictedCost, and its schema version
+COST, BUDGET_SCHEMA = "cost.json", 1
 
 PriceSource = Literal["option", "scenario", "profile", "device"]
 Undertaking = Literal["training", "study"]
@@ -44,7 +47,7 @@ Standing = Literal["unfinished", "stopped", "done"]
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds, or US dollars: as expected, the bounds of their 95 % interval, and the worst case."""
+    """Expected value, bounds of the 95 % interval, and worst case, in seconds or US dollars."""
 
     likely: float = 0.0
     low: float = 0.0
@@ -57,7 +60,7 @@ class Spread:
         )
 
     def times(self, count: float) -> Spread:
-        """So many of them, one after the other."""
+        """Return the spread of ``count`` of these in sequence."""
         return Spread(self.likely * count, self.low * count, self.high * count, self.worst * count)
 
 
@@ -65,43 +68,43 @@ NO_TIME = Spread()
 
 
 def exactly(seconds: float) -> Spread:
-    """What was measured once: nothing is known of its spread."""
+    """Return the spread of a duration that was measured once, so its variation is unknown."""
     return Spread(seconds, seconds, seconds, seconds)
 
 
 @dataclass(frozen=True)
 class ArmMeasurement:
-    """What one short run of an arm took, in seconds, and on which device.
+    """Durations of one short run of an arm, in seconds, and its device.
 
-    ``steps_s``: every step from step 0, in order. ``unsettled``: how many of them, step 0 among them, used batches that
-    were built while the run was starting. ``checkpoint``: which step saved one, if any; the steps after it are there to
-    show what the writing costs them.
+    ``steps_s``: every step from step 0, in order. ``unsettled``: number of first steps, including step 0, whose batches
+    were built during start-up. ``checkpoint``: the step that saved one, if any. The steps after it show how much the
+    writing slows them down.
     """
 
     arm: str
     steps_s: tuple[float, ...]
     unsettled: int
-    startup_s: float  # from when its imports were done until step 0 begins
-    ending_s: float  # from the last step until the process has ended, without what ``passes_s`` and saving took of it
+    startup_s: float  # end of the imports to beginning of step 0
+    ending_s: float  # last step to end of the process, excluding ``passes_s`` and saving
     passes_s: tuple[float, ...] = ()
     answers_s: tuple[float, ...] = ()  # passes over multiple-choice questions
     checkpoint: int | None = None
     saving_s: float = 0.0  # within that step
-    writing_s: float = 0.0  # until it was on the disk: of an asynchronous one after that step
+    writing_s: float = 0.0  # until the checkpoint is on disk; an asynchronous one is written after that step
     asynchronous: bool = True
-    import_s: float = 0.0  # of torch and the model, before the start-up
-    launcher_s: float = 0.0  # of the command, until it could begin
-    waiting_share: float = 0.0  # of the steps' time: ready to run without a core, as others used the machine
+    import_s: float = 0.0  # import of torch and the model, before the start-up
+    launcher_s: float = 0.0  # start-up of the command
+    waiting_share: float = 0.0  # share of the steps' time ready to run without a core, because others used the machine
     device: str = ""
     emulated: bool = False
-    waits: bool = False  # its steps wait for data, so repetitions of it may take extra warm-up steps
-    devices: int = 1  # that its ranks use
+    waits: bool = False  # True if its steps wait for data, so that repetitions may take extra warm-up steps
+    devices: int = 1  # number of devices that its ranks use
     profile: str | None = None  # of the device
-    profile_usd: float | None = None  # the price per hour that this profile has
+    profile_usd: float | None = None  # US dollars per hour in this profile
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """The steps whose time is what a step takes: no step 0, none on prefetched batches, none near a checkpoint."""
+        """Typical steps, in seconds: without step 0, steps on prefetched batches, and steps from the checkpoint on."""
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 
@@ -123,23 +126,23 @@ class ArmMeasurement:
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
-        """The same steps without the long ones before the first usual one: starting made these long, and comes once."""
+        """:attr:`plain_s` without the long steps before the first usual one, which are caused by the start-up."""
         usual_s = COSTED_LONG_RATIO * self.step.likely
         first = next(place for place, seconds in enumerate(self.plain_s) if seconds <= usual_s)
         return self.plain_s[first:]
 
     @property
     def mean_step_s(self) -> float:
-        """Of the steps that come again: what each of many takes. Above the median's interval, some steps are long."""
+        """Mean of :attr:`recurring_s`, in seconds. If it is above the median's interval, some steps are long."""
         return math.fsum(self.recurring_s) / len(self.recurring_s)
 
     @property
     def each_of_many(self) -> Spread:
-        """What each step of a long training takes: the mean where some steps are long, else :attr:`step`.
+        """Each step of a long training: based on the mean if some steps are long, else :attr:`step`.
 
-        Of the mean: from the lower bound of the median, as fewer of them may be long, to the mean's own upper bound
-        (Student's t). The worst case is then the slowest of all that may come again, wherever it was. No worst case is
-        below the interval's upper end.
+        The interval of the mean begins at the median's lower bound, because fewer steps may be long. It ends at the
+        mean's own upper bound (Student's t). The worst case is then the slowest recurring step. It is never below the
+        interval's upper end.
         """
         step, mean, found = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
@@ -149,7 +152,7 @@ class ArmMeasurement:
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """What a report of these steps would doubt. One of them may bar a prediction."""
+        """Doubts that a report of these steps would have, by precedence. Some bar a prediction."""
         found = []
         if self.waiting_share > CORE_WAIT_SHARE_MAX:
             found.append(doubt("no core", self.arm, share=self.waiting_share))
@@ -163,7 +166,7 @@ class ArmMeasurement:
 
     @property
     def _drift(self) -> Estimate | None:
-        """How many times as long the later half of the steps takes; None if that may be chance, or of few steps."""
+        """Later half of the steps / earlier half. None if the difference may be chance or there are too few steps."""
         steps_s = without_long(np.array(self.plain_s))
         half = len(steps_s) // 2
         if len(steps_s) < DRIFT_STEPS_MIN:
@@ -175,23 +178,24 @@ class ArmMeasurement:
 
     @property
     def evaluation_pass(self) -> Spread:
-        """One pass: the last one as expected, as the first also makes what later ones find; the slowest as the worst.
+        """One pass over held-out data; no time if none was measured.
 
-        Nothing where none was measured.
+        The expected time is the last pass, because the first one also builds data for later ones. The slowest pass is
+        the worst case.
         """
         return _last_and_slowest(self.passes_s)
 
     @property
     def answering_pass(self) -> Spread:
-        """The same of a pass over multiple-choice questions."""
+        """One pass over multiple-choice questions; no time if none was measured."""
         return _last_and_slowest(self.answers_s)
 
     def one_checkpoint(self, every_s: float | None) -> Spread:
-        """What a checkpoint within the training costs the steps, where the next is due ``every_s`` later.
+        """Return the time that a checkpoint within the training adds to the steps, if one is due every ``every_s``.
 
-        The step that saves waits for the copy (asynchronous) or for all of the writing. What the steps after it take
-        longer is the writing beside them, at most all of it. Where checkpoints are due faster than they are written,
-        each waits for the one before.
+        The step that saves waits for the copy (asynchronous) or for the whole write. The extra time of the steps after
+        it is the concurrent write, and counts up to the write's full length. If checkpoints are due faster than they
+        are written, each one waits for the one before.
         """
         if self.checkpoint is None:
             return NO_TIME
@@ -206,7 +210,7 @@ class ArmMeasurement:
 
     @property
     def last_checkpoint(self) -> Spread:
-        """What the checkpoint at a training's end takes: it is waited for."""
+        """Time of the checkpoint at the end of a training, which waits until it is written."""
         if self.checkpoint is None:
             return NO_TIME
         return exactly(self.saving_s + (self.writing_s if self.asynchronous else 0.0))
@@ -221,13 +225,14 @@ def _last_and_slowest(seconds: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class ArmWork:
-    """What is to be done with an arm: ``starts`` processes, one after the other, that take ``steps`` steps in all.
+    """Work of an arm: ``starts`` processes in sequence that take ``steps`` steps in all.
 
-    ``imports`` and ``launches``: how often the libraries are imported and the command is started; runs of a study's
-    block share both. ``passes``: over held-out data; ``answers``: over multiple-choice questions. Checkpoints are due
-    every so many steps or seconds within a process; ``last_checkpoint``: and one at its end. ``other_s``: what else it
-    takes, in all. ``passed_over``: steps before those, whose data is made and dropped, which was not measured.
-    ``most_extra``: warm-up steps more, at most, of an arm that waits for data: the worst case has them.
+    ``imports`` and ``launches``: how often the libraries are imported and the command is started. Runs of one block of
+    a study share both. ``passes``: over held-out data. ``answers``: over multiple-choice questions. Checkpoints are due
+    every so many steps or seconds within a process; ``last_checkpoint`` adds one at its end. ``other_s``: other time in
+    all, in seconds. ``passed_over``: earlier steps whose data is built and dropped; their cost is not measured.
+    ``most_extra``: the maximum number of extra warm-up steps of an arm that waits for data, counted in the worst case
+    only.
     """
 
     steps: int
@@ -247,7 +252,7 @@ class ArmWork:
 def training_work(
     steps: int, evaluates: bool, evaluate_every: int | None, save_every: int | None, save_every_s: float | None
 ) -> ArmWork:
-    """A training of ``steps`` steps: a pass at its end in any case where it evaluates, and a last checkpoint."""
+    """Return the work of a training of ``steps`` steps. If it evaluates, it also evaluates at its end."""
     return ArmWork(
         steps,
         passes=passes_within(steps, evaluate_every) if evaluates else 0,
@@ -258,42 +263,42 @@ def training_work(
 
 
 def passes_within(steps: int, every: int | None) -> int:
-    """So many passes does a training make that has one every so many steps, and one at its end in any case."""
+    """Return the number of passes of a training that evaluates every ``every`` steps and at its end."""
     return 1 if every is None else -(-steps // every)
 
 
 @dataclass(frozen=True)
 class ArmCost:
-    """What ``work`` with an arm takes, in seconds, by part."""
+    """Time of ``work`` with an arm by part, in seconds."""
 
     arm: str
     work: ArmWork
     step: Spread
-    each_of_many: Spread  # of the steps: ``step`` unless some of them are long
+    each_of_many: Spread  # per step; equals ``step`` unless some steps are long
     first_step_s: float
     startup: Spread
     steps: Spread
     evaluation: Spread
     answering: Spread
     checkpoints: int
-    saving: Spread  # of all of them
+    saving: Spread  # all checkpoints
     ending: Spread
-    slowest_step: int  # number of the step that is the worst case of ``step``, unless the median is above it
+    slowest_step: int  # number of the step that is the worst case of ``step``, unless the median is larger
 
     @property
     def total(self) -> Spread:
-        """All parts together."""
+        """Sum of all parts."""
         found = self.startup + self.steps + self.evaluation + self.answering + self.saving + self.ending
         return found + exactly(self.work.other_s)
 
     @property
     def has_long_steps(self) -> bool:
-        """Whether the mean of the steps is above the median's interval: each of many then takes the mean."""
+        """True if the mean of the steps is above the median's interval. Many steps are then costed by the mean."""
         return self.each_of_many.likely != self.step.likely
 
 
 def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
-    """Multiply what was measured by what is to be done."""
+    """Return the time that ``work`` takes at the speeds in ``measured``."""
     each, first_s = measured.each_of_many, measured.steps_s[0]
     first = min(work.starts, work.steps)
     steps = exactly(first_s).times(first) + each.times(work.steps - first)
@@ -308,7 +313,8 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     every_s = work.checkpoint_every_s
     if work.checkpoint_every_steps is not None:
         every_s = work.checkpoint_every_steps * each.likely
-        within = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps  # one at the end is the last one
+        # A checkpoint at the end is the last one.
+        within = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps
     else:
         within = 0 if every_s is None else int((steps + evaluation + answering).likely // every_s)
     saving = measured.one_checkpoint(every_s).times(within)
@@ -323,12 +329,12 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
 
 
 def cost_of_trials(measured: ArmMeasurement, trials: int, work: ArmWork) -> Spread:
-    """Seconds of a sweep of ``trials`` trials, one after the other, each of which does ``work`` in its own process."""
+    """Return the seconds of ``trials`` sequential trials with ``work`` each, in separate processes."""
     return arm_cost(measured, work).total.times(trials)
 
 
 def sum_of(spreads: Iterable[Spread]) -> Spread:
-    """One after the other."""
+    """Return the sum of ``spreads``."""
     found = NO_TIME
     for one in spreads:
         found += one
@@ -339,7 +345,7 @@ def sum_of(spreads: Iterable[Spread]) -> Spread:
 class HourlyPrice:
     """US dollars per hour of one machine or device, and how many of them are paid for.
 
-    ``name``: of the profile, where it is from one. ``given_usd``: before it was rounded up.
+    ``name``: profile that the price comes from, if any. ``given_usd``: price before it was rounded up.
     """
 
     usd: float
@@ -350,11 +356,11 @@ class HourlyPrice:
 
     @property
     def per_hour_usd(self) -> float:
-        """Of all of them."""
+        """US dollars per hour of all devices."""
         return self.usd * self.devices
 
     def of_seconds(self, seconds: float) -> float:
-        """US dollars for so long."""
+        """Return the US dollars for ``seconds``."""
         return usd_of(seconds, self.per_hour_usd)
 
 
@@ -363,12 +369,12 @@ def usd_of(seconds: float, per_hour_usd: float) -> float: ...
 @overload
 def usd_of(seconds: float, per_hour_usd: float | None) -> float | None: ...
 def usd_of(seconds: float, per_hour_usd: float | None) -> float | None:
-    """US dollars for so long; None without a price."""
+    """Return the US dollars for ``seconds``; None without a price."""
     return None if per_hour_usd is None else seconds / HOUR_S * per_hour_usd
 
 
 def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
-    """``price`` at the next multiple of ``to_usd``: 1.29 to 0.50 is 1.50, and 1.50 stays 1.50."""
+    """Return ``price`` rounded up to a multiple of ``to_usd``: 1.29 to 0.50 is 1.50, and 1.50 stays 1.50."""
     if to_usd is None:
         return price
     usd, unit = Decimal(str(price.usd)), Decimal(str(to_usd))
@@ -378,13 +384,13 @@ def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
 
 @dataclass(frozen=True)
 class SpendingLimit:
-    """What may be spent: US dollars, hours, or both, of which the first that is reached counts. Neither: no limit."""
+    """Limit in US dollars, hours, or both. The first one reached counts. Neither means no limit."""
 
     usd: float | None = None
     hours: float | None = None
 
     def seconds(self, per_hour_usd: float | None) -> float | None:
-        """How long that lasts; None where nothing limits it, or dollars do and there is no price."""
+        """Return the seconds until the limit; None without a limit, or for a limit in dollars without a price."""
         found = [] if self.hours is None else [self.hours * HOUR_S]
         if self.usd is not None:
             if per_hour_usd is None:
@@ -395,11 +401,11 @@ class SpendingLimit:
 
 @dataclass(frozen=True)
 class PredictedCost:
-    """What trainings or a study are predicted to take and to cost, what may be spent, and what has been by now.
+    """Predicted time and cost of trainings or a study, with its limit and the time spent so far.
 
-    ``measured``, ``work`` and ``prices`` are by arm, in the same order. ``spent_s``: of all parts, from one resumption
-    to the next. ``measuring_s``: how much of that the measuring of the first steps took, which is no part of the
-    prediction. ``standing``: stopped is at the limit.
+    ``measured``, ``work`` and ``prices`` are by arm, in the same order. ``spent_s``: of all parts, across resumes.
+    ``measuring_s``: share of ``spent_s`` for measuring the first steps, in seconds; the prediction excludes it.
+    ``standing``: "stopped" means that the limit was reached.
     """
 
     of: Undertaking
@@ -419,22 +425,22 @@ class PredictedCost:
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:
-        """By arm."""
+        """Predicted cost of each arm."""
         return tuple(arm_cost(one, work) for one, work in zip(self.measured, self.work, strict=True))
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """Those of every arm, by precedence."""
+        """Doubts of every arm, by precedence."""
         return in_order(found for one in self.measured for found in one.doubts)
 
     @property
     def total(self) -> Spread:
-        """All arms, one after the other."""
+        """Sum over all arms."""
         return sum_of(one.total for one in self.arms)
 
     @property
     def per_hour_usd(self) -> float | None:
-        """What an hour costs, on average where arms differ in that; None where the price of any is not known."""
+        """Price per hour, averaged by expected time if arms differ; None if any price is unknown."""
         found = [one.per_hour_usd for one in self.prices if one is not None]
         if len(found) < len(self.prices):
             return None
@@ -445,7 +451,7 @@ class PredictedCost:
 
     @property
     def total_usd(self) -> Spread | None:
-        """US dollars of all arms, each at its own price; None where the price of any is not known."""
+        """US dollars of all arms, each at its own price; None if any price is unknown."""
         found = [
             arm.total.times(one.per_hour_usd / HOUR_S)
             for arm, one in zip(self.arms, self.prices, strict=True)
@@ -455,34 +461,33 @@ class PredictedCost:
 
     @property
     def prices_differ(self) -> bool:
-        """Whether arms differ in what an hour costs: of time that is not told by arm, the price is an average."""
+        """True if arms differ in price per hour. Time not recorded by arm is then costed at the average price."""
         return len({None if one is None else one.per_hour_usd for one in self.prices}) > 1
 
     def usd(self, seconds: float) -> float | None:
-        """US dollars for so long, at the average price of the arms; None without a price."""
+        """Return the US dollars for ``seconds`` at the average price of the arms; None without a price."""
         return usd_of(seconds, self.per_hour_usd)
 
     @property
     def limit_s(self) -> float | None:
-        """How long it may take in all; None where nothing limits it, or the limit is in dollars without a price."""
+        """Limit in seconds; None without a limit, or for a limit in dollars without a price."""
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:
-        """What the rest is expected to take, where the share ``done`` of the steps is done.
+        """Return the expected remaining seconds when the share ``done`` of the steps is done.
 
-        A training that goes on starts and ends once more, however few steps are left; of a study that is complete runs.
+        A resumed training starts and ends once more, however few steps are left. A study resumes with complete runs.
         """
         total = self.total.likely
         once = sum_of(one.startup + one.ending for one in self.arms).likely if self.of == "training" else 0.0
         return once + (total - once) * (1 - done) if done < 1 else 0.0
 
     def exceeds(self, done: float = 0.0) -> bool:
-        """Whether what was spent and what the rest is expected to take are more than may be spent."""
+        """Return True if the time spent plus the expected rest exceeds the limit."""
         return self.limit_s is not None and self.spent_s + self.left_s(done) > self.limit_s
 
     @property
     def error(self) -> float | None:
-        """By which fraction the actual time, without the measuring of the first steps, is above the predicted one,
-        negative: below; None unless it is done."""
+        """Relative error of the prediction: time without ``measuring_s`` / predicted time - 1; None if unfinished."""
         likely = self.total.likely
         return (self.spent_s - self.measuring_s) / likely - 1 if self.standing == "done" and likely else None

@@ -1,7 +1,7 @@
-"""Diagnoses where the wall clock of an attached program goes: one table from the parts of a step to kinds and remedies.
+"""Diagnose where the wall clock of an attached program goes. :data:`RULES` maps parts of a step to kinds and remedies.
 
-The first diagnosis is the part that costs most, from :data:`DIAGNOSED_SHARE_MIN` on. Where no part is as large, the
-program is bound by its model, or the record does not tell. The others are findings, ranked by what they cost.
+The first diagnosis is the most expensive part, if its share is at least :data:`DIAGNOSED_SHARE_MIN`. If no part is that
+large, the program is bound by its model, or the cause is unknown. The others are findings, ranked by cost.
 """
 
 from __future__ import annotations
@@ -47,41 +47,41 @@ from harness.judge.policy import (
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.study.contract import STAGES
 
-SAVES = ("save", "checkpoint")  # parts of names of functions that write a model: torch.save, save_file, save_checkpoint
-SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words of Dynamo's reasons that are about a shape
-# Modules of torch whose calls in a line of the program are the model's work, where that is in no phase (a loss, say).
+SAVES = ("save", "checkpoint")  # parts of function names that write a model: torch.save, save_file, save_checkpoint
+SHAPES = ("size mismatch", "stride mismatch", "rank mismatch")  # words in Dynamo's reasons that refer to a shape
+# torch modules whose calls are the model's work, also in a line outside of all phases (for example a loss).
 MODEL_LIBRARIES = {"nn", "functional"}
 MODULE_CALLS = {f"torch.nn.modules.module.Module.{name}" for name in ("__call__", "_wrapped_call_impl", "_call_impl")}
 BACKWARD = "torch._tensor.Tensor.backward"
-MADE = ("read", "tokenize", "pack", "fetch")  # parts in which a batch is made, not handed over
-MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side makes shorter
+MADE = ("read", "tokenize", "pack", "fetch")  # parts in which a batch is built, not handed over
+MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side shortens
 
 
 Remedy = Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
 
 
 class Rule(NamedTuple):
-    """Parts of a step that have one kind of cause."""
+    """Rule for the parts of a step that have one kind of cause."""
 
     kind: DiagnosisKind
     includes: Callable[[StepPart], bool]
     remedy: Remedy
-    at_most: Callable[[ArmReport], bool]  # True if the step might not become shorter by all of it
+    at_most: Callable[[ArmReport], bool]  # True if the saving may be smaller than the cost of the parts
 
 
 def saves(part: StepPart) -> bool:
-    """Return True if the line writes a checkpoint, by the names of what it calls and of the function that it is in."""
+    """Return True if the line writes a checkpoint, judged by the names of the called and the surrounding function."""
     call = f"{part.function} {part.called} {part.code.partition('#')[0]}"
     return part.kind == "code" and any(name in call for name in SAVES)
 
 
 def evaluates(part: StepPart) -> bool:
-    """Return True if it is an evaluation, or a line of a few long steps that calls modules, in no forward pass."""
+    """Return True for an evaluation, or for a line of a few long steps that calls modules outside of a forward pass."""
     return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
 
 def computes(part: StepPart) -> bool:
-    """Return True if the line calls a function of the model: it is no work beside the training."""
+    """Return True if the line calls a function of the model, so that it is part of the training."""
     if evaluates(part):
         return False
     package, _, rest = part.called.partition(".")
@@ -90,7 +90,7 @@ def computes(part: StepPart) -> bool:
 
 
 def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
-    """Return the remedy of ``part``, the largest part of the waits of ``arm`` for data."""
+    """Return the remedy for ``part``, the largest part of the time that ``arm`` waits for data."""
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -121,14 +121,14 @@ def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> 
 
 
 def _of_making(arm: ArmReport, *, waits: bool) -> DiagnosisRemedy:
-    """Return the remedy of batches that take long to make. ``waits``: for storage, say, more than for a core."""
+    """Return the remedy for batches that are slow to build. ``waits``: storage takes longer than the CPU."""
     if not arm.workers and (waits or arm.free_cores != 0):  # Unknown cores may be free.
         return "use one worker" if arm.iterable else "use workers"
     return "faster storage" if waits else "less work"
 
 
 def remedy_figures(remedy: DiagnosisRemedy, arm: ArmReport) -> Mapping[str, float]:
-    """Return the figures that the text of ``remedy`` has, by name."""
+    """Return the figures that the text of ``remedy`` uses, by name."""
     slow, reads = arm.loading.slow_worker, arm.loading.long_reads
     if remedy == "even workers" and slow is not None:
         return {"worker": float(slow.number), "ms": slow.ms, "others_ms": slow.others_ms}
@@ -144,7 +144,7 @@ def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> Diagno
 
 
 def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) -> Remedy:
-    """Return the function that returns ``remedy`` if the setting ``name`` is on."""
+    """Return a function that returns ``remedy`` if the setting ``name`` is on, and ``otherwise`` if it is off."""
 
     def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
         return remedy if any(one.kind == SETTING and one.place == name for one in arm.causes) else otherwise
@@ -172,7 +172,7 @@ def _always(remedy: DiagnosisRemedy) -> Remedy:
 
 
 def _has_workers(arm: ArmReport) -> bool:
-    """Return True if loader workers make batches meanwhile: shorter steps may wait for them."""
+    """Return True if loader workers build batches in the background: shorter steps may wait for them."""
     return bool(arm.workers)
 
 
@@ -203,17 +203,20 @@ RULES = (
 
 
 def padding_remedy(cause: SlowCause) -> DiagnosisRemedy:
-    """Return what makes less padding: shorter batches if columns of padding alone have most of it, else alike rows."""
+    """Return the remedy for padding.
+
+    "pad less" if columns of padding alone make up most of it, else "batch alike".
+    """
     figures = cause.figures
     return "pad less" if figures["column_share"] >= COLUMNS_SHARE * figures["share"] else "batch alike"
 
 
 class Noted(NamedTuple):
-    """The diagnosis of a cause that is known of the whole program, and is no part of a step."""
+    """Diagnosis of a cause that affects the whole program and is no part of a step."""
 
     kind: DiagnosisKind
     remedy: Callable[[SlowCause], DiagnosisRemedy]
-    place: str  # where it costs, if neither a line nor a phase is known
+    place: str  # default place of the cost, if neither a line nor a phase is known
     at_least: bool  # True if its cost is a lower bound
 
 
@@ -221,7 +224,7 @@ NOTED = {
     # Steps after the measured ones grow further.
     GROWING: Noted("growing", lambda _: "find the growth", "own code", at_least=True),
     PADDING: Noted("padding", padding_remedy, "forward and backward", at_least=False),
-}  # by kind of cause
+}  # keyed by kind of cause
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ class _KindCost:
 
 
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of ``arm`` and other findings, ranked by what they cost; empty for this trainer's arms."""
+    """Return the diagnosis of ``arm``, then other findings ranked by cost. Empty unless a program is attached."""
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
         return ()
@@ -243,7 +246,7 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm, but=growing)) is not None]
     found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
     found = [one for one in found if one.share >= FINDING_SHARE_MIN and _above_noise(one)]
-    # Waits for a core that other processes cause are no property of the program.
+    # If other processes cause waits for a core, the waits are no property of the program.
     found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
     named = [one for one in found if one.kind != "unknown"]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN:
@@ -256,12 +259,12 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
 
 
 def _model(wall: Wall) -> list[StepPart]:
-    """Return the parts that are the model's work, the largest first."""
+    """Return the parts that are the model's work, largest first."""
     return [part for part in wall.parts if (part.kind == "phase" and part.name in MODEL) or computes(part)]
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return diagnoses of causes that are no part of a step: they make phases longer."""
+    """Return the diagnoses of causes that make phases longer but are no part of a step."""
     found = []
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
@@ -274,7 +277,7 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         line = next((one for one in wall.parts if one.kind == CODE), None)
         share_of_part = 1.0
         if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
-            part = line  # what grows outside of all phases is mostly this line
+            part = line  # The line takes most of the growth outside of all phases.
             share_of_part = min(1.0, line.ms.median / ms.median)
         saving = _speedup(ms, wall.on_cores_ms)
         saving = replace(saving, ci_high=None) if noted.at_least else saving
@@ -285,33 +288,33 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
 
 
 def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
-    """Return the lines that take little more than their growth: they are its place, and no cause of their own."""
+    """Return the lines whose time is mostly growth. They are its place, and not a cause of their own."""
     lines = [part for part in wall.parts if part.kind == CODE]
-    if growing.part not in lines:  # within a phase; else any line outside of all phases may grow
+    if growing.part not in lines:  # The growth is within a phase; otherwise any line outside of all phases may grow.
         lines = [part for part in lines if part.name == growing.name]
     return lines if growing.ms.median >= sum(part.ms.median for part in lines) / 2 else []
 
 
 def _above_noise(one: Diagnosis) -> bool:
-    """Return True if it surely costs something. What comes in few blocks has a wide interval, and may be large."""
+    """Return True if it certainly has a cost. A cost in few blocks has a wide interval but may be large."""
     return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
-    """Return what a kind of cause costs. ``but``: lines that another diagnosis has."""
+    """Return the cost of one kind of cause; None if no part has it. ``but``: names of lines in another diagnosis."""
     parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
     ms = _sum([part.ms for part in parts])
     idle = arm.totals.starved_ms
     if rule.kind == "input-bound" and arm.unseen is not None and arm.unseen.device and idle:
-        idle_ms = sum(idle.get(stage, 0.0) for stage in STAGES)  # else the device worked while the host waited
+        idle_ms = sum(idle.get(stage, 0.0) for stage in STAGES)  # The device worked during the rest of the waits.
         ms = Estimate(min(idle_ms, ms.median), None, None, ms.n) if idle_ms < ms.median else ms
     return _KindCost(rule, parts, ms)
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
-    """Return the sum; the ends of its interval are the sums of ends, as parts may vary together."""
+    """Return the sum. Its interval adds the ends, because parts may vary together."""
     lows, highs = ([getattr(one, end) for one in values] for end in ("ci_low", "ci_high"))
     total = sum(one.median for one in values)
     if None in lows or None in highs:
@@ -321,8 +324,9 @@ def _sum(values: Sequence[Estimate]) -> Estimate:
 
 def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | None) -> Diagnosis:
     rule = cost.rule
-    largest = next((one for one in cost.parts if one.kind != one.name), cost.parts[0])  # of an evaluation, its place
-    # Work of the host may pass while a device or other ranks work.
+    # the place of an evaluation, not its kind
+    largest = next((one for one in cost.parts if one.kind != one.name), cost.parts[0])
+    # A device or other ranks may work at the same time as the host.
     may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
     # A line that waits for another thread would wait longer without the lines before it.
     saved, at_most = cost.ms, may_hide or rule.at_most(arm) or any(is_wait(part.called) for part in cost.parts)
@@ -330,18 +334,18 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
     own = whole_ms / wall.step_ms.median
     ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
     if rule.kind == "input-bound" and ideal is not None and largest.name in (*STAGES, "fetch"):
-        # Replay knows what the loader does; the loop's own tokenizing comes on top.
+        # Replay predicts the loader; tokenizing in the loop itself is added.
         saved = _saved(ideal, own * (arm.totals.mean_step_ms or wall.step_ms.median))
         saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
     remedy = rule.remedy(largest, arm, advice)
-    if arm.workers and rule.kind != "input-bound":  # no step can be shorter than its batch takes the workers
+    if arm.workers and rule.kind != "input-bound":  # No step can be shorter than the workers take for its batch.
         pace_ms = sum(arm.totals.work_ms.get(stage, 0.0) for stage in BUILT) / (arm.workers - arm.idle_workers or 1)
         most_ms = own * max(0.0, wall.step_ms.median - pace_ms)
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
             remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
     ended = arm.ended.get(_phase_of(largest))
-    if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of it goes on.
+    if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of the cost continues.
         ended = None
     return Diagnosis(
         kind=rule.kind,
@@ -359,7 +363,7 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
 
 
 def _phase_of(part: StepPart) -> str:
-    """Return the phase whose time shows in which steps ``part`` was; "" if no phase does."""
+    """Return the phase whose times show the affected steps of ``part``; "" if no phase does."""
     match part.kind:
         case "data":
             return "other" if part.name == IN_LOOP else "fetch"
@@ -374,7 +378,7 @@ def _phase_of(part: StepPart) -> str:
 
 
 def _saved(ratio: Estimate, step_ms: float) -> Estimate:
-    """Return the milliseconds of a step of ``step_ms`` that a step that is ``ratio`` times as fast does without."""
+    """Return the milliseconds that a step of ``step_ms`` saves if it becomes ``ratio`` times as fast."""
     ends = [None if one is None else step_ms * (1 - 1 / one) for one in (ratio.ci_low, ratio.ci_high)]
     return Estimate(step_ms * (1 - 1 / ratio.median), ends[0], ends[1], ratio.n)
 
@@ -382,7 +386,7 @@ def _saved(ratio: Estimate, step_ms: float) -> Estimate:
 def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
     """Return how many times as fast a step of ``whole_ms`` would be without ``saved`` milliseconds.
 
-    Both are without waits for a core: work that is removed waits for none any more.
+    Both exclude waits for a core, because removed work no longer waits for one.
     """
 
     def times(ms: float | None) -> float | None:
@@ -391,11 +395,11 @@ def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
     return Estimate(times(saved.median) or 1.0, times(saved.ci_low), times(saved.ci_high), saved.n)
 
 
-LARGEST_SAVING = 0.999  # share of a step: intervals may include the whole of it
+LARGEST_SAVING = 0.999  # share of a step, because intervals may include the whole step
 
 
 def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
-    """Return that the model takes the step, with what no data work at all would save at most."""
+    """Return the diagnosis "compute-bound". Its saving is the most that a step without any data work could gain."""
     parts = _model(wall)
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)

@@ -1,11 +1,11 @@
-"""Lists every reason to doubt a figure: when it applies, what it makes unknown, and what would settle it.
+"""List every reason to doubt a figure: when it applies, which claims it bars, and its remedy.
 
 Detectors return :class:`Doubt` records. Each reader (report, ``whatif``, advice) asks :func:`barred` before it states a
-verdict or a prediction. :data:`RULES` is the only precedence: where several doubts bar a claim, the first one is the
-cause. A doubt bars only what it makes unknown, so most of them bar nothing.
+verdict or a prediction. Only :data:`RULES` defines the precedence: the first of several doubts that bar a claim is the
+cause. Most doubts bar nothing.
 
-Detectors of what no comparison is needed for stand here too: too much time of a step that was not seen
-(:class:`Unseen`), and what is missing from a study or failed in it (:class:`StudyProblem`).
+This module also detects problems that need no comparison: unseen time of a step (:class:`Unseen`) and problems of a
+study (:class:`StudyProblem`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
-# What a reader may state. A ratio is the measured figure itself; the next two are predictions of a loader's settings.
-# A recommendation is a prediction that is offered unasked.
+# Claims that a reader may state. "ratio" is the measured figure. "workers" and "prefetch" are predictions of these
+# settings. A "recommendation" is a prediction that the report offers unasked.
 Claim = Literal["gain", "loss", "none", "ratio", "workers", "prefetch", "prediction", "recommendation"]
 Bars = Literal[
     "nothing", "gain", "difference", "verdict", "figure", "workers", "loader settings", "recommendation", "prediction",
@@ -57,7 +57,7 @@ DoubtKind = Literal[
     "host load", "sessions", "unfinished", "block counts", "compared blocks", "SM clock", "throttled",
     "other processes",
 ]  # fmt: skip
-# Why other numbers of workers, or of batches ahead, cannot be predicted.
+# Reasons why other numbers of workers, or of prefetched batches, cannot be predicted.
 Bar = Literal["no loader", "no items", "unequal", "row by row", "slow worker", "sampler", "restarts"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
@@ -68,7 +68,7 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True)
 class Remedy:
-    """What would settle a doubt. ``blocks``, ``steps`` of a block: about how many, where that can be computed."""
+    """Action that would settle a doubt. ``blocks``, ``steps`` (of a block): estimated numbers, if computable."""
 
     kind: RemedyKind
     blocks: int | None = None
@@ -77,9 +77,9 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Doubt:
-    """One reason to doubt figures of ``arms``. ``share``: how much, in the unit of its rule; None: it has no size.
+    """One reason to doubt figures of ``arms``. ``share``: its size in the unit of its rule; None if it has no size.
 
-    ``where``: the place, key or fact that it is about. ``cores``: used by other processes, and how many there are.
+    ``where``: place, key or fact concerned. ``cores``: (used by other processes, all cores).
     """
 
     kind: DoubtKind
@@ -91,13 +91,16 @@ class Doubt:
 
     @property
     def bars(self) -> Bars:
-        """What it makes unknown."""
+        """Kind of claims that the doubt bars."""
         return RULE_OF[self.kind].bars
 
 
 @dataclass(frozen=True)
 class DoubtRule:
-    """``applies``: when, a sentence for the documentation. ``unit``: of ``Doubt.share``. ``remedy``: the usual one."""
+    """Rule of one kind of doubt.
+
+    ``applies``: condition, as a sentence for the documentation. ``unit``: of ``Doubt.share``. ``remedy``: the default.
+    """
 
     kind: DoubtKind
     applies: str
@@ -107,19 +110,19 @@ class DoubtRule:
 
 
 RULES = (
-    # A comparison or a prediction rests on too little.
+    # Too little data for a comparison or a prediction.
     DoubtRule("too few blocks", "Fewer blocks than an interval takes.", "verdict and recommendation", "more blocks"),
     DoubtRule("no noise floor", "No A/A control and no declared noise floor.", "verdict", "a-a control"),
     DoubtRule("no core", "A main thread had no core for over 10 % of the time.", "all", "free cores", "time"),
     DoubtRule("too noisy", "A 2x change could not be seen.", "figure", "quiet machine", "speed"),
-    # A replay does not know what a step waits for.
+    # Replay does not know what a step waits for.
     DoubtRule("blocked", "Over 10 % of the time was spent where nothing was timed.", "prediction", unit="time"),
     DoubtRule("device", "The work of an asynchronous device was not recorded.", "prediction"),
     DoubtRule("one stream", "The device's work on other streams was not recorded.", "prediction"),
     DoubtRule("ranks", "Ranks wait for one another.", "prediction"),
     DoubtRule("not replayable", "The record lacks what a replay needs.", "prediction"),
     DoubtRule("replay off", "The unedited replay does not reproduce the run.", "recommendation", unit="step"),
-    # A replay does not know what other loader settings would do.
+    # Replay does not know the effect of other loader settings.
     DoubtRule("no loader", "Batches come from a function, not from a DataLoader.", "loader settings"),
     DoubtRule("no items", "The dataset gave some workers no items.", "workers"),
     DoubtRule("unequal", "Some workers delivered far fewer batches than others.", "workers"),
@@ -129,7 +132,7 @@ RULES = (
     DoubtRule("restarts", "Over 1 % of the time is waits for a loader to begin anew.", "loader settings", unit="time"),
     DoubtRule("contradicted", "An arm measured this setting otherwise.", "recommendation"),
     DoubtRule("serial", "No gain remains if workers share one resource.", "recommendation", "try it"),
-    # A comparison has figures, and they decide nothing.
+    # A comparison has figures that decide nothing.
     DoubtRule("too coarse", "A 10 % change could not be seen.", "verdict", "more blocks", "speed"),
     DoubtRule("lead", "Steps used up prepared work by as much as the arms differ.", "verdict", unit="step"),
     DoubtRule("diverged", "A loss is NaN, infinite, or rose far above its start.", "gain", "alike losses"),
@@ -137,7 +140,7 @@ RULES = (
     DoubtRule("repeated data", "One arm trains on far more repeated rows.", "difference", "same rows", "rows"),
     DoubtRule("a-a apart", "The A/A control differs from its arm by as much.", "difference", unit="speed"),
     DoubtRule("long steps", "All time together contradicts the median.", "verdict", "more steps a block", "speed"),
-    # What a reader must know beside a figure.
+    # Context that a reader needs beside a figure.
     DoubtRule("explained loss", "Losses differ as other numbers of tokens explain.", "nothing"),
     DoubtRule("ceilings apart", "Control and replay disagree about the ceiling.", "nothing", unit="speed"),
     DoubtRule("uneven", "Some blocks wait for data much longer than others.", "nothing"),
@@ -175,12 +178,12 @@ _PRECEDENCE = {rule.kind: place for place, rule in enumerate(RULES)}
 
 
 def in_order(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
-    """Return ``doubts``, each once, by precedence."""
+    """Return ``doubts`` by precedence, without duplicates."""
     return tuple(sorted(dict.fromkeys(doubts), key=lambda one: _PRECEDENCE[one.kind]))
 
 
 def barred(doubts: Iterable[Doubt], claim: Claim) -> Doubt | None:
-    """Return the first doubt by precedence that bars ``claim``; None if it may be stated."""
+    """Return the first doubt by precedence that bars ``claim``; None if the claim may be stated."""
     return next((one for one in in_order(doubts) if claim in CLAIMS_OF[one.bars]), None)
 
 
@@ -194,7 +197,7 @@ def doubt(
     cores: tuple[float, float] | None = None,
     remedy: RemedyKind | None = None,
 ) -> Doubt:
-    """Make a doubt with the remedy of its rule, or another ``remedy``. ``blocks``, ``steps``: see :class:`Remedy`."""
+    """Return a doubt with ``remedy`` or the usual one of its rule. ``blocks``, ``steps``: see :class:`Remedy`."""
     asked = remedy or RULE_OF[kind].remedy
     return Doubt(kind, arms, share, None if asked is None else Remedy(asked, blocks, steps), where, cores)
 
@@ -209,25 +212,30 @@ _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
 
 @dataclass(frozen=True)
 class Unseen:
-    """Shares of the time of measured steps, means over blocks. ``place``: where most of the blocked time passed."""
+    """Shares of the time of measured steps of an attached program, means over blocks.
+
+    ``place``: place of most of the blocked time.
+    """
 
     blocked: float = 0.0
     place: str | None = None
     waiting: float = 0.0
-    device: bool = False  # an asynchronous one computed: the host's waits say nothing of what they cost there
-    ranks: int = 1  # that wait for one another: what one of them would gain by itself, nobody knows from its own steps
-    restarting: float = 0.0  # waits in which an epoch ended, or a loader's first batch came anew
-    sampling: float = 0.0  # share of time in a DataLoader's sampler, in the main thread
+    device: bool = False  # An asynchronous device computed, so the cost of the host's waits there is unknown.
+    ranks: int = 1  # If ranks wait for one another, the gain of one rank cannot be computed from its own steps.
+    # share of the time waiting across the end of an epoch, or for the first batch of a restarted loader
+    restarting: float = 0.0
+    sampling: float = 0.0  # share of the time in a DataLoader's sampler, in the main thread
     workers: int = 0  # number of workers of its DataLoader
-    persistent_workers: bool = False  # true if these outlive an epoch
-    # Loader workers whose loader began no epoch anew in the measured steps of any block; 0: it did, or it is not known.
+    persistent_workers: bool = False  # True if the workers outlive an epoch
+    # Number of loader workers if no block restarted the loader in its measured steps; 0 if one did, or if unknown.
     never_restarted: int = 0
-    tokenizing: float = 0.0  # in the training loop itself, in no fetch: part of no claim about data
-    evaluating_steps: int = 0  # of all blocks: left out, as an evaluation ran within them
-    evaluating: float = 0.0  # of the time of these and the measured steps
+    # share of the time in the training loop itself, outside of fetches; not part of claims about data
+    tokenizing: float = 0.0
+    evaluating_steps: int = 0  # number in all blocks; dropped because an evaluation ran within them
+    evaluating: float = 0.0  # share of the time of dropped and measured steps
 
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
-        """What of its time was not seen. ``recorded``: the device's work was, but for other streams."""
+        """Return the doubts about unseen time, by precedence. ``recorded``: one stream of the device was recorded."""
         arms = (arm,) if arm else ()
         found = []
         if self.waiting > CORE_WAIT_SHARE_MAX:
@@ -244,13 +252,13 @@ class Unseen:
 
     @property
     def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
-        """Why nothing can be said of what a change would save; None where it can."""
+        """Reason why the effect of a change cannot be predicted; None if it can."""
         found = barred(self.doubts(), "prediction")
         return None if found is None else _REASONS[found.kind]
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:
-    """Mean share of the time in which the main thread of attached runs had no core; None of other runs."""
+    """Return the mean share of the time in which the main thread had no core; None unless runs are attached."""
     known = [one.waiting_share for one in facts if one.waiting_share is not None]
     return sum(known) / len(known) if known else None
 
@@ -261,7 +269,7 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
 
 
 def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
-    """Return what was not seen of attached runs; None for those that this trainer's own ledger recorded."""
+    """Return what was not seen of attached runs; None if no run is attached."""
     facts = [one for one in runs if one.attached is not None]
     if not facts:
         return None
@@ -284,7 +292,7 @@ def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
 
 
 def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
-    """Return the sampled line that takes most of the ``blocked`` share of the time; else what the agent noted."""
+    """Return the sampled line with most of the ``blocked`` share of the time, else the place that the agent noted."""
     sampled = [one for one in slow_causes(facts) if one.kind == CODE and not one.phase and one.place]
     most = max(sampled, key=lambda one: one.spent_share, default=None)
     if most is not None and most.spent_share >= blocked / 2:
@@ -297,12 +305,12 @@ StudyProblemKind = Literal[
     "few parts", "diverged", "compiled", "lead", "left out",
 ]  # fmt: skip
 
-LeadRemedy = Literal["slices", "runs", "command"]  # turns of this trainer, whole runs of it, or a program of others
+LeadRemedy = Literal["slices", "runs", "command"]  # slices or whole runs of this trainer, or a user's command
 
 
 @dataclass(frozen=True)
 class RunFailure:
-    """How a run of ``arm`` ended before it was done; ``error``: the first line of its message."""
+    """Unsuccessful end of a run of ``arm``. ``error``: first line of its message."""
 
     arm: str
     status: str
@@ -312,33 +320,33 @@ class RunFailure:
 
 @dataclass(frozen=True)
 class StudyProblem:
-    """Something that is missing from a study."""
+    """Problem of a study: something is missing, failed or distorted."""
 
     kind: StudyProblemKind
-    # "partial": finished ones of the planned runs; "few blocks": blocks; "diverged", "compiled": runs that did
+    # "partial": finished runs; "few blocks": blocks; "diverged", "compiled": affected runs
     count: int = 0
-    planned: int = 0  # "partial": runs; "diverged", "compiled": of so many
-    status: str = ""  # "status": the study's
-    arm: str = ""  # "no measured step", "diverged", "compiled", "lead": whose; "left out": which
-    # "partial": the other planned runs (``arm/block``); "stray": arms not of the study; "left out": missing packages
+    planned: int = 0  # "partial": planned runs; "diverged", "compiled": all runs
+    status: str = ""  # "status": status of the study
+    arm: str = ""  # "no measured step", "diverged", "compiled", "lead", "left out": the arm
+    # "partial": unfinished runs (``arm/block``); "stray": arms not in the study; "left out": missing packages
     names: tuple[str, ...] = ()
-    lead_use: LeadUse | None = None  # "lead": how much of its steps was made before
-    remedy: LeadRemedy = "slices"  # "lead": of what, by how the arm was measured
-    failure: RunFailure | None = None  # "ended": how all these ``blocks`` did
+    lead_use: LeadUse | None = None  # "lead": extent to which its steps used batches that were prepared earlier
+    remedy: LeadRemedy = "slices"  # "lead": change to make, depending on how the arm was measured
+    failure: RunFailure | None = None  # "ended": how all these ``blocks`` ended
     blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ProbeProblem:
-    """What a probe could not do, as it reported that, and in which runs (``arm/block``)."""
+    """Message of a probe about work that it could not do, and the affected runs (``arm/block``)."""
 
     text: str
     runs: tuple[str, ...]
-    everywhere: bool  # whether in all runs of the study
+    everywhere: bool  # True if all runs of the study are affected
 
 
 def failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> tuple[RunFailure, ...]:
-    """The first failure of each arm that has one."""
+    """Return the first failure of each arm that has one."""
     bad = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
     return tuple(_failure(found[0]) for found in bad if found)
 
@@ -350,7 +358,7 @@ def study_problems(
     ledgers: Mapping[str, Mapping[int, RunLedger]],
     blocks: int,
 ) -> tuple[StudyProblem, ...]:
-    """What is missing from ``study``, most important first. ``arms`` as in study.json, the rest by arm."""
+    """Return the problems of ``study``, most important first. ``records`` and ``ledgers`` are by arm."""
     found = []
     profiled = {arm.name for arm in arms if arm.control == PROFILED}
     known = {arm.name for arm in study.arms}
@@ -368,7 +376,7 @@ def study_problems(
         found.append(StudyProblem("stray", names=tuple(stray)))
     if study.status != "done":
         found.append(StudyProblem("status", status=study.status))
-    endings: dict[RunFailure | str, list[int]] = {}  # one for all blocks of an arm that ended alike
+    endings: dict[RunFailure | str, list[int]] = {}  # one entry for all blocks of an arm that ended alike
     for name, group in records.items():
         for record in group if name not in stray else ():
             if record.status != "done":
@@ -386,7 +394,7 @@ def study_problems(
     found += [StudyProblem("left out", arm=arm, names=tuple(missing)) for arm, missing in study.left_out.items()]
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
-        one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # whose blocks are parts of it
+        one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # Its blocks are parts of one run.
         kind: StudyProblemKind = "few parts" if study.is_training else "few steps" if one_run else "few blocks"
         found.append(StudyProblem(kind, blocks))
     return tuple(found)
@@ -395,7 +403,7 @@ def study_problems(
 def _planned(
     study: StudyRecord, arms: Sequence[ArmRecord], records: Mapping[str, Sequence[RunRecord]]
 ) -> list[tuple[str, int]]:
-    """Arm and block of every run of ``study``, in the order of the blocks; an arm is profiled once."""
+    """Return (arm, block) of every run of ``study``, in the order of the blocks. An arm is profiled once."""
     blocks = range(study.blocks) if study.blocks else sorted({one.block for group in records.values() for one in group})
     return [(arm.name, block) for block in blocks for arm in arms if block == blocks[0] or arm.control != PROFILED]
 
@@ -403,7 +411,7 @@ def _planned(
 def _diverged(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> list[StudyProblem]:
-    """Of arms that no comparison speaks of, and of controls whose arm trained well."""
+    """Return a problem for each diverged arm outside of all comparisons. Skip a control whose arm diverged too."""
     times = {name: sum(run.diverged for run in group.values()) for name, group in ledgers.items()}
     compared = {name for pair in study.comparisons for name in (pair.baseline, pair.candidate)}
     return [
@@ -416,7 +424,7 @@ def _diverged(
 def _lead(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> Iterator[StudyProblem]:
-    """Arms whose steps lived off batches that lay ready, and A/A controls whose arm's did not."""
+    """Yield a problem for each arm that consumed prefetched batches. Skip an A/A control whose arm did so too."""
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
     worth = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:
@@ -427,14 +435,14 @@ def _lead(
 
 
 def _compiled(records: Mapping[str, Sequence[RunRecord]]) -> Iterator[StudyProblem]:
-    """Arms whose measured steps hold the time of compiling."""
+    """Yield a problem for each arm whose measured steps include compile time."""
     for name, group in records.items():
         if compiled := sum(bool(record.facts.measured_compilations) for record in group):
             yield StudyProblem("compiled", compiled, len(group), arm=name)
 
 
 def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:
-    """What probes could not do, each once."""
+    """Return the problems that probes reported, each once."""
     where: dict[str, list[str]] = {}
     for run in runs:
         for problem in dict.fromkeys(run.probes.problems):

@@ -1,4 +1,4 @@
-"""Compares what the arms of a study learned: losses of training and of held-out data by step, and the time it took."""
+"""Compare what the arms of a study learned: training and held-out losses by step, and evaluation time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from harness.scenario.overrides import lookup
 from harness.study.records import ComparisonRecord
 from harness.study.run_data import RunData
 
-CURVE_POINTS_MAX = 2_000  # of one curve
+CURVE_POINTS_MAX = 2_000  # maximum number of points per curve
 Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 
 @dataclass(frozen=True)
 class ChoicePass:
-    """Shares of ``questions`` answered right after ``step``; NaN of a diverged model, None where not known."""
+    """Shares of ``questions`` answered correctly after ``step``; NaN if the model diverged, None if unknown."""
 
     step: int
     questions: int | None
@@ -37,7 +37,7 @@ class ChoicePass:
 
 @dataclass(frozen=True)
 class RightShare:
-    """The median of runs' shares of right answers, with the 95 % interval (Wilson) of one such share."""
+    """Median over runs of the share of correct answers, with the 95 % interval (Wilson) of one such share."""
 
     share: float
     ci_low: float
@@ -45,7 +45,7 @@ class RightShare:
 
 
 def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
-    """The passes of one run, by step; those of a diverged one too."""
+    """Return the multiple-choice passes of one run by step, including those of a diverged model."""
     if run.evaluations is None:
         return ()
     names = ("step", "questions", "acc", "acc_norm", "acc_bytes", "acc_tokens")
@@ -54,7 +54,7 @@ def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
 
 
 def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
-    """Of each run's last pass the share ``name``; None where it is not known of all, or a run diverged."""
+    """Return the median share ``name`` of ``passes``; None if it is unknown for any, or if a run diverged."""
     values = [getattr(one, name) for one in passes]
     if not values or any(one is None or not math.isfinite(one) for one in values):
         return None
@@ -65,30 +65,30 @@ def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
 
 @dataclass(frozen=True)
 class RunCurves:
-    """The losses of one run. ``training`` is thinned; ``validation`` has every pass, of a diverged run too."""
+    """Loss curves of one run. ``training`` is thinned; ``validation`` has every pass, even of a diverged model."""
 
     block: int
     training: Curve
     validation: Curve
-    accuracy: float | None  # of the last pass, of a masked-LM objective
-    evaluate_s: float  # of all passes
-    steps_s: float  # of all steps, warm-up too
-    workers: int  # of its loader
-    labels: tuple[object, ...] = ()  # what tells the labels of its last pass from others; None in it: not known
+    accuracy: float | None  # accuracy of the last pass, for a masked-LM objective
+    evaluate_s: float  # seconds of all passes
+    steps_s: float  # seconds of all steps, including warm-up steps
+    workers: int  # number of loader workers
+    labels: tuple[object, ...] = ()  # facts that identify the labels of its last pass; None: unknown
     choices: tuple[ChoicePass, ...] = ()  # every pass over multiple-choice questions
-    questions: tuple[object, ...] = ()  # what tells these questions from others
+    questions: tuple[object, ...] = ()  # facts that identify these questions
 
 
 @dataclass(frozen=True)
 class ArmCurves:
-    """The runs of one arm that were evaluated, by block."""
+    """Evaluated runs of one arm, by block."""
 
     arm: str
     runs: tuple[RunCurves, ...]
 
     @property
     def final_loss(self) -> float | None:
-        """Of the last pass, the median over blocks; NaN where that of any is not finite, None where there is none."""
+        """Median over blocks of the last validation loss; NaN if any is not finite, None without a pass."""
         last = [run.validation[-1][1] for run in self.runs if run.validation]
         if not last:
             return None
@@ -96,13 +96,13 @@ class ArmCurves:
 
     @property
     def perplexity(self) -> float | None:
-        """The exponential of the final loss; None where no float holds it, or the loss is not finite."""
+        """Exponential of the final loss; None if the loss is not finite or the result overflows a float."""
         final = self.final_loss
-        return math.exp(final) if final is not None and final < 700 else None  # math.exp ends at 709
+        return math.exp(final) if final is not None and final < 700 else None  # math.exp overflows at 709.
 
     @property
     def answers(self) -> tuple[ChoicePass, ...]:
-        """The last pass of each run over multiple-choice questions."""
+        """Last pass over multiple-choice questions of each run."""
         return tuple(run.choices[-1] for run in self.runs if run.choices)
 
     @property
@@ -112,12 +112,12 @@ class ArmCurves:
 
     @property
     def final_steps(self) -> tuple[int, ...]:
-        """After how many steps the last passes were, each number once."""
+        """Numbers of steps after which the last passes ran, without duplicates."""
         return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs if run.validation}))
 
     @property
     def passes(self) -> int:
-        """Over held-out documents."""
+        """Number of passes over held-out documents."""
         return sum(len(run.validation) for run in self.runs)
 
     @property
@@ -130,13 +130,13 @@ class ArmCurves:
 
     @property
     def share(self) -> float:
-        """Of the passes in the time of steps and passes together."""
+        """Share of the passes in the total time of steps and passes."""
         return self.evaluate_s / (self.evaluate_s + sum(run.steps_s for run in self.runs))
 
 
 @dataclass(frozen=True)
 class LossDifference:
-    """The first loss that differs between two runs of one block and one seed, and how far they are apart at most."""
+    """First loss that differs between two runs of one block and seed, and the largest difference."""
 
     of: Literal["training", "validation"]
     block: int
@@ -148,33 +148,33 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class CurvesCompared:
-    """Two arms at the steps that both have; ``difference``: None where every loss is the same float, or NaN in both."""
+    """Losses of two arms at their common steps. ``difference``: None if all losses are equal floats, or NaN in both."""
 
     baseline: str
     candidate: str
     blocks: int
-    training: int  # losses compared
+    training: int  # number of compared training losses
     validation: int
     difference: LossDifference | None
-    not_finite: int = 0  # of the losses compared: NaN or infinite in either arm
-    alone: tuple[int, int] = (0, 0)  # losses of steps that the other arm has not, of baseline and candidate
+    not_finite: int = 0  # number of compared losses that are NaN or infinite in either arm
+    alone: tuple[int, int] = (0, 0)  # numbers of losses at steps that the other arm lacks, (baseline, candidate)
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What was learned, by arm, and how the compared arms' losses agree."""
+    """Loss curves by arm, and the agreement of compared arms."""
 
     arms: tuple[ArmCurves, ...]
     compared: tuple[CurvesCompared, ...]
 
     @property
     def other_labels(self) -> bool:
-        """Whether arms were evaluated on other labels: then a lower loss of one is not a better one."""
+        """True if arms were evaluated on different labels, so that a lower loss does not mean a better model."""
         return self._differ([(run.block, run.labels) for arm in self.arms for run in arm.runs])
 
     @property
     def other_questions(self) -> bool:
-        """The same of the multiple-choice questions, and of how they are asked."""
+        """True if arms were asked different multiple-choice questions, or in a different way."""
         return self._differ([(run.block, run.questions) for arm in self.arms for run in arm.runs if run.choices])
 
     @staticmethod
@@ -189,9 +189,10 @@ class Learning:
 def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
-    """``runs``: of each arm, in order of their blocks. None where no run was evaluated.
+    """Return the curves of all arms that were evaluated; None if no run was.
 
-    ``one_training``: the blocks of an arm are parts of one training, so they have one curve.
+    ``runs``: of each arm, in the order of blocks. ``one_training``: the blocks of an arm are parts of one training, so
+    they form one curve.
     """
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
@@ -205,7 +206,7 @@ def learning(
 
 
 def _passes(run: RunData) -> Curve:
-    """The validation losses of a run, those of a diverged one too."""
+    """Return the validation losses of a run, including those of a diverged model."""
     if run.evaluations is None:
         return ()
     rows = zip(*(run.evaluations.column(name).to_pylist() for name in ("step", "loss")), strict=True)
@@ -213,7 +214,7 @@ def _passes(run: RunData) -> Curve:
 
 
 def _joined(parts: Sequence[RunCurves]) -> RunCurves:
-    """The parts of one training as one run; of a step that was done again, after a failure, the last time counts."""
+    """Return the parts of one training as one run. If a step was repeated after a failure, the last value counts."""
     accuracies = [part.accuracy for part in parts if part.validation]
     return RunCurves(
         parts[0].block,

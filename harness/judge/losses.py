@@ -1,4 +1,4 @@
-"""Compares what the arms of a comparison learned: a faster run that trains something else, or nothing, is no gain."""
+"""Compare what two arms learned: a faster run that trains something else, or nothing, is no gain."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from harness.study.records import RunRecord
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of a comparison's arms: means over the last steps that both trained, medians over blocks.
+    """Losses of two compared arms: means over the last steps that both trained, medians over blocks.
 
-    Where the runs of no block can be compared, each has that of its own last measured steps.
+    If no block has comparable runs, each loss is that of the arm's own last measured steps.
 
-    ``diverged``: arms with a loss that was NaN or infinite at any measured step, or that rose far above its start.
-    ``differ``: by more than the A/A control differs and kernels round, and than their blocks scatter, or clearly.
-    ``tokens_ratio``: trained tokens a step, candidate / baseline; where it is not 1 their losses at one step need not
-    agree. ``some_blocks``: they are clearly apart in so many of so many blocks only, of which the losses then are; one
-    alone may be chance, and they do not ``differ`` for it.
+    - ``diverged``: arms with a loss that was NaN or infinite at any measured step, or rose far above its start.
+    - ``differ``: True if the losses differ clearly, or by more than the A/A control, kernel rounding and block scatter.
+    - ``tokens_ratio``: trained tokens per step, candidate / baseline. If it is not 1, losses at one step may differ.
+    - ``some_blocks``: (blocks that are clearly apart, all blocks). The losses are then those of these blocks. One such
+      block may be chance, so it does not set ``differ``.
     """
 
     baseline: float | None = None
@@ -39,12 +39,15 @@ class Losses:
 
     @property
     def unlike(self) -> bool:
-        """Whether the arms learned something else: their losses differ, by more than other tokens a step explain."""
+        """True if the losses differ by more than different numbers of tokens per step explain."""
         return self.differ and not (self.tokens_ratio != 1 and self._explained)
 
     @property
     def _explained(self) -> bool:
-        """More tokens a step lower the loss at the same step; what has learned less from more learned otherwise."""
+        """True if the ratio of tokens explains the difference, because more tokens per step lower the loss at one step.
+
+        If the arm with more tokens has the higher loss, only :data:`OTHER_DOCUMENTS_WITHIN` is explained.
+        """
         if self.baseline is None or self.candidate is None:
             return True
         apart = self.candidate - self.baseline
@@ -54,10 +57,10 @@ class Losses:
 
 
 def explained_by(tokens_ratio: float) -> float:
-    """How far apart, relatively, losses at the same step may be where a step has ``tokens_ratio`` times the tokens.
+    """Return the largest relative loss difference at the same step that ``tokens_ratio`` explains.
 
-    Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020;
-    Hoffmann et al. 2022), so by no more than that times the logarithm of their ratio.
+    Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020; Hoffmann
+    et al. 2022). So they differ by at most this exponent times the logarithm of the ratio.
     """
     if tokens_ratio <= 0:
         return policy.LOSSES_EXPLAINED_MAX
@@ -74,7 +77,7 @@ def compare_losses(
     *,
     tokens_ratio: float = 1.0,
 ) -> Losses:
-    """``control``: the runs of the baseline's A/A control; empty without one. ``tokens_ratio``: see :class:`Losses`."""
+    """Compare losses. ``control``: the baseline's A/A control, or empty. ``tokens_ratio``: see :class:`Losses`."""
     diverged = tuple(
         name
         for name, runs in zip(names, (baseline, candidate), strict=True)
@@ -88,7 +91,7 @@ def compare_losses(
         ours, theirs = (median(side) for side in zip(*pairs, strict=True))
     if _differ(pairs, baseline, control):
         return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio)
-    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # else they are of other documents
+    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # Other ratios mean other documents.
         ours, theirs = (median(side) for side in zip(*apart, strict=True))
         some = len(apart), len(pairs)
         return Losses(ours, theirs, diverged, len(apart) >= policy.BLOCKS_APART_MIN, tokens_ratio, some)
@@ -96,9 +99,9 @@ def compare_losses(
 
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
-    """Return the shares of repeated rows of both arms, among as many rows; None where they agree, or are not known.
+    """Return both arms' shares of repeated rows among equally many rows; None if they agree or are unknown.
 
-    Only runs without a loss have them: of others the loss shows what they trained on.
+    Only runs without a loss record them: in other runs the loss shows what they trained on.
     """
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
@@ -109,7 +112,7 @@ def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | 
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
-    """The median loss of runs; None where none was measured, or any is not finite: the others do not speak for it."""
+    """Return the median loss of ``runs``; None if no loss was measured or any loss is not finite."""
     if any(run.loss is None and run.diverged for run in runs):
         return None
     known = [run.loss for run in runs if run.loss is not None]
@@ -117,9 +120,9 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
-    """What two arms had learned by block, whose runs saw the same documents in the same order.
+    """Return (baseline, other) losses by block, for runs that saw the same documents in the same order.
 
-    Both at the same steps: a repetition's warm-up steps train too, and there are more of them with more workers.
+    Both are at the same steps: warm-up steps train too, and arms with more workers have more of them.
     """
     found = (
         at_common_steps(baseline[block].losses, other[block].losses)
@@ -130,11 +133,11 @@ def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
 
 
 def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> bool:
-    """Whether ``pairs`` differ by more than the baseline and its A/A ``control``, whose losses are read only then.
+    """Return True if ``pairs`` differ by more than the baseline and its A/A ``control`` do.
 
-    Their median does, surely; or each of them does, by more than any block of the control, and in the same direction.
-    Equal arms do that in one of 80 comparisons of three blocks, the fewest: in one of C(6, 3) = 20 orders of six sizes,
-    with equal signs in one of four.
+    Either their median certainly does, or every pair does by more than any block of the control, in one direction. By
+    chance, equal arms do the latter in 1 of 80 comparisons of three blocks, the minimum. One of C(6, 3) = 20 orders of
+    six sizes has this pattern, with equal signs in one of four cases. The control is read only if needed.
     """
     found = _difference(pairs)
     if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
@@ -142,7 +145,8 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     size = median(abs(ours) for ours, _ in pairs)
     surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > policy.LOSSES_CLEARLY_APART * size
     apart = [theirs - ours for ours, theirs in pairs]
-    least = max(min(apart), -max(apart))  # by which all of them differ in one direction; negative where they do not
+    # smallest difference in the common direction; negative if the directions differ
+    least = max(min(apart), -max(apart))
     if not surely and least <= policy.LOSSES_WITHIN * size:
         return False
     alike = _pairs(baseline, control)
@@ -157,14 +161,14 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
-    """Those of ``pairs`` that are clearly apart, whatever the others say: far beyond the A/A ``control``, too."""
+    """Return the ``pairs`` that are clearly apart, each judged alone, and far beyond the A/A ``control``."""
     far = [
         (ours, theirs)
         for ours, theirs in pairs
         if abs(theirs - ours) > policy.LOSSES_CLEARLY_APART * min(abs(ours), abs(theirs))
     ]
     alike = _pairs(baseline, control)
-    if not far or not alike:  # without a control nothing shows how the same training scatters
+    if not far or not alike:  # Without a control, the scatter of equal trainings is unknown.
         return []
     most = max(abs(theirs - ours) for ours, theirs in alike)
     return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > policy.LOSSES_BEYOND_CONTROL * most]
@@ -176,12 +180,12 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Learned:
-    """One arm. None: not measured, or not reached.
+    """Training result of one arm. None: not measured, or target not reached.
 
-    ``loss``: after its last step; None where a run diverged. ``steps``, ``tokens``: trained until its loss was
-    ``target``, medians over all ``runs``: one that did not come there counts as later than any other, so there is a
-    median where most came, and an interval where all did. ``trained_steps``: of its shortest run, warm-up steps too, as
-    they train.
+    ``loss``: after the last step; None if a run diverged. ``steps``, ``tokens``: trained until the loss reached
+    ``target``, medians over all ``runs``. A run that did not reach it counts as later than any other. So a median
+    exists if most runs reached the target, and an interval if all did. ``trained_steps``: of the shortest run,
+    including warm-up steps because they train too.
     """
 
     arm: str
@@ -189,15 +193,15 @@ class Learned:
     loss: Estimate | None
     steps: Estimate | None
     tokens: float | None
-    seconds: float | None  # those steps, at the arm's typical step
+    seconds: float | None  # for ``steps``, at the arm's typical step time
     reached: int
     runs: int
     trained_steps: int | None
-    peak_memory_bytes: float | None  # the processes' resident memory, median over runs
+    peak_memory_bytes: float | None  # resident memory of the processes, median over runs
     peak_device_bytes: float | None
-    left: int = 0  # runs that reached it and whose last loss was above it again: by chance, or they diverged
+    left: int = 0  # runs that reached the target but ended above it, by chance or because they diverged
     diverged: int = 0  # runs whose last losses are not finite
-    failed: int = 0  # runs that did not finish: not among ``runs``
+    failed: int = 0  # runs that did not finish; not counted in ``runs``
 
 
 def learned(
@@ -209,7 +213,7 @@ def learned(
     step_ms: float | None,
     failed: int = 0,
 ) -> Learned:
-    """``runs``: its ledgers by block; ``records``: of the same runs; ``failed``: how many others did not finish."""
+    """Return one arm's result. ``runs``: by block. ``records``: of these runs. ``failed``: number of other runs."""
     curves = [one for run in runs.values() if len((one := run.losses.recorded())[0])]
     last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]
@@ -234,7 +238,7 @@ def learned(
 
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
-    """The median over runs, None for one that did not come there: without an interval, and none below half of them."""
+    """Return the median over runs; None if at least half are None. Without any None, it has an interval."""
     if all(one is not None for one in first):
         return from_amounts([float(one) for one in first if one is not None])
     middle = median(math.inf if one is None else one for one in first)
@@ -242,9 +246,9 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """How many steps it took until the mean loss of the last :data:`LOSS_STEPS` was ``target`` or less; None: never.
+    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if never.
 
-    ``losses`` may be NaN: no mean with one of them is anything.
+    A mean that includes NaN does not reach it.
     """
     if len(losses) < LOSS_STEPS:
         return None

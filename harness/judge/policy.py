@@ -1,12 +1,11 @@
-"""Defines every number of this room that decides what a report says: value, unit, reason, guarding test.
+"""Define every number of this room that affects a report: value, unit, reason, guarding test.
 
-Shares are fractions of 1. A name ends in MIN or MAX where the value is a bound, in WITHIN where smaller differences
-count as none.
+Shares are fractions of 1. Names end in MIN or MAX for bounds, and in WITHIN if smaller differences count as none.
 """
 
 from __future__ import annotations
 
-# What was not seen of a program that this project did not write.
+# Unseen time of attached programs.
 UNSEEN_SHARE_MAX = 0.10
 """Share of the time. Above it a wait for data may be hidden in what was not recorded.
 tests/harness/judge/test_policy.py"""

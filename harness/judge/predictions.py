@@ -1,8 +1,8 @@
-"""Explains arms and comparisons by replays, spans and slowdown injections; decides what a replay may predict.
+"""Explain arms and comparisons by replays, spans and slowdown injections, and decide what a replay may predict.
 
-Some arms cannot be replayed at all (:func:`refusal`), as too much of their time was not recorded. Of others some
-changes are barred (:func:`bar_of`), as the recording does not show what they depend on. Advice, ``harness whatif`` and
-the scenario's table state the doubts of :func:`edit_doubts`.
+Some arms cannot be replayed (:func:`refusal`), because too much of their time was not recorded. For others some changes
+are barred (:func:`bar_of`), because the recording does not show what they depend on. Advice, ``harness whatif`` and the
+scenario's table report the doubts of :func:`edit_doubts`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
 
 
 def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
-    """Return what to ask for where blocks are too few: the rest of an unfinished study, if that is enough.
+    """Return the remedy for too few blocks: finish the study if that gives enough blocks, else more blocks.
 
     Studies of programs and of two states of the code cannot be resumed (``harness.launch.study.read_resumable``).
     """
@@ -49,7 +49,7 @@ def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
 
 
 def declared_floor(study: StudyRecord) -> float | None:
-    """The noise floor of the scenario, as a fraction; None where it declares none, or a study.json no fraction."""
+    """Return the noise floor that the scenario declares, as a fraction; None without a valid one."""
     declared = study.scenario_text.get("noise_floor")
     return declared if isinstance(declared, float) and 0 < declared < 1 else None
 
@@ -64,7 +64,7 @@ def refusal(runs: Sequence[RunData]) -> Doubt | None:
 
 
 def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
-    """Yield what a replay of ``runs`` does not know of other loader settings."""
+    """Yield the doubts about a replay of ``runs`` under other loader settings."""
     arm = runs[0].record.arm
     if not all(run.record.facts.has_loader for run in runs):
         yield doubt("no loader", arm)
@@ -90,7 +90,7 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
 
 
 def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
-    """Yield why a prediction by the replay of ``unedited`` is shown only to those who ask for it."""
+    """Yield the reasons not to recommend a prediction by the replay of ``unedited``."""
     if not unedited.validation.within_tolerance:
         yield doubt("replay off", arm, share=unedited.validation.typical)
     if unedited.interval_from != "blocks":
@@ -98,11 +98,11 @@ def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "
 
 
 def serial_speedup(replays: Replays, found: Prediction) -> float | None:
-    """The speed-up by edits where only one of several workers at a time gets what its stages wait for.
+    """Return the speed-up by edits if only one worker at a time gets the resource that its stages wait for.
 
-    A step then lasts as long as the stages of its batches wait: replay has workers wait side by side. It lasts no
-    longer than it did: where several workers were recorded, their waits hold those for one another. None where no
-    worker is added and no stage is removed, or where that is as fast.
+    Replay lets workers wait side by side. Here a step lasts as long as all stages of its batch wait, but no longer than
+    measured. The reason: if several workers were recorded, their waits already include those for one another. None if
+    no worker is added and no stage is removed, or if the result is equally fast.
     """
     removed = [name for name, edit in found.edits.stages.items() if edit.removes]
     more_workers = found.edits.workers is not None and found.edits.workers > replays.workers
@@ -114,7 +114,7 @@ def serial_speedup(replays: Replays, found: Prediction) -> float | None:
 
 
 def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
-    """Widen the intervals of a prediction of workers where none was recorded: their hand-over may cost more or less."""
+    """Widen the interval of a prediction of workers if none was recorded, because their hand-over cost is uncertain."""
     if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
         return found
     costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
@@ -136,19 +136,19 @@ def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def is_serial(serial: float | None, least: float) -> bool:
-    """True if no speed-up beyond ``least`` remains where workers wait for one shared resource."""
+    """Return True if no speed-up beyond ``least`` remains when workers wait for one shared resource."""
     return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
 
 
 def clears(speedup: Estimate, least: float) -> bool:
-    """True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
+    """Return True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
     return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
 
 
 def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | None, least: float) -> bool:
-    """True if an arm measured this change otherwise: neither interval includes the median of the other.
+    """Return True if an arm's measurement contradicts the prediction: neither interval includes the other's median.
 
-    ``least``: as a fraction, what two measurements of the same may differ by.
+    ``least``: the fraction by which two measurements of the same program may differ.
     """
     if measured is None or None in (measured.ci_low, measured.ci_high, predicted.ci_low, predicted.ci_high):
         return False
@@ -160,46 +160,46 @@ def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | 
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study by arm, controls included, with what judging a prediction about one of them takes."""
+    """Runs of a study by arm, controls included, with the context that judges predictions."""
 
     study: StudyRecord
     runs: Mapping[str, Sequence[RunData]]
 
     def blocks(self, arm: str) -> Blocks:
-        """The ledgers of an arm by block."""
+        """Return the ledgers of an arm by block."""
         found = ((run.record.block, measure(run)) for run in self.runs.get(arm, ()))
         return {block: ledger for block, ledger in found if ledger is not None}
 
     @property
     def all_blocks(self) -> Mapping[str, Blocks]:
-        """The ledgers of every arm."""
+        """Ledgers of every arm."""
         return {name: self.blocks(name) for name in self.runs}
 
     @property
     def controls(self) -> Controls:
-        """The controls of every arm."""
+        """Controls of every arm."""
         first = {name: runs[0].record for name, runs in self.runs.items() if runs}
         return Controls(
             {(one.control, one.of): self.blocks(name) for name, one in first.items() if one.control and one.of}
         )
 
     def floor(self, arm: str) -> float | None:
-        """The noise floor of an arm."""
+        """Return the noise floor of an arm."""
         return arm_floor(arm, self.all_blocks, self.controls, declared_floor(self.study))
 
     def alike(self, arm: str) -> Likeness | None:
-        """How alike neighbouring blocks are in what is compared with an arm."""
+        """Return the similarity of neighbouring blocks in comparisons with an arm."""
         return alike_blocks(arm, self.all_blocks, self.controls)
 
     def tried_by(self, arm: str, edits: Edits) -> Sequence[str]:
-        """Arms that already are what ``edits`` make of ``arm``."""
+        """Return the arms that already have the changes ``edits`` to ``arm``."""
         return validation_arms([run.record for runs in self.runs.values() for run in runs], arm, edits)
 
 
 def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate | None:
-    """Return how many times as fast an arm is that has tried a change.
+    """Return the measured speed-up of an arm that has a change.
 
-    Return None if its steps hold other numbers of tokens, or if the interval is useless.
+    None if its steps have a different number of tokens, or if the interval is useless.
     """
     positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
     if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
@@ -209,7 +209,7 @@ def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate 
 
 
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
-    """Return the doubts about the prediction ``found`` for ``arm``, the same for every reader."""
+    """Return the doubts about the prediction ``found`` for ``arm``, equal for every reader."""
     doubts = [
         *prediction_doubts(found, arm, few_blocks_remedy(among.study)),
         *loader_doubts(among.runs[arm], replays),
@@ -226,9 +226,9 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
 
 
 def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
-    """The comparison of the arms ``names`` as it is (``edits`` empty), then under each of the scenario's edits.
+    """Return the comparison ``names`` unedited (``edits`` empty), then under each of the scenario's edits.
 
-    A candidate that already is what the edits make of the baseline (two ranks, of one) checks the prediction.
+    A candidate that already is the edited baseline (for example two ranks instead of one) checks the prediction.
     """
     asked = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
     among = StudyRuns(study, runs)
@@ -262,7 +262,7 @@ def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
 
 
 def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | None, tuple[Doubt, ...]]:
-    """The prediction of an arm with its doubts; None where one of them bars it."""
+    """Return the prediction for an arm and its doubts. The prediction is None if a doubt bars it."""
     own = among.runs.get(arm, ())
     if own and (why := refusal(own)) is not None:
         return None, (why,)
@@ -274,7 +274,7 @@ def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | N
 
 
 def step_ms_of(runs: Sequence[RunData]) -> Estimate | None:
-    """Mean step time in milliseconds, over the blocks of one arm; None where it measured none."""
+    """Return the mean step time in milliseconds over the blocks of one arm; None without a measurement."""
     ledgers = [ledger for run in runs if (ledger := measure(run)) is not None]
     return estimate({one.record.block: {0: (one.mean_step_ms, 1.0)} for one in ledgers})
 
@@ -285,20 +285,20 @@ def _ratio(base: Prediction, other: Prediction) -> Estimate | None:
 
 
 Runs = Mapping[str, Sequence[RunData]]  # finished runs by arm
-# What may differ between two arms for one's data path to be replayed under the other's steps: nothing that computes.
+# Keys in which two arms may differ if one's data path is replayed under the other's steps. None affects compute.
 REPLAYABLE = (
     "data.path", "data.access", "data.workers", "data.prefetch", "data.shuffle", "data.inject", "data.extra_",
     "data.transport", "data.global_order",
-    "data.tokenizer.engine", "data.tokenizer.prove",  # the ids are the same
+    "data.tokenizer.engine", "data.tokenizer.prove",  # the ids are equal
 )  # fmt: skip
 
 
 def explain_arm(
     arm: str, runs: Runs, ledgers: Blocks, controls: Controls, alike: Likeness | None = None
 ) -> ArmExplained:
-    """The blocking calls of an arm, and its replays: as it ran, and without data work.
+    """Return the blocking calls of an arm, and its replays: unedited, and without data work.
 
-    ``alike``: how alike neighbouring blocks are, which widens the interval of its ideal-data control.
+    ``alike``: similarity of neighbouring blocks, which widens the interval of its ideal-data control.
     """
     own = runs.get(arm, ())
     if not own:
@@ -317,11 +317,11 @@ def explain_arm(
     )
     hidden = unseen(own)
     if hidden is not None and hidden.reason is not None:
-        return measured  # what nobody saw may be the wait for data
+        return measured  # Unseen time may be the wait for data.
     try:
         replays = Replays(own)
     except ReplayError:
-        return measured  # of another trainer, without the spans that a replay needs
+        return measured  # recorded by another trainer, without the spans that a replay needs
     without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
     return replace(
         measured,
@@ -339,7 +339,7 @@ def explain_arm(
 
 
 def _by_block(ledgers: Blocks, control: Blocks) -> dict[int, float]:
-    """How many times as fast the steps of ``control`` are, by block."""
+    """Return how many times as fast the steps of ``control`` are, by block."""
     found = {block: speed({block: one}, control, steps_per_s) for block, one in ledgers.items()}
     return {block: one.median for block, one in found.items() if one is not None}
 
@@ -352,7 +352,7 @@ def explain(
     arms: Mapping[str, Blocks],
     controls: Controls,
 ) -> Explained:
-    """Explain the comparison ``names``: what hid the baseline's data work, its slowdown injections, and replays."""
+    """Return the explanation of the comparison ``names``: hidden data work, slowdown injections, and replays."""
     baseline, candidate = names
     ledgers = [*arms[baseline].values(), *arms[candidate].values()]
     devices = [str(run.record.facts.device) for run in ledgers if run.record.facts.emulated]
@@ -378,7 +378,10 @@ def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...
 def _data_replaced(
     names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
 ) -> PredictedRatio | Absent:
-    """The baseline's steps with the loader of the candidate's data-only control: known before anyone trains it."""
+    """Return the replay of the baseline's steps with the loader of the candidate's data-only control.
+
+    It predicts the ratio before the candidate is trained.
+    """
     baseline, candidate = names
     if (why := _not_replayable(names, runs)) is not None:
         return why
@@ -414,7 +417,7 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
 def _in_measure(
     names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
 ) -> Estimate | None:
-    """The predicted speed-up in what the comparison measures: block by block times the tokens that a step has."""
+    """Return the predicted speed-up in the comparison's unit: times the ratio of tokens per step, block by block."""
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"
@@ -432,7 +435,7 @@ def _in_measure(
 
 
 def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:
-    """One line per call site: means over runs."""
+    """Return one entry per call site: means over runs."""
     by_site: dict[str, list[SyncCall]] = {}
     for calls in found:
         for call in calls:

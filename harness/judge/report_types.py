@@ -1,6 +1,6 @@
-"""Defines what the analysis of a study returns: one record for the study, one for each arm and each comparison.
+"""Define the records that the analysis of a study returns: one for the study, for each arm and for each comparison.
 
-Each record holds those of the stages that made it: totals of ledgers first, then what spans, doses and replays add.
+Each record contains the records of its stages: totals of ledgers first, then results of spans, doses and replays.
 """
 
 from __future__ import annotations
@@ -36,63 +36,63 @@ AdviceCost = Literal["processes", "no processes", "memory", "pretokenized copy",
 
 @dataclass(frozen=True)
 class ArmTotals:
-    """An arm's ledgers: medians over blocks with intervals, and means per step. None and empty: not measured."""
+    """Totals of an arm's ledgers: medians over blocks with intervals, and means per step. None, empty: not measured."""
 
     steps: int = 0  # measured steps over all blocks
     tokens_per_s: Estimate | None = None
     trained_tokens_per_s: Estimate | None = None
     step_ms: Estimate | None = None
-    p50_ms: float | None = None  # of single steps, over all blocks
+    p50_ms: float | None = None  # percentiles of single steps, over all blocks
     p95_ms: float | None = None
-    long_steps: LongSteps | None = None  # the few that last far longer
-    step_kinds: StepKinds | None = None  # where steps are of two kinds, and none is as their mean
+    long_steps: LongSteps | None = None  # the few steps that last far longer
+    step_kinds: StepKinds | None = None  # set if steps are of two kinds and none is like their mean
     useful_fraction: float | None = None
     tokens_per_step: float | None = None
     ledger: Mapping[str, float] = field(default_factory=dict)  # share of the step's wall time by phase
     phase_ms: Mapping[str, float] = field(default_factory=dict)
     exposed_ms: Mapping[str, float] = field(default_factory=dict)
     hidden_ms: Mapping[str, float] = field(default_factory=dict)
-    work_ms: Mapping[str, float] = field(default_factory=dict)  # all time of the stages, wherever it ran
-    during_wait_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for that very batch
-    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while it waited for another batch
+    work_ms: Mapping[str, float] = field(default_factory=dict)  # all time of the stages, in any process
+    during_wait_ms: Mapping[str, float] = field(default_factory=dict)  # while the step waited for this batch
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # while the step waited for another batch
     between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
-    unsplit: str | None = None  # why exposed and hidden are empty, where a replay would be needed for them
+    unsplit: str | None = None  # why exposed and hidden are empty, if they need a replay
     contended_ms: float | None = None
-    waited_range_ms: tuple[float, float] | None = None  # by either reading of when the device worked; see the ledger
-    device_busy_ms: float | None = None  # None also where phases that were still being launched leave it open
+    waited_range_ms: tuple[float, float] | None = None  # bounds of the wait for data; see the ledger
+    device_busy_ms: float | None = None  # unset also if running phase launches leave it open
     busy_from: Literal["ledger", "profiled window"] = "ledger"
-    busy_at_least_ms: float | None = None  # by SM activity, where that is more than the events know
+    busy_at_least_ms: float | None = None  # bound by SM activity, if that is more than the events show
     device_launch_bound_ms: float | None = None  # within launch-bound phases: working or waiting for launches
-    device_open_ms: float | None = None  # the same within others: the device was at them while the host launched
+    device_open_ms: float | None = None  # other phases, where the device worked or waited while the host launched
     launch_bound: Mapping[str, float] = field(default_factory=dict)  # share of steps, by piece of the device's work
     device_starved_ms: float | None = None
     slack_ms: float | None = None
     starved_ms: Mapping[str, float] = field(default_factory=dict)
-    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
-    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
+    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by bound
+    uneven: UnevenWaits | None = None  # set if blocks wait for different shares of a step
     bound_shares: BoundShares | None = None
-    loss: float | None = None  # None where it was not measured, or is not finite in any run
+    loss: float | None = None  # unset if not measured, or not finite in any run
     diverged: int = 0  # runs whose loss was NaN or infinite, or rose far above its start
 
     @property
     def mean_step_ms(self) -> float | None:
-        """Mean of the measured steps, to which the phases sum. A few long steps set it apart from the median."""
+        """Mean of the measured steps, and sum of the phases. A few long steps separate it from the median."""
         return sum(self.phase_ms.values()) or (None if self.step_ms is None else self.step_ms.median)
 
     @property
     def device_unknown_ms(self) -> float:
-        """How long the device worked or waited for launches, and its events do not tell which."""
+        """Milliseconds per step in which the device either worked or waited for launches; events do not show which."""
         return (self.device_launch_bound_ms or 0.0) + (self.device_open_ms or 0.0)
 
     @property
     def bound(self) -> Bound | None:
-        """What limits the steps of all blocks; None where they differ in it."""
+        """Limit of the steps of all blocks; None if blocks differ."""
         return agreed(self.bounds)
 
 
 @dataclass(frozen=True)
 class NoMfu:
-    """Why a share of a peak (MFU) is not given; ``detail``: the trainer's own reason, where it recorded one."""
+    """Reason for a missing share of the peak (MFU). ``detail``: the trainer's own reason, if recorded."""
 
     kind: Literal["no run", "no compute", "no flops", "no profile"]
     device: str | None = None
@@ -101,36 +101,34 @@ class NoMfu:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """How much of its device's peak an arm used."""
+    """Use of the peak speed of an arm's device."""
 
     device: str | None = None
-    emulation: str | None = None  # the assumptions an emulated device's times rest on
+    emulation: str | None = None  # assumptions behind an emulated device's times
     flops_per_s: float | None = None  # of the model
     mfu: float | None = None
-    mfu_of: str = ""  # the peak that MFU is a share of
-    convention: str = ""  # by which the model's FLOPs were counted; "" where they were not
+    mfu_of: str = ""  # the peak that MFU refers to
+    convention: str = ""  # method by which the model's FLOPs were counted; "" if they were not
     no_mfu: NoMfu | None = None
 
 
 @dataclass(frozen=True)
 class ArmExplained:
-    """An arm's blocking calls, its slowdown injections, and its replays: as it ran, and without data work. None: it
-    cannot be replayed.
-    """
+    """Blocking calls, slowdown injections and replays of an arm. None: it cannot be replayed."""
 
     syncs: tuple[SyncCall, ...] = ()
-    replay_error: float | None = None  # fraction: the unedited replay's step time / the measured one - 1
-    resampled_error: float | None = None  # the same from resampled durations, as predictions are made
-    within_tolerance: bool = False  # whether both are typically small enough to believe what is replayed
-    ideal_predicted: Estimate | None = None  # its replay / the same without data work; both replayed
+    replay_error: float | None = None  # fraction: step time of the unedited replay / measured - 1
+    resampled_error: float | None = None  # ``replay_error`` with resampled durations, as in predictions
+    within_tolerance: bool = False  # True if both errors are typically small enough to trust a replay
+    ideal_predicted: Estimate | None = None  # step time of the replay / of the replay without data work
     ideal_measured: Estimate | None = None  # step time / that of its ideal-data control
-    no_ideal: Absent | None = None  # why not
-    # Both where blocks wait for unlike shares of a step: the median of all is then that of one kind, or of none.
+    no_ideal: Absent | None = None  # why ``ideal_measured`` is missing
+    # Set if blocks wait for different shares of a step. The median of all then describes one kind of block, or none.
     predicted_in_blocks: UnevenSpeed | None = None
     measured_in_blocks: UnevenSpeed | None = None
-    # Milliseconds per step by link of the critical path, the longest first; they sum to the step.
+    # Milliseconds per step by link of the critical path, longest first; the sum is the step.
     critical_path_ms: Mapping[PathLink, PathTime] = field(default_factory=dict)
-    removals: tuple[Removal, ...] = ()  # what removing each part would save, largest first; savings overlap
+    removals: tuple[Removal, ...] = ()  # saving by removal of each part, largest first; savings overlap
     doses: tuple[Dose, ...] = ()  # its slowdown injections
 
 
@@ -150,23 +148,23 @@ DiagnosisRemedy = Literal[
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One answer to where the wall clock of an attached program goes: what it costs, and what to do.
+    """One finding about the wall clock of an attached program: its cost and remedy.
 
-    ``saving``: times as fast a step would be without it; None: not known, or no later step has the cost.
-    ``at_most``: it is a bound.
+    ``saving``: speed-up of a step without this cost; None if unknown, or if no later step has the cost. ``at_most``:
+    the saving is an upper bound.
     """
 
     kind: DiagnosisKind
-    name: str  # of its largest part: a stage, a phase, a place
-    ms: Estimate  # a step
-    share: float  # of a step without waits for a core; of these waits, of the step by the clock
+    name: str  # stage, phase or place of its largest part
+    ms: Estimate  # per step
+    share: float  # fraction of a step without waits for a core; for such waits, of the whole step
     saving: Estimate | None
     at_most: bool
-    remedy: DiagnosisRemedy  # "advice": what replay found worth trying
+    remedy: DiagnosisRemedy  # "advice": use the replay's recommendation
     part: StepPart  # its largest part
-    share_of_part: float = 1.0  # of ``ms``, by its largest part
-    ended: EndedCost | None = None  # steps that had the cost, if no later one has
-    figures: Mapping[str, float] = field(default_factory=dict)  # that the text of the remedy has, by name
+    share_of_part: float = 1.0  # share of its largest part in ``ms``
+    ended: EndedCost | None = None  # steps that had the cost, if no later step has it
+    figures: Mapping[str, float] = field(default_factory=dict)  # figures in the text of the remedy, by name
 
 
 @dataclass(frozen=True)
@@ -177,96 +175,97 @@ class ArmReport:
     control: str | None
     of: str | None
     declared: JsonObject  # dotted keys with their values
-    blocks: int  # finished, with measured steps
+    blocks: int  # number of finished blocks with measured steps
     totals: ArmTotals
     speed: ModelSpeed
     explained: ArmExplained
-    against_arm: Estimate | None = None  # of a control: its arm's step time / its own, paired
-    # Of a program that nobody here wrote: what of it was timed, what ended a step, and what could not be seen.
+    against_arm: Estimate | None = None  # for a control: its arm's step time / its own, paired
+    # For attached programs: what was timed, what ended a step, and unseen time.
     attached: str | None = None
     step_ends: str | None = None
     unseen: Unseen | None = None
-    wall: Wall | None = None  # where the wall clock of such a program goes
-    diagnoses: tuple[Diagnosis, ...] = ()  # what costs most of that, then other findings, ranked by cost
-    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
-    causes: tuple[SlowCause, ...] = ()  # what slowed the steps of such a program
-    optimizer_steps: int = 0  # of the runs that counted what was skipped, warm-up steps too
-    skipped_steps: int | None = None  # of all its runs, as gradients overflowed in fp16; None: the loss is not scaled
-    ranks: RanksReport | None = None  # of this trainer
-    lead_use: LeadUse | None = None  # how much faster its steps were than they can go on being; None: not known
-    # What encodes where it was chosen, and what it proved: see RunFacts.
+    wall: Wall | None = None  # parts of the wall clock of an attached program
+    diagnoses: tuple[Diagnosis, ...] = ()  # for an attached program: most expensive first
+    doubts: tuple[Doubt, ...] = ()  # sorted by precedence, including those that bar nothing
+    causes: tuple[SlowCause, ...] = ()  # causes of slow steps of an attached program
+    optimizer_steps: int = 0  # total of the runs that counted skipped steps, including warm-up steps
+    # skipped in all runs after fp16 gradients overflowed; None: the loss is not scaled
+    skipped_steps: int | None = None
+    ranks: RanksReport | None = None  # for this repository's trainer
+    lead_use: LeadUse | None = None  # gain from prefetched batches that the arm cannot sustain; None: unknown
+    # Engine of a tokenizer that was chosen automatically, and its proof: see RunFacts.
     tokenizer_engine: str | None = None
     tokenizer_proof: str | None = None
-    copies: int = 0  # loader workers that made the same batches; 0 if none did
+    copies: int = 0  # number of loader workers that built the same batches; 0 if none did
     workers: int = 0  # number of loader workers
-    loading: Loading = field(default_factory=Loading)  # of an attached program
+    loading: Loading = field(default_factory=Loading)  # set for an attached program
     ended: Mapping[str, EndedCost] = field(default_factory=dict)  # costs of an attached program that ended, by phase
     iterable: bool = False  # True if its dataset has no index
-    free_cores: int | None = None  # for more loader workers, beside its main thread; None: not known
-    crowded: bool = False  # True if busy threads and child processes of all its ranks here are more than its cores
-    spare_threads: int = 0  # threads of its process beyond an equal part of the cores
-    sampled: bool = False  # True if the lines of such a program were sampled
+    free_cores: int | None = None  # cores for more loader workers, besides its main thread; None: unknown
+    crowded: bool = False  # True if its busy threads and child processes on this machine outnumber its cores
+    spare_threads: int = 0  # threads of its process beyond an equal share of the cores
+    sampled: bool = False  # True if the lines of an attached program were sampled
     idle_workers: int = 0  # workers that delivered no batch in any block
     gave_no_items: bool = False  # True if the dataset had no items for the idle workers
-    epoch_steps: float | None = None  # steps of an epoch of its data, median over blocks; None: not known
+    epoch_steps: float | None = None  # steps per epoch of its data, median over blocks; None: unknown
 
     @property
     def block_steps(self) -> int:
-        """Measured steps of a block."""
+        """Measured steps per block."""
         return self.totals.steps // self.blocks
 
     @property
     def waiting(self) -> float:
-        """Share of the time in which the main thread of such a program waited for a core.
+        """Share of the time in which the main thread of an attached program waited for a core.
 
-        Its part of the mean step is larger than the median over blocks if few blocks waited most.
+        The larger of its share in ``parts`` and the mean over runs, which differ if few blocks waited most.
         """
         waits = sum(one.share for one in self.parts if one.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
-        """The parts of a step of such a program; empty of others."""
+        """Parts of a step of an attached program; empty for others."""
         return () if self.wall is None else self.wall.parts
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's.
+    """Comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's.
 
-    Of a candidate that cannot be replayed the baseline's part is there all the same.
+    The baseline's part is also set if the candidate cannot be replayed.
     """
 
-    edits: str  # as they are written: "ranks=16"; empty: unedited
+    edits: str  # text such as "ranks=16"; empty: unedited
     baseline_ms: Estimate | None = None
     candidate_ms: Estimate | None = None
     ratio: Estimate | None = None
-    waits_ms: float | None = None  # per step of the baseline: what it would wait for data
-    measured_ms: Estimate | None = None  # of the candidate, where it ran what the edits make of the baseline
-    reason: ReplayGap | None = None  # why nothing could be predicted
-    candidate_reason: ReplayGap | None = None  # why nothing could be predicted of the candidate
+    waits_ms: float | None = None  # predicted waits for data per step of the baseline
+    measured_ms: Estimate | None = None  # step time of the candidate, if it ran the edited baseline
+    reason: ReplayGap | None = None  # why the prediction is missing
+    candidate_reason: ReplayGap | None = None  # why the candidate's prediction is missing
     doubts: tuple[Doubt, ...] = ()  # about the predictions of both arms, by precedence
 
 
 @dataclass(frozen=True)
 class PredictedRatio:
-    """The replay of the baseline's steps with the candidate's data path."""
+    """Replay of the baseline's steps with the candidate's data path."""
 
-    ratio: Estimate | None  # of what the comparison measures
+    ratio: Estimate | None  # ratio in the unit of the comparison
     step_time: Estimate  # baseline's / the replay's
-    error: float  # fraction: how far unedited replays of the baseline typically are off
-    within_tolerance: bool  # whether that is little enough to believe the prediction
+    error: float  # fraction: typical error of unedited replays of the baseline
+    within_tolerance: bool  # True if the error is small enough to trust the prediction
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What a comparison's spans, doses and replays add to its ledgers."""
+    """Results of a comparison's spans, doses and replays."""
 
     hidden_behind_ms: Mapping[str, float]  # the baseline's hidden data work by kernel or phase, largest first
     doses: tuple[Dose, ...]  # of the baseline
     predicted: PredictedRatio | Absent
-    emulated: tuple[str, ...]  # the devices that both ran on, where they exist on paper only
-    whatifs: tuple[WhatIf, ...]  # as it is, then under each of the scenario's whatif edits; empty where it has none
+    emulated: tuple[str, ...]  # emulated devices that the arms ran on
+    whatifs: tuple[WhatIf, ...]  # unedited, then under each whatif edit of the scenario; empty without edits
 
 
 @dataclass(frozen=True)
@@ -278,14 +277,14 @@ class Comparison:
     measured: Measured
     explained: Explained
     confounds: tuple[Confound, ...]
-    scaling: Scaling | None = None  # where they have different numbers of ranks
-    drift: Estimate | None = None  # where the candidate's speed, next to the baseline's, changes in the runs
-    enough_steps: int | None = None  # of a block: about how many show where such a change ends
+    scaling: Scaling | None = None  # set if the arms have different numbers of ranks
+    drift: Estimate | None = None  # set if the candidate's speed relative to the baseline changes within runs
+    enough_steps: int | None = None  # estimated steps per block that show where the drift ends
 
 
 @dataclass(frozen=True)
 class NotCompared:
-    """A comparison of which nothing was measured."""
+    """Comparison without any measurement."""
 
     baseline: str
     candidate: str
@@ -294,14 +293,15 @@ class NotCompared:
 
 @dataclass(frozen=True)
 class Advice:
-    """One change and the speed-up of a step that replay predicts for it.
+    """One change and its speed-up of a step, predicted by replay.
 
-    ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
-    ``measured``: what an arm of the same study that already is so measured. ``serial``: of more workers, times as fast
-    where what their stages wait for (a lock, a disk) serves one of them at a time; None where that is as fast.
-    ``contradicted``: ``measured`` is not what was predicted, so no other value of that setting is worth trying.
-    ``bar``, ``refusal``: why it is not recommended although the prediction promises enough. Both None: it is
-    recommended, promises too little, or the doubt is about all changes of the arm (``ArmAdvice.doubts``).
+    - ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
+    - ``measured``: measurement of an arm of the study that already has the change.
+    - ``serial``: speed-up by more workers if their shared resource (a lock, a disk) serves one at a time; None if
+      equal.
+    - ``contradicted``: ``measured`` disagrees with the prediction, so no other value of the setting is recommended.
+    - ``bar``, ``refusal``: why it is not recommended although the prediction is large enough. Both are None if it is
+      recommended, too small, or barred for all changes of the arm (``ArmAdvice.doubts``).
     """
 
     change: str
@@ -317,25 +317,25 @@ class Advice:
 
 @dataclass(frozen=True)
 class ArmAdvice:
-    """What was tried on paper for ``arm``, largest first; ``refused``: why nothing could be."""
+    """Replayed changes of ``arm``, largest speed-up first. ``refused``: why none could be replayed."""
 
     arm: str
     options: tuple[Advice, ...] = ()
-    error: float = 0.0  # fraction, without sign: how far the unedited replay typically is off; what is judged
+    error: float = 0.0  # fraction, absolute: typical error of the unedited replay
     within_tolerance: bool = False
-    from_blocks: bool = False  # whether the intervals are over enough blocks to mean something
+    from_blocks: bool = False  # True if the intervals cover enough blocks
     noise_floor: float | None = None
-    resolution: float | None = None  # fraction: smallest change seen, where its comparisons saw no difference
+    resolution: float | None = None  # fraction: smallest detectable change, if its comparisons found no difference
     assumptions: tuple[Assumption, ...] = ()
     refused: Doubt | None = None
-    iterable: bool = False  # its dataset has no index: each loader worker has all of it, unless it shares itself out
-    barred: Bar | None = None  # reason that more workers are not predicted, if data work costs time
-    doubts: tuple[Doubt, ...] = ()  # by precedence: about its replay, and about single changes
+    iterable: bool = False  # Its dataset has no index, so each worker reads all of it unless it shards itself.
+    barred: Bar | None = None  # why more workers are not predicted, if data work costs time
+    doubts: tuple[Doubt, ...] = ()  # sorted by precedence: about its replay, and about single changes
 
 
 @dataclass(frozen=True)
 class StudyReport:
-    """What a study found. ``problems``, most important first: what is missing or went wrong."""
+    """Findings of a study. ``problems``: missing or failed parts, most important first."""
 
     study: StudyRecord
     arms: tuple[ArmReport, ...]
@@ -345,19 +345,19 @@ class StudyReport:
     environment: JsonObject
     probe_costs: tuple[ProbeCost, ...] = ()
     probe_problems: tuple[ProbeProblem, ...] = ()
-    advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; of a study without comparisons, for each arm
+    advice: tuple[ArmAdvice, ...] = ()  # one for each baseline; without comparisons, for each arm
     step_times: tuple[StepTimes, ...] = ()
-    learned: tuple[Learned, ...] = ()  # by arm, where the scenario has a target_loss
-    uses: tuple[ArmUse, ...] = ()  # by arm, where the scenario names claims
+    learned: tuple[Learned, ...] = ()  # one per arm, if the scenario has a target_loss
+    uses: tuple[ArmUse, ...] = ()  # one per arm, if the scenario names claims
     claims: tuple[JudgedClaim, ...] = ()
-    learning: Learning | None = None  # of runs with evaluation
-    group: GroupGain | None = None  # of a program whose ranks are the arms
-    data_paths: tuple[DataPath, ...] = ()  # by arm, where the scenario has an isolated_baseline
+    learning: Learning | None = None  # set if runs evaluated
+    group: GroupGain | None = None  # for a program whose ranks are the arms
+    data_paths: tuple[DataPath, ...] = ()  # one per arm, if the scenario has an isolated_baseline
 
     def arm(self, name: str) -> ArmReport | None:
         return next((arm for arm in self.arms if arm.name == name), None)
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
-        """The comparisons of which something was measured."""
+        """Comparisons that have measurements."""
         return tuple(one for one in self.comparisons if isinstance(one, Comparison))

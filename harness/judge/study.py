@@ -1,4 +1,4 @@
-"""Analyses a whole study: its tables in, one tree of frozen records out, for the report and every other reader."""
+"""Analyse a whole study: from its tables to one tree of frozen records for the report and every other reader."""
 
 from __future__ import annotations
 
@@ -78,22 +78,22 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class _Arms:
-    """The study's runs by arm, with their ledgers."""
+    """Runs of the study by arm, with their ledgers."""
 
-    records: Mapping[str, Sequence[RunRecord]]  # of all runs
-    ledgers: Mapping[str, Blocks]  # of the runs that have measured steps, by block
-    runs: Mapping[str, Sequence[RunData]]  # the same runs, in order of their blocks
-    ranks: Mapping[str, Mapping[int, RankSteps]]  # by arm and block, of a program with several
-    declared: Sequence[ArmRecord]  # as in study.json
+    records: Mapping[str, Sequence[RunRecord]]  # records of all runs
+    ledgers: Mapping[str, Blocks]  # ledgers of the runs with measured steps, by block
+    runs: Mapping[str, Sequence[RunData]]  # runs of ``ledgers``, in the order of blocks
+    ranks: Mapping[str, Mapping[int, RankSteps]]  # steps by arm and block, for a program with several ranks
+    declared: Sequence[ArmRecord]  # arms of study.json
     controls: Controls
     blocks: int  # planned
-    few_blocks: RemedyKind  # what to ask for where blocks are too few
+    few_blocks: RemedyKind  # remedy for too few blocks
 
     def of(self, name: str) -> Blocks:
         return self.ledgers.get(name, {})
 
     def alike(self, name: str) -> Likeness | None:
-        """How alike neighbouring blocks are in what is compared with this arm."""
+        """Return the similarity of neighbouring blocks in comparisons with this arm."""
         return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
 
 
@@ -104,17 +104,17 @@ def _nothing(_run: RunData) -> None:
 def analyse(
     study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None] = _nothing
 ) -> StudyReport:
-    """Everything the tables of ``runs`` say about ``study``: any of its runs may be missing, failed or empty.
+    """Return the report on ``study`` from ``runs``, which may be incomplete, failed or empty.
 
     ``while_whole`` is called with each run while its spans and derived columns are in memory, one run at a time.
     """
     arms = _by_arm(study, runs, while_whole)
     records = [record for group in arms.records.values() for record in group]
-    uses = _uses(study, arms)  # of A/A controls too, as a claim is no surer than they
+    uses = _uses(study, arms)  # also of A/A controls, because they limit the certainty of a claim
     plain = {arm.name for arm in arms.declared if arm.control is None}
     comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
     advice = _advice(comparisons, arms, declared_floor(study))
-    # A profiled run is no figure of its arm: the profiler slows it.
+    # A profiled run is not part of its arm's figures, because the profiler slows it.
     found = tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED)
     saving = {arm.name for arm in found if any(one.kind == "checkpoint-bound" for one in arm.diagnoses)}
     return StudyReport(
@@ -146,7 +146,7 @@ def analyse(
 
 
 def _uses(study: StudyRecord, arms: _Arms) -> dict[str, dict[int, RunUse]]:
-    """By arm and block, where the scenario names claims."""
+    """Return the uses by arm and block if the scenario names claims."""
     if not study.scenario_text.get("claims"):
         return {}
     return {
@@ -228,19 +228,19 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
 
 
 def _splits(runs: Sequence[RunData], blocks: Blocks) -> bool:
-    """True if the split of an arm's waits by stage is valid: it needs no replay, or its replay matches the run."""
+    """Return True if the split of an arm's waits by stage is valid: it needs no replay, or replay matches the run."""
     if not any(ledger.split_by_replay for ledger in blocks.values()):
         return True
     try:
         return Replays(runs).validation.within_tolerance
     except ReplayError:
-        return True  # another block of the same run, say, was split
+        return True  # for example because another block was split
 
 
 def _advice(
     comparisons: Sequence[Comparison | NotCompared], arms: _Arms, allowance: float | None
 ) -> tuple[ArmAdvice, ...]:
-    """What to try next for each baseline, or for each arm where nothing is compared."""
+    """Return the advice for each baseline, or for each arm if nothing is compared."""
     compared = [one for one in comparisons if isinstance(one, Comparison)]
     floors = {one.baseline: one.measured.noise_floor for one in compared}
     if not comparisons:
@@ -253,7 +253,7 @@ def _advice(
 
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
-    """Return the smallest change that was seen if no comparison with ``baseline`` saw a difference; None of others."""
+    """Return the smallest detectable change if no comparison with ``baseline`` found a difference; None otherwise."""
     own = [one.measured for one in compared if one.baseline == baseline]
     if not own or any(one.verdict != "none" for one in own):
         return None
@@ -261,7 +261,7 @@ def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
-    """Compare the runs of two arms, by the same rules for every part of the report."""
+    """Compare the runs of two arms by the rules for every part of the report."""
     return compare(
         *names,
         {arm.name: arms.of(arm.name) for arm in arms.declared},
@@ -303,7 +303,7 @@ def _shown(found: Measured | Missing) -> Measured | Missing:
 
 
 def without_doubted(m: Measured) -> Measured:
-    """Drop each figure that a doubt bars, so that no reader can show it. ``ratio`` stays: readers ask ``figure``."""
+    """Drop each figure that a doubt bars, so that no reader can show it. ``ratio`` stays: readers use ``figure``."""
     if (found := barred(m.doubts, "prediction")) is not None:
         m = replace(m, ceiling=None, from_waits=None, absent={**m.absent, "ceiling": Absent("doubted", doubt=found)})
     if barred(m.doubts, "ratio") is not None:
@@ -312,7 +312,7 @@ def without_doubted(m: Measured) -> Measured:
 
 
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:
-    """The study's arms in its order, each followed by its controls; arms known only from their runs come last."""
+    """Return the study's arms in order, each followed by its controls. Arms known only from their runs come last."""
     arms = list(study.arms)
     known = {arm.name for arm in arms}
     for name, group in records.items():
@@ -338,7 +338,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
     parts = None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms)
-    # Loader workers, or what all other threads and child processes asked for.
+    # Loader workers, or the demand of all other threads and child processes.
     others = max(facts.workers or 0, busy_cores(causes))
     busy = (facts.threads or 1) + others
     return ArmReport(
@@ -390,7 +390,7 @@ def _epoch_steps(blocks: Blocks) -> float | None:
 
 
 def _copies(blocks: Blocks) -> int:
-    """Return ``ArmReport.copies``. Recorded values of 1 become 0, as all workers made different batches."""
+    """Return ``ArmReport.copies``. Recorded values of 1 become 0, because all workers built different batches."""
     most = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
     return most if most > 1 else 0
 
@@ -400,7 +400,7 @@ def _skipped_steps(runs: Sequence[RunData]) -> int | None:
     return sum(known) if known else None
 
 
-ONLY_CONVENTION = "palm"  # before a run recorded which
+ONLY_CONVENTION = "palm"  # used before runs recorded their convention
 _NO_RUN = ModelSpeed(no_mfu=NoMfu("no run"))
 
 
@@ -449,14 +449,14 @@ def _totals(blocks: Blocks) -> ArmTotals:
 
 
 def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
-    """Share of the measured steps of all runs in which a piece of the device's work was launch-bound, by its name."""
+    """Return the share of all measured steps in which a piece of the device's work was launch-bound, by its name."""
     names = dict.fromkeys(name for run in runs for name in run.launch_bound)
     steps = sum(len(run.step_ms) for run in runs)
     return {name: sum(run.launch_bound.get(name, 0.0) * len(run.step_ms) for run in runs) / steps for name in names}
 
 
 def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:
-    """Model FLOP/s from the trainer's own count; the share of a peak (MFU) needs a device profile, never a guess."""
+    """Return model FLOP/s from the trainer's own count. MFU requires a device profile; it is never estimated."""
     device = facts.device
     found = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
     if control == "data-only":
@@ -471,7 +471,7 @@ def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> Mod
     if not peak:
         return replace(found, flops_per_s=flops_per_s)
     source = str(facts.peak_source or facts.profile)
-    whole = float(peak) * (facts.ranks or 1)  # tokens/s are those of all ranks
+    whole = float(peak) * (facts.ranks or 1)  # tokens/s cover all ranks.
     return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / whole, mfu_of=source, no_mfu=None)
 
 
@@ -494,10 +494,10 @@ def arm_doubts(
     blocks: Blocks,
     few_blocks: RemedyKind = "more blocks",
 ) -> tuple[Doubt, ...]:
-    """Everything that a reader must know beside the figures of one arm."""
+    """Return the doubts about the figures of one arm, by precedence."""
     found = [*hidden.doubts(arm)] if hidden is not None else []
     attached = hidden is not None
-    if 0 < len(blocks) < MIN_BLOCKS:  # of an attached program blocks are parts of its one run
+    if 0 < len(blocks) < MIN_BLOCKS:  # For an attached program, blocks are parts of its one run.
         found.append(
             doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy="more steps" if attached else few_blocks)
         )
@@ -520,10 +520,10 @@ def arm_doubts(
 
 
 def _enough_steps(base: Blocks, other: Blocks) -> int:
-    """Return about how many steps of a block show where costs that change within runs end.
+    """Return an estimate of the steps per block that show where costs that change within runs settle.
 
-    A cache of the data is full after an epoch, so the second one shows what it saves. Without a known epoch, these are
-    :data:`HORIZON_TIMES` the measured ones.
+    A data cache is full after one epoch, so the second one shows its savings. If the epoch is unknown, use
+    :data:`HORIZON_TIMES` the measured steps.
     """
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
     epochs = [one for blocks in (base, other) if (one := _epoch_steps(blocks)) is not None]
@@ -531,11 +531,11 @@ def _enough_steps(base: Blocks, other: Blocks) -> int:
 
 
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
-    """The doubts of the verdict, then what else differs between both arms, undeclared."""
+    """Return the doubts about the verdict, and the undeclared differences of both arms, by precedence."""
     m = c.measured
     found = [*m.doubts]
     for one in c.confounds:
-        if one.kind not in ("diverged", "losses", "repeated data", "lead"):  # the verdict's own doubts have these
+        if one.kind not in ("diverged", "losses", "repeated data", "lead"):  # included in the verdict's own doubts
             found.append(doubt(_KINDS[one.kind], *(name for name in one.names if name), where=one.key))
     if m.ceilings is not None:
         found.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))
@@ -545,7 +545,7 @@ def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
 
 
 def study_doubts(report: StudyReport) -> tuple[Doubt, ...]:
-    """Every doubt about a figure of ``report``, each once."""
+    """Return every doubt about a figure of ``report``, without duplicates."""
     return in_order(
         [
             *(one for arm in report.arms for one in arm.doubts),

@@ -1,13 +1,14 @@
-"""Decides what a comparison's figures allow to be stated: a verdict needs an interval, a noise floor and like losses.
+"""Derive the verdict of a comparison, which needs an interval, a noise floor and similar losses.
 
-All comparisons of a study together err at most once in twenty: each is judged by an interval of 1 - 5 % / N, so that
-by the union bound all N hold together with 95 %, whatever they share (the baseline's runs, its A/A control). The noise
-floor is one draw that all of them share, and may be small by luck: so no verdict rests on it. It only takes some away.
+All comparisons of a study together have a 5 % chance of any error. Each of N comparisons uses an interval of 1 - 5 % /
+N. By the union bound all N hold together with 95 %, even if they share the baseline's runs or its A/A control. The
+noise floor is one draw that all comparisons share, and may be small by chance. So it never supports a difference; it
+can only reject one.
 
-Finds what one median over blocks does not describe: long steps that it passes over, and drift within runs.
+Also find what a median over blocks hides:
 
-All time together (:func:`in_total`) shows the long steps that fall into few blocks, or into the steps that begin a
-turn. Steps that become slower or faster within a run (:func:`drift`) have no one speed.
+- :func:`in_total` compares total times. It shows long steps in few blocks, or in the steps that begin a turn.
+- :func:`drift` finds steps that become slower or faster within a run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["gain", "loss", "none", "undecided"]
 Direction = Literal["gain", "loss", "none"]
-# The doubts that can be the cause of "undecided".
+# Doubts that can be the cause of "undecided".
 UndecidedKind = Literal[
     "too few blocks", "no noise floor", "no core", "too noisy", "too coarse", "lead", "diverged", "other loss",
     "repeated data", "a-a apart", "long steps",
@@ -49,10 +50,11 @@ _UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(Undec
 
 @dataclass(frozen=True)
 class Judged:
-    """``resolution``: a difference up to this fraction would have gone unnoticed; None: nothing can be resolved.
+    """Verdict on one ratio.
 
-    ``of``: the ratio with the interval that was judged; None where it is not kept. ``doubts``: all, by precedence.
-    ``cause``: the one that bars the verdict; None where there is a verdict.
+    ``resolution``: smallest detectable difference, as a fraction; None if nothing can be resolved. ``of``: the ratio
+    with the judged interval; None if not kept. ``doubts``: all, by precedence. ``cause``: the one that bars the
+    verdict; None if there is a verdict.
     """
 
     verdict: Verdict
@@ -63,12 +65,12 @@ class Judged:
 
     @property
     def undecided(self) -> UndecidedKind | None:
-        """Kind of the cause; None where there is a verdict."""
+        """Kind of the cause; None if there is a verdict."""
         return None if self.cause is None else _UNDECIDED[self.cause.kind]
 
 
 def confidence_of_each(comparisons: int) -> float:
-    """The level of each interval that keeps ``comparisons`` of them together at 95 % (Bonferroni)."""
+    """Return the confidence level of each interval that keeps ``comparisons`` together at 95 % (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
 
 
@@ -88,23 +90,23 @@ def judge(
     no_floor: RemedyKind = "a-a control",
     few_blocks: RemedyKind = "more blocks",
 ) -> Judged:
-    """``ratio``: with the interval that holds for all comparisons of the study together.
+    """Judge ``ratio``, whose interval holds for all comparisons of the study together.
 
-    Gain or loss: only where that interval excludes 1 and the median clears the floor. Else no difference. Then the
-    doubts are collected; the first that bars this verdict makes it undecided.
-    ``repeated``: the shares of rows that the arms train on again, where they differ (:func:`repeated_data`).
-    ``doubts``: found elsewhere, as where other processes took so many cores that the times say more of them.
-    ``used_lead``: by which share of a step the baseline's and the candidate's may have been faster than they can go on
-    being. That explains a loss or a gain that is no larger. It hides a difference as large: no difference is seen only
-    where that of the steps as they go on could be seen.
-    ``same_again``: the ratio of the A/A control to its arm. Where its interval excludes 1, the same arm again is faster
-    or slower by something other than luck, which the candidate may have as well: only an interval all of which lies
-    beyond that is a difference.
-    ``in_total``: the ratio in all time together, whichever block is left out, where that is not about the median: no
-    verdict stands that it contradicts.
-    ``shown``: the ratio with the interval that a reader sees, where that is another one.
-    ``step_time``: of the same blocks, which tells scatter of times from scatter of what steps hold. ``cores``: used by
-    other processes, and how many there are. ``no_floor``, ``few_blocks``: what to ask for without either of both.
+    The direction is gain or loss if this interval excludes 1 and the median exceeds the noise floor, else no
+    difference. The first doubt by precedence that bars this direction makes the verdict undecided.
+
+    - ``repeated``: shares of rows that the arms train again, if they differ (:func:`repeated_data`).
+    - ``doubts``: found elsewhere, for example that other processes took too many cores.
+    - ``used_lead``: shares of a step by which (baseline, candidate) may have been faster than they can sustain. It
+      explains a difference that is no larger. It also hides one, so "none" requires that the sustained difference was
+      detectable.
+    - ``same_again``: ratio of the A/A control to its arm. If its interval excludes 1, equal arms differ by more than
+      chance. The candidate may share that cause, so a difference needs an interval entirely beyond the control's.
+    - ``in_total``: ratio of total times, without the most extreme block, if it differs from the median. It bars a
+      verdict that it contradicts.
+    - ``shown``: the ratio with the interval that a reader sees, if different.
+    - ``step_time``: of the same blocks; separates scatter of times from scatter of the work per step.
+    - ``cores``: (used by other processes, all cores). ``no_floor``, ``few_blocks``: remedies for either problem.
     """
     if ratio.distance is None:
         found = in_order(
@@ -142,13 +144,13 @@ def judge(
 
 
 def is_useless(ratio: Estimate) -> bool:
-    """True if the interval includes :data:`USELESS_RATIO` times as fast and as slow."""
+    """Return True if the interval includes :data:`USELESS_RATIO` times as fast and as slow."""
     low, high = ratio.ci_low, ratio.ci_high
     return low is not None and high is not None and low <= 1 / policy.USELESS_RATIO and high >= policy.USELESS_RATIO
 
 
 def is_apart(same_again: Estimate | None) -> bool:
-    """Whether an A/A control differs from its arm, surely and by more than :data:`CONTROL_APART_MIN`."""
+    """Return True if an A/A control certainly differs from its arm, by more than :data:`CONTROL_APART_MIN`."""
     if same_again is None or same_again.ci_low is None or same_again.ci_high is None:
         return False
     return same_again.ci_low > 1 + policy.CONTROL_APART_MIN or same_again.ci_high < 1 / (1 + policy.CONTROL_APART_MIN)
@@ -165,11 +167,11 @@ def _direction(ratio: Estimate, noise_floor: float) -> Direction:
 def _of_size(
     direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None, few_blocks: RemedyKind
 ) -> Iterator[Doubt]:
-    """Yield a doubt where no difference was seen, and none could have been."""
+    """Yield a doubt if no difference was found and none was detectable."""
     resolution = max(ratio.distance or 0.0, noise_floor)
     if direction != "none" or resolution <= policy.COARSE_RESOLUTION:
         return
-    if few_blocks == "finish the study":  # its planned blocks come before any others
+    if few_blocks == "finish the study":  # The planned blocks come first.
         yield doubt("too coarse", share=resolution, remedy=few_blocks)
     elif holds_other_work(step_time, ratio):
         yield doubt("too coarse", share=resolution, remedy="more steps a block")
@@ -185,7 +187,7 @@ def _of_noise(
     step_time: Estimate | None,
     cores: tuple[float, float] | None,
 ) -> Iterator[Doubt]:
-    """Yield a doubt where the figure itself says nothing, and that is not for what steps hold."""
+    """Yield a doubt if the figure itself is useless, and different work per step is not the reason."""
     noisy = is_useless(shown) and not holds_other_work(step_time, shown)
     if direction == "none" and (noisy or noise_floor > policy.USELESS_FLOOR):
         yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
@@ -222,7 +224,7 @@ def _of_control(direction: Direction, ratio: Estimate, same_again: Estimate | No
 
 
 def _beyond(ratio: Estimate, same_again: Estimate) -> bool:
-    """Whether all of the interval of ``ratio`` is further from 1 than any of that of ``same_again``."""
+    """Return True if the interval of ``ratio`` is entirely further from 1 than that of ``same_again``."""
     assert ratio.ci_low is not None
     assert ratio.ci_high is not None
     assert same_again.ci_low is not None
@@ -243,22 +245,22 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
-    """True if the times of steps are steady, and only how much is in a step scatters: no other machine mends that."""
+    """Return True if step times are steady and only the work per step varies. A quieter machine does not help then."""
     steps, found = (_spread(one) for one in (step_time, ratio))
     return steps is not None and found is not None and steps <= policy.COARSE_RESOLUTION < found and 2 * steps < found
 
 
 def _spread(one: Estimate | None) -> float | None:
-    """Half the width of the interval, as a fraction."""
+    """Return half the width of the interval, as a fraction."""
     if one is None or not one.ci_low or not one.ci_high:
         return None
     return math.sqrt(one.ci_high / one.ci_low) - 1
 
 
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
-    """About how many blocks would decide, or show no difference of :data:`COARSE_RESOLUTION`; None: too many.
+    """Return an estimate of the blocks that would decide, or exclude a difference of :data:`COARSE_RESOLUTION`.
 
-    Interval and floor shrink as Student's quantile / sqrt(blocks).
+    None if that takes too many blocks. Interval and floor shrink as Student's quantile / sqrt(blocks).
     """
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None
@@ -276,12 +278,14 @@ def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
 
 @dataclass(frozen=True)
 class InTotal:
-    """``ratio``: how many times as fast the candidate is in all time together, by what the comparison measures.
+    """Comparison by total time.
 
-    ``least``: the same without the block that sets it apart most, as one long step may be an accident of the machine.
-    ``long``: the long steps of ``arm``, which set that apart from the median over blocks, in ``blocks`` of ``of``
-    blocks; None: its steps are slower throughout in these blocks. ``left_out``: so many long steps begin a turn, and no
-    other figure holds them.
+    - ``ratio``: speed ratio in total time, in the comparison's unit.
+    - ``least``: ``ratio`` without the block that moves it most, because one long step may be an accident.
+    - ``long``: long steps of ``arm`` that cause the difference from the median; None if its steps are slower
+      throughout.
+    - ``left_out``: number of these steps that begin a turn; other figures exclude them.
+    - ``blocks``, ``of``: affected blocks, of all blocks.
     """
 
     ratio: float
@@ -294,13 +298,13 @@ class InTotal:
 
 
 def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float) -> InTotal | None:
-    """What all time of the shared blocks says; None where that is about the median over blocks.
+    """Return the comparison by total time of the shared blocks; None if it is close to the median over blocks.
 
-    ``steps``, ``measured``: medians over blocks of how many times as fast the steps are, and what is measured.
+    ``steps``, ``measured``: medians over blocks of the speed ratio in steps, and in the comparison's unit.
     """
     shared = sorted(set(baseline) & set(candidate))
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
-    # One bound for both: else the same step would be long in the one arm and typical in the other.
+    # Use one bound for both, so that equal steps are not long in one arm and typical in the other.
     long_ms = LONG_STEP_FACTOR * max(float(np.median(run.step_ms)) for run in (*base, *other))
     ours, theirs = (_Times.of(runs, long_ms) for runs in (base, other))
     found = ours.mean_ms() / theirs.mean_ms()
@@ -310,7 +314,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
         return None
     runs = other if apart < 0 else base
     long = None
-    if by_long / apart >= 0.5:  # else blocks are unlike
+    if by_long / apart >= 0.5:  # Otherwise blocks differ.
         long = _long(runs, long_ms)
     least = steps
     if len(shared) > 1:
@@ -328,7 +332,7 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
 
 
 def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
-    """Return the steps above ``long_ms``, with the first of a repetition; None if they are too many to be rare."""
+    """Return the steps above ``long_ms``, including the first of a repetition; None if they are not rare."""
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
     found = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
@@ -344,17 +348,17 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
-    """Blocks that are further from the median than half of the way that sets all time apart, in its direction."""
+    """Return the number of blocks that deviate from the median by more than half of ``apart``, in its direction."""
     logs = [math.log(one.mean_step_ms / two.mean_step_ms / steps) for one, two in zip(base, other, strict=True)]
     return sum(log * math.copysign(1, apart) > abs(apart) / 2 for log in logs)
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Of the runs of one arm: steps, those that begin a turn among them, and their times together; all (runs,).
+    """Steps of the runs of one arm, including those that begin a turn, and their total times; all of shape (runs,).
 
-    Of steps that begin a turn only what is longer than a bound counts as it is, else as a typical step. ``usual_ms``:
-    every step that long as a typical one.
+    A step that begins a turn counts with its own time if it is longer than a bound, else as a typical step.
+    ``usual_ms``: total with every longer step replaced by a typical one.
     """
 
     steps: NDArray[np.float64]
@@ -373,17 +377,20 @@ class _Times:
         return cls(*np.array(found).T)
 
     def mean_ms(self, but: int | None = None) -> float:
-        """Milliseconds a step; ``but``: without that run."""
+        """Return milliseconds per step. ``but``: index of a run to leave out."""
         kept = np.arange(len(self.steps)) != (-1 if but is None else but)
         return float(self.total_ms[kept].sum() / self.steps[kept].sum())
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
-    """Times as long as in the first repetition the candidate's steps last in the last one, next to the baseline's.
+    """Return how the candidate's step time changes within runs, relative to the baseline's: last repetition / first.
 
-    What slows both alike cancels, and a rare long step (a checkpoint, say) counts as a typical one: which repetitions
-    hold one is no drift. None where the interval, that holds for all ``comparisons`` together, holds 1; or the
-    median is within the noise floor or :data:`DRIFT_MIN`; or there are too few blocks or repetitions.
+    Effects on both arms cancel. A rare long step (for example a checkpoint) counts as a typical one, because its
+    repetition is random. None if one of these applies:
+
+    - The interval, which holds for all ``comparisons`` together, includes 1.
+    - The median is within the noise floor or :data:`DRIFT_MIN`.
+    - There are too few blocks or repetitions.
     """
     logs = [
         candidates - baselines
@@ -398,7 +405,7 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Of the step time, from the first repetition that both have to the last; from half to half where there is one."""
+    """Return the log change of the step time from the first shared repetition to the last, or between halves of one."""
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

@@ -1,8 +1,8 @@
-"""Works out where an arm waits for data, and whether all of its blocks wait alike.
+"""Compute where an arm waits for data, and whether all of its blocks wait alike.
 
-Milliseconds of a stage are means over all blocks, ratios are medians over blocks. Blocks that wait for unlike shares of
-a step (:func:`uneven_waits`) have a mean that describes none of them: mean and median differ, or there are two kinds of
-blocks with nothing in between.
+Milliseconds of a stage are means over all blocks; ratios are medians over blocks. If blocks wait for different shares
+of a step (:func:`uneven_waits`), the mean describes none of them. Then mean and median differ, or blocks fall into two
+kinds with nothing in between.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from harness.judge.policy import UNEVEN_APART_MIN, UNEVEN_BLOCKS_MIN, UNEVEN_KIN
 
 @dataclass(frozen=True)
 class UnevenWaits:
-    """Blocks fall into two kinds; times are means per step, in milliseconds, over the blocks of a kind."""
+    """Two kinds of blocks. Times are means per step in milliseconds, over the blocks of a kind."""
 
-    blocks: tuple[int, ...]  # that wait for more
+    blocks: tuple[int, ...]  # the blocks that wait longer
     of: int
-    waited_ms: float  # of these
-    step_ms: float  # of these
-    others_ms: float  # what the others wait
-    waited_range_ms: tuple[float, float]  # the least and the most that one of these waits, of a step of ``step_ms``
-    others_range_ms: tuple[float, float]  # of the others
+    waited_ms: float  # of the blocks that wait longer
+    step_ms: float  # of the blocks that wait longer
+    others_ms: float  # wait of the other blocks
+    waited_range_ms: tuple[float, float]  # minimum and maximum over the blocks that wait longer, scaled to ``step_ms``
+    others_range_ms: tuple[float, float]  # minimum and maximum over the other blocks
 
     @property
     def half(self) -> bool:
-        """Whether as many wait for more as do not: a median over blocks lies between both kinds."""
+        """True if half of the blocks wait longer, so that a median over blocks lies between both kinds."""
         return 2 * len(self.blocks) == self.of
 
 
 @dataclass(frozen=True)
 class UnevenSpeed:
-    """A speed of either kind of blocks, medians: of those that wait for more, and of the others."""
+    """Median speed of either kind of blocks: those that wait longer, and the others."""
 
     more: float
     others: float
 
 
 def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
-    """None where all blocks wait for about the same share of a step, or it is not known of one of them."""
+    """Return the two kinds of blocks; None if all wait for a similar share of a step, or if any share is unknown."""
     if not runs or any(run.waited_ms is None for run in runs):
         return None
-    typical_ms = median(run.mean_step_ms for run in runs)  # a block that one long step makes slow waits for no less
+    typical_ms = median(run.mean_step_ms for run in runs)  # One long step does not shorten a block's wait.
     known = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
     shares = [share for _, share in known]
     middle = (min(shares) + max(shares)) / 2
@@ -61,7 +61,7 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
         return None
     waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
     step_ms = mean(run.mean_step_ms for run in more)
-    # A block that waits longest may be the one with the longest steps: its wait is a share of these.
+    # The longest wait may belong to the longest steps, so scale it by them.
     of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in more]
     return UnevenWaits(
         blocks=tuple(run.record.block for run in more),
@@ -75,7 +75,7 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
 
 
 def _two_kinds(shares: Sequence[float], middle: float) -> bool:
-    """Whether ``shares`` above and below ``middle`` are far apart, and those of one kind near one another."""
+    """Return True if the ``shares`` above and below ``middle`` are far apart, and those of one kind close together."""
     low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
     if not high or min(len(low), len(high)) < min(UNEVEN_BLOCKS_MIN, len(shares) // 2):
         return False
@@ -85,7 +85,7 @@ def _two_kinds(shares: Sequence[float], middle: float) -> bool:
 
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
-    """``speeds``: by block. None where blocks are alike, or one kind of them has no speed."""
+    """Return the median speeds of both kinds; None if blocks are alike or one kind has none. ``speeds``: by block."""
     if uneven is None:
         return None
     more = [value for block, value in speeds.items() if block in uneven.blocks]
@@ -95,43 +95,43 @@ def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> Une
 
 @dataclass(frozen=True)
 class Waits:
-    """Where one arm waits for data, in mean milliseconds per step; None and missing stages were not measured."""
+    """Waits of one arm for data, in mean milliseconds per step. None and missing stages: not measured."""
 
     step_ms: float
     waited_ms: float | None
     exposed_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
     contended_ms: float | None
-    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all of it, wherever it ran
-    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # ran while the step waited for another batch
-    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # ran between training steps
-    slack_ms: float | None = None  # only with an asynchronous device, as are the next three
+    stage_work_ms: Mapping[str, float] = field(default_factory=dict)  # all work, in any process
+    parallel_ms: Mapping[str, float] = field(default_factory=dict)  # while the step waited for another batch
+    between_steps_ms: Mapping[str, float] = field(default_factory=dict)  # between training steps
+    slack_ms: float | None = None  # only set with an asynchronous device, as the next three
     starved_ms: Mapping[str, float] = field(default_factory=dict)
     open_ms: float | None = None  # the device worked or waited for launches, outside of launch-bound phases
-    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by what bounds them
-    uneven: UnevenWaits | None = None  # where blocks wait for unlike shares of a step
-    busy_loader: bool = False  # loader workers of every run were at work nearly all the time
-    room_unknown: bool = False  # how much longer fetching could have lasted is not known of some run
-    # The least and the most that ``waited_ms`` may be: it is not known when the device worked. None: it is known.
+    bounds: Mapping[Bound, int] = field(default_factory=dict)  # number of blocks by bound
+    uneven: UnevenWaits | None = None  # set if blocks wait for different shares of a step
+    busy_loader: bool = False  # True if the loader workers of every run were almost always busy
+    room_unknown: bool = False  # True if some run does not show how much longer fetches could have lasted
+    # Bounds of ``waited_ms`` if it is unknown when the device worked; None if it is known.
     waited_range_ms: tuple[float, float] | None = None
-    ranks: int = 1  # of several, every figure here is one of rank 0
+    ranks: int = 1  # number of ranks; if several, every figure here is of rank 0
 
     @property
     def work_ms(self) -> float:
-        """All data work, waited for or not; the host does it for every step."""
+        """All data work of the host per step, waited for or not."""
         return sum(self.stage_work_ms.values())
 
     @property
     def bound(self) -> Bound | None:
-        """What limits the steps of all blocks; None where they differ in it."""
+        """Limit of the steps of all blocks; None if blocks differ."""
         return agreed(self.bounds)
 
 
 def gain_from_waits(blocks: Blocks) -> Estimate | None:
-    """The largest gain in step time that removing every wait for data could give: wall / (wall - waited).
+    """Return the largest gain in step time from removing every wait for data: wall / (wall - waited).
 
-    Where it is not known when the device worked, the interval holds either reading. Of several ranks none gains by what
-    it alone no longer waits for: there it is what all of them would save, and None where nobody knows that.
+    If it is unknown when the device worked, the interval covers both readings. With several ranks, one rank gains
+    nothing from its own shorter waits, so the gain is that of all ranks together; None if it is unknown.
     """
     likely: list[float] = []
     least: list[float] = []
@@ -143,7 +143,7 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
             return None
         costs = (waited,) * 3 if several else _least_likely_most(run, waited)
         for logs, cost in zip((least, likely, most), costs, strict=True):
-            if cost >= wall * (1 - 1e-6):  # nothing but waiting: no finite ceiling
+            if cost >= wall * (1 - 1e-6):  # only waiting: no finite ceiling
                 return None
             logs.append(math.log(wall / (wall - cost)))
     found = from_blocks(likely)
@@ -155,7 +155,7 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
 
 
 def open_ranks(blocks: Blocks) -> bool:
-    """Whether there are several ranks, and nobody knows what they wait for together."""
+    """Return True if there are several ranks whose common waits are unknown."""
     return any(run.ranks > 1 and run.data_costs_all_ms is None for run in blocks.values())
 
 
@@ -165,7 +165,7 @@ def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, 
 
 
 def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
-    """Return the runs that figures of data work are from: those with waits split by stage, or all if there are none."""
+    """Return the runs for figures of data work: those with waits split by stage, or all if there are none."""
     return [run for run in runs if run.exposed_ms] or list(runs)
 
 
@@ -175,7 +175,7 @@ def waited_over(runs: Sequence[RunLedger]) -> float | None:
 
 
 def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
-    """The least and the most that data work may cost a step, means over ``runs``; None where it is known of each."""
+    """Return the bounds of the cost of data work per step, means over ``runs``; None if every cost is exact."""
     if all(run.waited_range_ms is None for run in runs):
         return None
 
@@ -210,7 +210,7 @@ def waits_of(blocks: Blocks) -> Waits:
 
 
 def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
-    """How many of ``runs`` each thing bounds, the commonest first; empty without an asynchronous device."""
+    """Return the number of ``runs`` by bound, most common first; empty without an asynchronous device."""
     return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
 
 
@@ -221,9 +221,9 @@ StageFigure = Literal[
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
+    """Return mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
 
-    All of them are of the same runs, so that they add up to no more than their whole.
+    All means use the same runs, so that they add up to no more than the whole.
     """
     known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
     means = {}

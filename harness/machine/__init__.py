@@ -1,6 +1,6 @@
-"""Reads facts about this machine from /proc, /sys and the libraries, as dataclasses.
+"""Read facts about this machine from /proc, /sys and libraries, as dataclasses.
 
 ``harness doctor`` judges these facts (``checks``); probes and launch also read them. Every function that reads files
-takes the root of the file system, so that a test can pass its own tree. A file that is missing or unreadable gives
-None, never an error.
+takes the root of the file system, so that a test can pass its own tree. A missing or unreadable file gives None, never
+an error.
 """

@@ -1,7 +1,7 @@
-"""Reads the control-group limits on CPU, cores and memory of a process, in version 1, version 2 and hybrids.
+"""Read the control-group limits on CPU, cores and memory of a process, in version 1, version 2 and hybrids.
 
-A group's limit holds for everything below it, so the tightest limit between the process's group and the mount counts.
-In a container the path ends at the mount; tighter limits outside cannot be seen there.
+A group's limit applies to everything below it, so the tightest limit between the process's group and the mount counts.
+In a container the path ends at the mount; tighter limits outside are not visible there.
 
     /sys/fs/cgroup                      (mount)      cpu.max  max 100000
     /sys/fs/cgroup/slurm                             cpu.max  800000 100000   <- counts: 8 cores
@@ -95,7 +95,8 @@ def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None
     """Find the group of process ``pid`` (None: this one) under ``controller``; None without control groups."""
     of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
     mounts = read_mounts(root)
-    if controller in of_v1:  # a controller is bound to one version at a time, the other then has no files for it
+    # A controller belongs to one version at a time. The other version then has no files for it.
+    if controller in of_v1:
         at = [mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options]
         return _group(1, of_v1[controller], at[-1], root) if at else None
     at = [mount for mount in mounts if mount.kind == "cgroup2"]
@@ -103,7 +104,7 @@ def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None
 
 
 def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
-    """Find the tightest CPU quota up to the mount; None where there is none. ``group``: of the controller "cpu"."""
+    """Return the tightest CPU quota up to the mount; None without one. ``group``: of the controller "cpu"."""
     if group is None:
         return None
     read = _quota_v2 if group.version == 2 else _quota_v1
@@ -116,7 +117,7 @@ def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
 
 
 def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
-    """Read how often the quota throttled the group in ``folder``; None where it does not count that."""
+    """Read how often the quota throttled the group in ``folder``; None if the group does not count it."""
     fields = read_fields(folder / "cpu.stat")
     spent, unit_ns = (fields.get("throttled_usec"), 1000) if version == 2 else (fields.get("throttled_time"), 1)
     periods, throttled, time = to_int(fields.get("nr_periods")), to_int(fields.get("nr_throttled")), to_int(spent)
@@ -126,7 +127,7 @@ def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
 
 
 def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
-    """Read the CPUs that the group allows; () where it names none. ``group``: of the controller "cpuset"."""
+    """Return the CPUs that the group allows; () if it lists none. ``group``: of the controller "cpuset"."""
     if group is None:
         return ()
     names = ("cpuset.cpus.effective",) if group.version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
@@ -138,7 +139,7 @@ def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
 
 
 def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
-    """Find the tightest memory limit up to the mount; None where there is none. ``group``: of "memory"."""
+    """Return the tightest memory limit up to the mount; None without one. ``group``: of the controller "memory"."""
     if group is None:
         return None
     name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
@@ -158,7 +159,7 @@ def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
 
 
 def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
-    """Parse lines of "id:controllers:path": the process's path by version 1 controller, and its path in version 2."""
+    """Parse lines of "id:controllers:path". Return paths by version 1 controller, and the version 2 path."""
     of_v1: dict[str, str] = {}
     of_v2 = None
     for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():
@@ -172,7 +173,7 @@ def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
 
 
 def _group(version: Literal[1, 2], path: str, mount: Mount, root: Path) -> ControlGroup:
-    """Find the process's folder below the mount, or the mount itself where the path belongs to another namespace."""
+    """Return the process's folder below the mount, or the mount if the path belongs to another namespace."""
     point = below(root, mount.point)
     inside = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
     folder = point if ".." in Path(inside).parts else below(point, inside)
@@ -189,7 +190,7 @@ def _quota_v2(folder: Path) -> Quotas:
 
 
 def _quota_v1(folder: Path) -> Quotas:
-    """Read the same from two files; a quota of -1 means none."""
+    """Read (quota, period) in microseconds from the two files of version 1; a quota of -1 means none."""
     yield from _limited(read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us"))
 
 

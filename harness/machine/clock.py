@@ -1,4 +1,4 @@
-"""Reads the source of the clock behind every span and step, and measures the cost of one reading."""
+"""Read the source of the clock behind every span and step, and measure the cost of one reading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.machine.files import ROOT, read_text
 
-_READINGS, _BATCHES = 2000, 5  # some milliseconds even where each is a system call
+_READINGS, _BATCHES = 2000, 5  # some milliseconds even if each reading is a system call
 
 
 @dataclass(frozen=True)

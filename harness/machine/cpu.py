@@ -1,4 +1,4 @@
-"""Reads facts of the processor: allowed CPUs, how they share cores and memory, and how their clock is set."""
+"""Read facts of the processor: allowed CPUs, shared cores and memory, and clock settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.machine.files import ROOT, parse_list, read_fields, read_int, read_text
 
 _CPUS = "sys/devices/system/cpu"
-BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and what arm64 calls features
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and arm64 features
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Frequency:
-    """How the clock of the allowed CPUs is set."""
+    """Clock settings of the allowed CPUs."""
 
     driver: str | None
     governors: tuple[str, ...]
@@ -59,7 +59,7 @@ def read_processor(root: Path = ROOT) -> Processor:
 
 
 def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
-    """Return the CPUs that this process may run on; () where the system does not report them."""
+    """Return the CPUs that this process may run on; () if the system does not report them."""
     return parse_list(read_fields(root / "proc/self/status", ":").get("Cpus_allowed_list"))
 
 
@@ -73,7 +73,7 @@ def read_frequency(allowed: tuple[int, ...], root: Path = ROOT) -> Frequency:
 
 
 def _nodes(root: Path, allowed: set[int]) -> tuple[int, ...]:
-    """Return the NUMA nodes with allowed CPUs. Nodes without CPUs (a GPU's memory shows as one) do not count."""
+    """Return the NUMA nodes with allowed CPUs. Nodes without CPUs, such as a GPU's memory, do not count."""
     folder = root / "sys/devices/system/node"
     nodes = parse_list(read_text(folder / "online"))
     return tuple(node for node in nodes if allowed & set(parse_list(read_text(folder / f"node{node}/cpulist"))))

@@ -1,4 +1,4 @@
-"""Records this machine and installation with every run, so that arms can be compared."""
+"""Record this machine and installation with every run, so that arms can be compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.json_types import Json, JsonObject
 
 @dataclass(frozen=True)
 class Environment:
-    """This machine and installation. A fact that is unknown is None: most virtual machines report no governor."""
+    """Facts of this machine and installation. Unknown facts are None; most virtual machines report no governor."""
 
     python: str
     packages: Mapping[str, str | None]  # versions of PACKAGES; None: not installed
@@ -34,7 +34,7 @@ class Environment:
     memory_bytes: int
 
     def to_json(self) -> JsonObject:
-        """Every fact by name; the packages stand among them."""
+        """Return every fact by name, with the packages at the same level."""
         found: dict[str, Json] = {}
         for name, value in asdict(self).items():
             found |= value if name == "packages" else {name: value}
@@ -60,17 +60,17 @@ def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
 
 
 def record_environment() -> JsonObject:
-    """Return the environment as records keep it. Another state of the code calls this (``harness.launch.protocol``)."""
+    """Return the environment for records. Other states of the code call this (``harness.launch.protocol``)."""
     return read_environment().to_json()
 
 
 def record_user_environment() -> JsonObject:
-    """The same where code of the user's own is measured: its commit is that of the checkout around this folder."""
+    """Return the environment of a run of user code, with the commit of the checkout around the current folder."""
     return read_environment(Path.cwd()).to_json()
 
 
 def has_nvidia_driver() -> bool:
-    """Whether an NVIDIA driver is loaded. It is much faster than asking torch, whose import takes seconds."""
+    """Return True if an NVIDIA driver is loaded. This is much faster than importing torch, which takes seconds."""
     return Path("/dev/nvidiactl").exists()
 
 

@@ -1,4 +1,4 @@
-"""Examines this machine for ``harness doctor``: starts all readings at once, each with a timeout, and judges them."""
+"""Examine this machine for ``harness doctor``: start all readings at once, each with a timeout, and judge them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from harness.machine.limits import Look
 from harness.machine.needs import Needs
 from trainer.json_types import JsonObject
 
-FILE_READ_LIMIT_S = 5.0  # for plain files; longer only on a disk that does not answer
+FILE_READ_LIMIT_S = 5.0  # timeout for plain files, which only an unresponsive disk exceeds
 TOOLS_S = 3 * toolchain.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
 
 
 class Examination:
-    """Readings of this machine in progress. Using one waits for it, and raises the error that it raised."""
+    """Readings of this machine in progress. Using one waits for it, and raises its error."""
 
     def __init__(self, results: Path, cache: Path, environ: Mapping[str, str], root: Path = ROOT) -> None:
-        """Start all readings. ``results`` and ``cache`` are folders to check, ``root`` is that of /proc and /sys."""
+        """Start all readings. ``results`` and ``cache`` are folders to check; ``root`` contains /proc and /sys."""
         self._environ, self._root = environ, root
         self._load_found: load.Load | None = None
         self._before = load.read_counters(cpu.allowed_cpus(root), root)
-        # Programs have a timeout of their own, after which they are killed. It comes first, or they would outlive us.
+        # Programs have their own timeout, after which they are killed. It is shorter, so that they do not outlive us.
         self.torch = Look(torch_facts.read_torch, torch_facts.TORCH_LIMIT_S + FILE_READ_LIMIT_S)
         self.imports = Look(imports.read_imports, imports.IMPORT_LIMIT_S + imports.KILL_S + FILE_READ_LIMIT_S)
         self.nvml = Look(gpu.read_nvml, gpu.NVIDIA_SMI_LIMIT_S + FILE_READ_LIMIT_S)
@@ -70,8 +70,8 @@ class Examination:
     ) -> list[Check]:
         """Return all lines in reading order.
 
-        ``threads``: of the CPU's profile; None: torch's own choice. ``needs``: of a scenario, where one is asked about,
-        and ``fit``: what else is checked of it.
+        ``threads``: of the CPU's profile; None for torch's own choice. ``needs``: of a scenario, if one is given.
+        ``fit``: returns further checks of the scenario.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
@@ -107,7 +107,7 @@ class Examination:
         return [line for name, check in lines for line in judge(name, check)]
 
     def facts(self) -> JsonObject:
-        """Return every fact by name, {"problem": why} for a failed reading; "load" after :meth:`checks` measured it."""
+        """Return every fact by name, {"problem": why} for a failed reading. "load" is set after :meth:`checks`."""
         found = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**found, "load": None if self._load_found is None else asdict(self._load_found)}
 
@@ -121,7 +121,7 @@ class Examination:
     def _torch_problem(self) -> str | None:
         try:
             self.torch.result()
-        except (ImportError, OSError, ValueError) as error:  # a timeout is an OSError
+        except (ImportError, OSError, ValueError) as error:  # A timeout is an OSError.
             return str(error)
         return None
 
@@ -139,7 +139,7 @@ class Examination:
         return processors.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
 
     def _load(self) -> Check:
-        """Check the load since the examination began. It comes late, so that all our own programs have ended."""
+        """Check the load since the examination began. It runs last, after all our own programs have ended."""
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())
@@ -148,7 +148,7 @@ class Examination:
         return processors.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:
-        from harness.machine.checks import profiles  # a broken pydantic or yaml may cost these lines only
+        from harness.machine.checks import profiles  # A broken pydantic or yaml must cost only these lines.
 
         torch = self.torch.result()
         yield profiles.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)

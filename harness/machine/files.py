@@ -1,4 +1,4 @@
-"""Reads files of /proc and /sys. A file that is missing, forbidden or malformed gives None or an empty value."""
+"""Read files of /proc and /sys. A missing, forbidden or malformed file gives None or an empty value."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
-MOST_NUMBERS = 2**16  # in a range: no machine has more CPUs
+MOST_NUMBERS = 2**16  # maximum length of a range; no machine has more CPUs
 
 
 def read_text(path: Path) -> str | None:
-    """Return the stripped content; None where the file is missing or unreadable."""
+    """Return the stripped content; None if the file is missing or unreadable."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -19,7 +19,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Return the number in a file; None where it holds something else (such as "max")."""
+    """Return the number in a file; None for other content such as "max"."""
     return to_int(read_text(path))
 
 
@@ -31,7 +31,7 @@ def to_int(text: str | None) -> int | None:
 
 
 def read_fields(path: Path, separator: str | None = None) -> dict[str, str]:
-    """Parse lines of "name<separator>value" (default: white space); the first of each name counts, {} if unreadable."""
+    """Parse lines of "name<separator>value" (default: white space); the first of a name counts. {} if unreadable."""
     fields: dict[str, str] = {}
     for line in (read_text(path) or "").splitlines():
         name, *value = line.split(separator, 1)
@@ -66,7 +66,7 @@ class Mount:
     """Options of the mount and of the file system."""
 
     def option(self, name: str) -> str | None:
-        """Return the value of ``name=value``; "" for a bare ``name``; None where it is not set."""
+        """Return the value of ``name=value``; "" for a bare ``name``; None if it is not set."""
         for option in self.options:
             key, _, value = option.partition("=")
             if key == name:
@@ -88,13 +88,13 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
-    """Find the mount of an absolute path: the deepest one, and the last of equals."""
+    """Return the mount of an absolute path: the deepest one, and the last of equals."""
     on = [mount for mount in mounts if path.is_relative_to(mount.point)]
     return max(enumerate(on), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1] if on else None
 
 
 def below(root: Path, path: str) -> Path:
-    """Return an absolute path of that system as a path below ``root``."""
+    """Return ``path``, absolute in the examined system, as a path below ``root``."""
     return root / path.lstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""Reads the NVIDIA devices from NVML (nvidia-ml-py). It runs as a program, because a broken driver can hang it."""
+"""Read the NVIDIA devices from NVML (nvidia-ml-py) in a separate program, which a broken driver may hang."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Nvml:
 
     @property
     def absent(self) -> bool:
-        """Whether this machine has no NVIDIA devices. Every other problem should be fixed."""
+        """True if this machine has no NVIDIA devices. Every other problem should be fixed."""
         return self.library_missing or self.driver_missing
 
 
 def driver_loaded(root: Path = ROOT) -> str | None:
-    """Return the version of the kernel's NVIDIA driver; None where none is loaded."""
+    """Return the version of the kernel's NVIDIA driver; None if none is loaded."""
     text = read_text(root / "proc/driver/nvidia/version")
     if text is None:
         return None
@@ -70,7 +70,7 @@ def driver_loaded(root: Path = ROOT) -> str | None:
 
 
 def read_nvml() -> Nvml:
-    """Ask NVML in another process. A hang or a crash is an answer too."""
+    """Query NVML in another process. A hang or a crash is reported as a problem."""
     try:
         facts: Any = dict(facts_of_module("harness.machine.gpu", NVIDIA_SMI_LIMIT_S))
     except (TimeoutError, RuntimeError) as error:
@@ -82,7 +82,7 @@ def read_nvml() -> Nvml:
 def _look() -> Nvml:
     try:
         import pynvml
-    except Exception as error:  # a broken package raises anything
+    except Exception as error:  # A broken package may raise any exception.
         return Nvml(None, None, (), in_words(error), binding_broken=True)
     nvml: Any = pynvml
     try:
@@ -104,7 +104,7 @@ def _look() -> Nvml:
     except nvml.NVMLError as error:
         return Nvml(_known(nvml, nvml.nvmlSystemGetDriverVersion), None, (), str(error))
     finally:
-        with contextlib.suppress(nvml.NVMLError):  # the readings are complete at this point
+        with contextlib.suppress(nvml.NVMLError):  # The readings are complete at this point.
             nvml.nvmlShutdown()
 
 
@@ -153,7 +153,7 @@ def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
 
 
 def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> Any:
-    """Return the reading; None where this device or driver lacks it. ``raised``: errors to pass on instead."""
+    """Return the reading; None if this device or driver lacks it. ``raised``: errors to pass on instead."""
     try:
         return read()
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Reads the free memory of the GPUs from NVML."""
+"""Read the free memory of the GPUs from NVML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def free_gpu_memory() -> list[int]:
-    """Return the free bytes on each GPU by NVML; [] without a driver."""
+    """Return the free bytes on each GPU; [] without a driver."""
     try:
         import pynvml
 
@@ -17,5 +17,5 @@ def free_gpu_memory() -> list[int]:
             return [int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(card)).free) for card in cards]
         finally:
             nvml.nvmlShutdown()
-    except Exception:  # no library, no driver, no permission: NVML has an exception class for each
+    except Exception:  # NVML has separate classes for a missing library, driver or permission.
         return []

@@ -1,4 +1,4 @@
-"""Tries to import every package that a run needs. Metadata alone do not show that a library is missing."""
+"""Try to import every package that a run needs. Package metadata does not show a missing shared library."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 from harness.machine.limits import Look, output_of
 
-IMPORT_LIMIT_S = 90.0  # as for torch: a cold import from a network file system takes a minute
-KILL_S = 5.0  # for ending a process that did not answer
-# Package -> module, dependencies first. transformers checks the versions of what it needs and imports the rest on use.
-# torch and nvidia-ml-py have readings of their own.
+IMPORT_LIMIT_S = 90.0  # seconds, as for torch; a cold import from a network file system takes a minute
+KILL_S = 5.0  # seconds to end a process that did not answer
+# Module by package, dependencies first. transformers checks the versions of its dependencies and imports the rest on
+# use. torch and nvidia-ml-py have their own readings.
 MODULES = {
     "numpy": "numpy",
     "PyYAML": "yaml",
@@ -27,9 +27,9 @@ MODULES = {
 
 
 def read_imports() -> dict[str, str]:
-    """Return package -> why it cannot be imported, in the order of ``MODULES``.
+    """Return the import error of each package that cannot be imported, in the order of ``MODULES``.
 
-    Each import runs in its own process, all at once: a library that crashes or hangs does not affect the others.
+    Imports run in parallel in separate processes, so that a library that crashes or hangs does not affect the others.
     """
     tries = {package: Look(partial(_try, module), IMPORT_LIMIT_S + KILL_S) for package, module in MODULES.items()}
     found = {package: _outcome(tried) for package, tried in tries.items()}
@@ -47,5 +47,5 @@ def _try(module: str) -> str | None:
 def _outcome(tried: Look[str | None]) -> str | None:
     try:
         return tried.result()
-    except OSError as error:  # a timeout is one
+    except OSError as error:  # A timeout is an OSError.
         return str(error)

@@ -1,4 +1,4 @@
-"""Ends processes together with the process that started them."""
+"""End processes together with the process that started them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from trainer.lifetime import die_with_parent
 __all__ = ["Keeper", "die_with_parent"]
 
 
-# Where its input ends without "end", it kills every process that was started with the given environment variable, until
-# none is left: those may start more meanwhile. Python alone: none of our modules, nobody's site-packages.
+# If the input ends without "end", this program kills every process that was started with the given environment
+# variable. It repeats until none is left, because they may start more. It imports only the standard library, without
+# site-packages.
 _KEEP = """
 import os, signal, sys
 
@@ -39,24 +40,24 @@ if sys.stdin.read() != "end":
 
 
 class Keeper:
-    """A small process that kills others once this one is gone, however it went.
+    """Small process that kills other processes once this one has ended for any reason.
 
-    What a command started itself does not end with us (:func:`die_with_parent` is asked for our own child alone), and
-    while it is suspended (SIGSTOP) it cannot even notice.
+    Processes that a command starts do not end with us, because :func:`die_with_parent` covers only our own child. While
+    suspended (SIGSTOP), they cannot even notice our end.
     """
 
     def __init__(self, name: str, value: str) -> None:
-        """``name`` and ``value``: of an environment variable that only those were started with."""
+        """Start the process. ``name`` and ``value``: an environment variable that only the processes to kill have."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _KEEP, f"{name}={value}"],
             stdin=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # Ctrl-C is for this process only.
         )
 
     def end(self) -> None:
-        """There is nothing left to end."""
+        """End the process without killing anything."""
         if self._process.returncode is not None:
             return
-        with suppress(OSError):  # somebody has killed it
+        with suppress(OSError):  # The process may have been killed.
             self._process.communicate("end")

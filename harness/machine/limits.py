@@ -1,4 +1,4 @@
-"""Runs calls that may hang: in a thread with a timeout, or in a process that is killed."""
+"""Run calls that may hang: in a thread with a timeout, or in a process that is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Look(Generic[T]):
-    """Runs a reading in a daemon thread with a timeout. A dead file server blocks only that thread."""
+    """Reading in a daemon thread with a timeout. A dead file server blocks only that thread."""
 
     def __init__(self, read: Callable[[], T], limit_s: float) -> None:
         self._until, self._limit_s = monotonic() + limit_s, limit_s
@@ -30,11 +30,11 @@ class Look(Generic[T]):
     def _run(self) -> None:
         try:
             self._value.append(self._read())
-        except BaseException as error:  # result() raises it again, whatever it is
+        except BaseException as error:  # ``result`` raises it again.
             self._error = error
 
     def result(self) -> T:
-        """Wait for the value. Raises what the reading raised, or TimeoutError."""
+        """Wait for the value and return it. Raise the reading's error, or TimeoutError."""
         self._thread.join(max(self._until - monotonic(), 0.0))
         if self._error is not None:
             raise self._error
@@ -44,7 +44,7 @@ class Look(Generic[T]):
 
 
 def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -> tuple[int, str, str]:
-    """Run a program: (status, output, errors). Raises TimeoutError after ``limit_s``, OSError if it cannot start."""
+    """Run a program: (status, output, errors). Raise TimeoutError after ``limit_s``, OSError if it cannot start."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", timeout=limit_s)
     except subprocess.TimeoutExpired as error:
@@ -53,9 +53,9 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
-    """Return the JSON object that ``python -m module`` prints. A library that hangs or crashes cannot harm us there."""
+    """Return the JSON object that ``python -m module`` prints. A crash of its libraries affects only that program."""
     own = Path(__file__).resolve().parents[2]
-    safe = [] if Path.cwd() == own else ["-P"]  # the user's folder may hold a trainer.py or a harness/ of his own
+    safe = [] if Path.cwd() == own else ["-P"]  # The user's folder may contain its own trainer.py or harness/.
     status, output, errors = output_of([sys.executable, *safe, "-m", module], limit_s)
     if status != 0 or not output:
         lines = errors.strip().splitlines()

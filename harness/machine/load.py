@@ -1,7 +1,7 @@
-"""Measures how much of our cores other processes use, as the difference of two readings of /proc.
+"""Measure how much of our cores other processes use, as the difference of two readings of /proc.
 
-Only the CPUs that this process may use count; jobs on other cores of the node do not. CPU time is counted in clock
-ticks of 10 ms. Over half a second a tick is 2 % of a core.
+Only the CPUs that this process may use count, so jobs on other cores of the node are ignored. CPU time is counted in
+clock ticks of 10 ms. Over half a second a tick is 2 % of a core.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class LoadReading:
     """Name and CPU time of every other visible process."""
 
     def missing_s(self) -> float:
-        """How long to wait until a second reading is meaningful."""
+        """Return the seconds to wait until a second reading is meaningful."""
         return max(self.t_s + LEAST_LOAD_S - monotonic_ns() / 1e9, 0.0)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Means over ``elapsed_s``."""
+    """Mean load over ``elapsed_s``."""
 
     elapsed_s: float
     other_cores: float
@@ -52,7 +52,7 @@ class Load:
 
 
 def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:
-    """Read the counters; None where /proc/stat is not available."""
+    """Read the counters; None if /proc/stat is not available."""
     busy = stolen = 0
     found = False
     for line in (read_text(root / "proc/stat") or "").splitlines():
@@ -75,7 +75,7 @@ def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | 
 def load_between(before: LoadReading, after: LoadReading) -> Load:
     elapsed_s = after.t_s - before.t_s
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    taken: dict[str, float] = {}  # cores by name: workers share a name
+    taken: dict[str, float] = {}  # cores by name, because workers share a name
     for pid, (name, cpu_s) in after.processes.items():
         cores = (cpu_s - before.processes.get(pid, (name, 0.0))[1]) / elapsed_s
         taken[name] = taken.get(name, 0.0) + cores
@@ -85,7 +85,7 @@ def load_between(before: LoadReading, after: LoadReading) -> Load:
 
 
 def _processes(root: Path) -> dict[int, tuple[str, float]]:
-    """Return name and CPU time by process id, without this process and without those that end meanwhile."""
+    """Return name and CPU time in seconds by process id, without this process."""
     found = {}
     try:
         ids = [int(entry.name) for entry in (root / "proc").iterdir() if entry.name.isdigit()]
@@ -95,7 +95,7 @@ def _processes(root: Path) -> dict[int, tuple[str, float]]:
         text = read_text(root / "proc" / str(pid) / "stat")
         if text is None or pid == os.getpid():
             continue
-        before, _, after = text.rpartition(")")  # the name is in brackets and may contain brackets itself
+        before, _, after = text.rpartition(")")  # The name is in brackets and may contain brackets itself.
         fields = after.split()
         if len(fields) > 12:
             found[pid] = (before.partition("(")[2], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)

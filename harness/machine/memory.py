@@ -1,4 +1,4 @@
-"""Reads the machine's memory: free memory, swap, huge pages, and the shared memory that carries workers' batches."""
+"""Read the machine's memory: free memory, swap, huge pages, and the shared memory that carries workers' batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
-    """Read /dev/shm; None where there is none. It may hang with its file system: run it with a timeout."""
+    """Read /dev/shm; None if it does not exist. Call it with a timeout, because it may hang with its file system."""
     folder = root / "dev/shm"
     try:
         at = os.statvfs(folder)
@@ -58,7 +58,7 @@ def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory |
 
 
 def _size(text: str | None) -> int | None:
-    """Parse the size of a tmpfs, as in size=65536k, to bytes; None for other forms (a percentage)."""
+    """Parse the size of a tmpfs, as in size=65536k, to bytes; None for other forms such as a percentage."""
     if not text:
         return None
     unit = _UNITS.get(text[-1].lower())
@@ -67,9 +67,9 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Sum the peak resident memory (VmHWM) of the living processes of ``session``; None where none reports it.
+    """Return the summed peak resident memory (VmHWM) of the living processes of ``session``; None if none reports it.
 
-    A page that several of them share counts in each, so the sum is an upper bound.
+    A page that several processes share counts in each, so the sum is an upper bound.
     """
     total = 0
     for folder in Path("/proc").iterdir():
@@ -81,7 +81,7 @@ def session_peak_bytes(session: int) -> int | None:
                 continue
             lines = (folder / "status").read_bytes().splitlines()
             found = next((line for line in lines if line.startswith(b"VmHWM")), None)
-        except OSError:  # it has ended meanwhile, or is not readable for this user
+        except OSError:  # The process has ended, or is not readable for this user.
             continue
         if found is not None:
             total += int(found.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Says what a study needs of the limits that a machine sets on shared memory, open files and processes."""
+"""Define the shared memory, open files and processes that a study needs, and read the machine's task limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.machine.files import read_int
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimates of the most that its runs need at a time. ``arms``: how many of them are alive together."""
+    """Estimated maximum needs of a study at one time. ``arms``: number of arms that are alive together."""
 
     arms: int
     workers: int
@@ -27,7 +27,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class TaskLimit:
-    """Processes and threads: how many are allowed, how many there are, and who says so. None: not known."""
+    """Limit of processes and threads, their current number, and the source of the limit. None: unknown."""
 
     most: int
     used: int | None
@@ -35,7 +35,7 @@ class TaskLimit:
 
 
 def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
-    """Find the tightest limit of the control groups up to the mount; None where there is none."""
+    """Return the tightest limit of the control groups up to the mount; None without one."""
     if group is None:
         return None
     limits = [
@@ -47,12 +47,12 @@ def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
 
 
 def tightest(limits: Iterable[TaskLimit | None]) -> TaskLimit | None:
-    """Return the limit that leaves the least room; None where there is none."""
+    """Return the limit that leaves the least room; None without one."""
     known = [limit for limit in limits if limit is not None]
     return min(known, key=lambda limit: limit.most - (limit.used or 0), default=None)
 
 
 def user_task_limit() -> TaskLimit | None:
-    """Read RLIMIT_NPROC of this process; None where it sets none. How much of it the user has in use is not known."""
+    """Return RLIMIT_NPROC of this process; None if it sets none. The number that the user has in use is unknown."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return None if soft < 0 else TaskLimit(soft, None, "ulimit -u")

@@ -1,4 +1,4 @@
-"""Reads this machine's own IPv4 addresses from the kernel: no name is resolved, which may take minutes or fail."""
+"""Read this machine's IPv4 addresses from the kernel, without name resolution, which may take minutes or fail."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import socket
 import struct
 from contextlib import suppress
 
-_SIOCGIFADDR = 0x8915  # of linux/sockios.h
-_NAME_BYTES = 15  # IFNAMSIZ without its end
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_NAME_BYTES = 15  # IFNAMSIZ without its terminator
 LOOPBACK = "127."
 
 
 def own_addresses() -> dict[str, str]:
-    """The first IPv4 address of each interface that has one, by the interface's name; loopback last."""
+    """Return the first IPv4 address of each interface that has one, by the interface's name, loopback last."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:_NAME_BYTES])
-            with suppress(OSError):  # it has none
+            with suppress(OSError):  # The interface has no address.
                 answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
                 found[name] = socket.inet_ntoa(answer[20:24])
     return dict(sorted(found.items(), key=lambda one: one[1].startswith(LOOPBACK)))
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address of this machine; "" where it is not the first one of any."""
+    """Return the name of the interface whose first address is ``address``; "" without one."""
     return next((name for name, own in own_addresses().items() if own == address), "")

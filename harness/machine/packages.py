@@ -1,4 +1,4 @@
-"""Names the packages that records list, and looks up their versions without importing them."""
+"""List the packages in records, and look up their versions without importing them."""
 
 from __future__ import annotations
 

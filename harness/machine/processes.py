@@ -1,6 +1,6 @@
-"""Reads what the processes of a session are doing, so that one line can name the process that hangs.
+"""Read what the processes of a session are doing, so that one line can name the process that hangs.
 
-A file that is missing or forbidden gives None, as everywhere in this room.
+A missing or forbidden file gives None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from harness.machine.files import ROOT, read_text, to_int
 
-RANK_NAME = "run-rank-"  # with its number: what ranks 1 and up call their process; at most 15 characters in all
+# prefix of the process name of ranks 1 and up, before their number; at most 15 characters in all
+RANK_NAME = "run-rank-"
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -32,12 +33,13 @@ _CALLS = {
                 67: "pread64", 72: "pselect6", 73: "ppoll", 95: "waitid", 98: "futex", 101: "nanosleep",
                 115: "clock_nanosleep", 203: "connect", 207: "recvfrom", 211: "sendmsg", 212: "recvmsg", 260: "wait4"},
 }  # fmt: skip
-_OF_A_FILE = {"read", "write", "pread64", "recvfrom", "recvmsg", "sendmsg", "ioctl", "flock"}  # first argument: a file
+# calls whose first argument is a file
+_OF_A_FILE = {"read", "write", "pread64", "recvfrom", "recvmsg", "sendmsg", "ioctl", "flock"}
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process, as /proc shows its main thread."""
+    """State of one process, from its main thread in /proc."""
 
     pid: int
     name: str
@@ -59,7 +61,7 @@ class ProcessState:
 
     @property
     def out_of_files(self) -> bool:
-        """Whether it can hardly open another file: receiving one batch takes several."""
+        """True if the process can hardly open another file. Receiving one batch takes several."""
         return (
             self.open_files is not None
             and self.most_open_files is not None
@@ -68,7 +70,7 @@ class ProcessState:
 
 
 def read_session(session: int, root: Path = ROOT) -> list[ProcessState]:
-    """Return the processes of ``session`` (a process id), in the order in which they were started."""
+    """Return the processes of ``session`` (a process id) in the order of their start."""
     found = []
     for folder in (root / "proc").iterdir():
         if folder.name.isdecimal() and (process := _read(folder)) is not None and process[0] == session:
@@ -77,13 +79,13 @@ def read_session(session: int, root: Path = ROOT) -> list[ProcessState]:
 
 
 def read_process(pid: int, root: Path = ROOT) -> ProcessState | None:
-    """Return one process; None where there is none of that number."""
+    """Return the state of one process; None if it does not exist."""
     found = _read(root / "proc" / str(pid))
     return None if found is None else found[1]
 
 
 def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
-    """The living processes that ``pids`` started, and those that these started, parents first."""
+    """Return the living processes that ``pids`` started, directly or indirectly, parents first."""
     children: dict[int, list[int]] = {}
     for folder in (root / "proc").iterdir():
         if folder.name.isdecimal():
@@ -100,16 +102,15 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
 
 
 def children(pid: int, root: Path = ROOT) -> list[int]:
-    """The living processes that the threads of ``pid`` started; empty where this kernel does not list them."""
+    """Return the living processes that the threads of ``pid`` started; empty if this kernel does not list them."""
     lists = (root / "proc" / str(pid) / "task").glob("*/children")
     return sorted(int(child) for one in lists for child in (read_text(one) or "").split())
 
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
-    """The other ranks that rank 0 (process ``pid``) started here, by process id: ``rank-1``.
+    """Return the roles of the other ranks that rank 0 (process ``pid``) started here, by process id: ``rank-1``.
 
-    What they started in turn is ``rank-1-child-0``: their loader workers, say. /proc is searched only where there are
-    ranks.
+    Their own children, such as loader workers, are ``rank-1-child-0``. /proc is searched only if there are ranks.
     """
     found: dict[int, str] = {}
     for rank in children(pid, root):
@@ -122,7 +123,7 @@ def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
 
 
 def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
-    """The processes that were started with this environment variable: also those that nobody is the parent of."""
+    """Return the processes that were started with this environment variable, including those without a parent."""
     entry = f"{name}={value}"
     found = []
     for folder in (root / "proc").iterdir():
@@ -132,7 +133,7 @@ def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:
-    """Read the session of the process that ``folder`` shows, and its state."""
+    """Return the session and the state of the process of ``folder``."""
     head, bracket, rest = (read_text(folder / "stat") or "").rpartition(")")
     fields = rest.split()
     if not bracket or len(fields) < 20:

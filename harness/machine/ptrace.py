@@ -1,4 +1,4 @@
-"""Asks the kernel to allow tracing of this process, and finds the exact fix where a tracer is refused."""
+"""Ask the kernel to allow tracing of this process, and find the exact fix if a tracer is refused."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def allow_tracing() -> None:
     """Allow every process of this user to trace this one under Yama (kernel.yama.ptrace_scope 1).
 
     At scope 1, the default of Debian and Ubuntu, only a parent may trace its child, but here py-spy is the child. The
-    permission holds for this process only; its children must ask for themselves. Without Yama nothing happens.
+    permission applies to this process only; its children must ask for themselves. Without Yama nothing happens.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 def find_py_spy() -> str | None:
-    """Find the py-spy program: in this Python's folder (its environment need not be active), else the first on PATH."""
+    """Return the py-spy program: in this Python's folder (with any active environment), else the first on PATH."""
     own = Path(sys.executable).with_name("py-spy")
     return str(own) if os.access(own, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Say in one line what to do where the kernel refused a tracer of this process, for the most likely cause.
+    """Return the most likely fix, in one line, after the kernel refused a tracer of this process.
 
     ``root`` is the file system with /proc and /run; ``environment`` identifies containers and batch systems.
     """

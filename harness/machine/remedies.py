@@ -1,4 +1,4 @@
-"""Names the commands that lift a limit of this machine: the same in ``harness doctor`` and where a run fails of one."""
+"""Commands that raise a limit of this machine, for ``harness doctor`` and for runs that fail because of a limit."""
 
 MORE_SHARED_MEMORY = (
     "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm; "
@@ -14,7 +14,7 @@ REMEDIES = {
     "processes": MORE_PROCESSES,
     "memory": MORE_MEMORY,
 }
-# What torch and Python say where such a limit is reached, in a log or an error.
+# Messages of torch and Python in a log or an error after such a limit was reached.
 _SIGNS = {
     "shared memory": ("unable to allocate shared memory", "bus error", "out of shared memory"),
     "open files": ("too many open files", "received 0 items of ancdata", "unable to open shared memory"),
@@ -24,5 +24,5 @@ _SIGNS = {
 
 
 def cause_in(text: str) -> str | None:
-    """Which of REMEDIES ``text`` asks for; None where it names no limit."""
+    """Return the key of REMEDIES that applies to ``text``; None if it names no limit."""
     return next((cause for cause, signs in _SIGNS.items() if any(sign in text.lower() for sign in signs)), None)

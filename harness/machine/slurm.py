@@ -1,4 +1,4 @@
-"""Reads whether jobs can be submitted from here: Slurm's commands, and its partitions as the controller has them."""
+"""Read if jobs can be submitted from here: Slurm's commands, and the partitions of its controller."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from harness.machine.limits import output_of
 
-COMMANDS = ("sbatch", "squeue", "scancel")  # that launch.slurm uses
-SLURM_LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by default
+COMMANDS = ("sbatch", "squeue", "scancel")  # used by launch.slurm
+SLURM_LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by default.
 
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """What there is of Slurm. ``partitions``: as sinfo marks them, the default one with a star."""
+    """Available parts of Slurm. ``partitions``: as printed by sinfo, with a star at the default."""
 
     missing: tuple[str, ...]
     partitions: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class BatchSystem:
 
 
 def missing_commands() -> tuple[str, ...]:
-    """Those of Slurm's commands that are not found here."""
+    """Return Slurm's commands that are not found here."""
     return tuple(name for name in COMMANDS if shutil.which(name) is None)
 
 
@@ -31,7 +31,7 @@ def read_batch_system() -> BatchSystem:
         return BatchSystem(missing)
     try:
         status, output, errors = output_of(["sinfo", "--noheader", "--format=%P"], SLURM_LIMIT_S)
-    except OSError as error:  # a timeout is one
+    except OSError as error:  # A timeout is an OSError.
         return BatchSystem((), problem=str(error))
     if status:
         lines = errors.strip().splitlines()

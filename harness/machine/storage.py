@@ -1,4 +1,4 @@
-"""Reads the free space and the kind of the disks that a study writes to, and whether they are writable."""
+"""Read free space, type and write permission of the disks that a study writes to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Storage:
 
 
 def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
-    """Read the facts without creating anything. It may hang with its file system: run it with a timeout."""
+    """Read the facts without creating anything. Call it with a timeout, because it may hang with its file system."""
     folder = expanded(folder).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)

@@ -1,4 +1,4 @@
-"""Checks what ``torch.compile`` needs besides torch: working compilers, Python's headers, a folder for libraries."""
+"""Check the needs of ``torch.compile`` besides torch: compilers, Python's headers, a folder for libraries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain
 
 
 def _version(cxx: str) -> str | None:
-    """Return the first line of --version."""
+    """Return the first line of --version; None if the compiler cannot be started."""
     try:
         status, output, _ = output_of([*cxx.split(), "--version"], COMPILE_TRY_LIMIT_S)
     except OSError:
@@ -62,7 +62,7 @@ def _version(cxx: str) -> str | None:
 
 
 def _reads(cxx: str, *, openmp: bool) -> str | None:
-    """Return the compiler's first error for a small program; None where it accepts it."""
+    """Return the compiler's first error for a small program; None if it accepts the program."""
     include = sysconfig.get_path("include")
     command = [*cxx.split(), "-fsyntax-only", *(["-fopenmp"] if openmp else []), f"-I{include}", "-x", "c++", "-"]
     program = _PROGRAM.format(openmp="#include <omp.h>\n" if openmp else "")

@@ -1,4 +1,4 @@
-"""Reads facts about torch. It runs as a program: the import takes seconds, and a broken driver can hang it."""
+"""Read facts about torch in a separate program, because the import takes seconds and a broken driver can hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from harness.machine.limits import facts_of_module
 from harness.machine.packages import package_version
 
-TORCH_LIMIT_S = 90.0  # a cold import from a network file system takes a minute
+TORCH_LIMIT_S = 90.0  # seconds; a cold import from a network file system takes a minute
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Torch:
 
 
 def read_torch() -> Torch:
-    """Read the facts. Raises TimeoutError, or ImportError with the reason where torch cannot be imported."""
+    """Read the facts. Raise TimeoutError, or ImportError with the reason if torch cannot be imported."""
     try:
         facts: Any = dict(facts_of_module("harness.machine.torch_facts", TORCH_LIMIT_S))
     except RuntimeError as error:

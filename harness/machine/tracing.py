@@ -1,8 +1,8 @@
-"""Tests whether py-spy may sample our processes (ptrace), and reads whether perf may count.
+"""Test whether py-spy may sample our processes (ptrace), and read whether perf may count.
 
 Three things can forbid ptrace: Yama's scope (Documentation/admin-guide/LSM/Yama.rst), a missing CAP_SYS_PTRACE, and a
-seccomp filter. Only the presence of a filter can be read, so ptrace is also tried: py-spy dumps this process after it
-gave the same permission as our runs (PR_SET_PTRACER_ANY).
+seccomp filter. Only the presence of a filter can be read, so ptrace is also tried. This process gives the permission
+that our runs give (PR_SET_PTRACER_ANY), and py-spy dumps it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def read_permissions(root: Path = ROOT) -> Permissions:
 
 
 def try_py_spy(limit_s: float = TRACE_TRY_LIMIT_S) -> PySpyTool:
-    """Dump this process with py-spy, as it samples a run. It takes some tenths of a second; ``limit_s`` is per call."""
+    """Dump this process with py-spy, as it samples a run, in some tenths of a second. ``limit_s``: timeout per call."""
     program = find_py_spy()
     if program is None:
         return PySpyTool(None, "not installed")
     try:
         status, output, errors = output_of([program, "--version"], limit_s)
-    except OSError as error:  # a timeout is one
+    except OSError as error:  # A timeout is an OSError.
         return PySpyTool(None, f"py-spy --version: {error}", broken=True)
     version = output.split()[-1] if status == 0 and output.split() else None
     if version is None:

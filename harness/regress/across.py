@@ -1,10 +1,11 @@
-"""Compares two studies of different times: finds the differences that forbid it or must be reported, and decides.
+"""Compare two studies of different times: find the differences that forbid it or must be reported, and decide.
 
-The two did not alternate, so a change of the machine in between (clocks, neighbours, temperature) looks like a
-regression, and no interval over blocks shows it. So the intervals allow for what days differ by, as the sessions kept
-of a baseline show it or, without enough of them, as is assumed (harness.regress.series). `harness regress` has no such
-gap.
-Numbers and kinds only; harness.regress.text makes the sentences.
+The two studies did not alternate. So a change of the machine in between (clocks, neighbours, temperature) looks like a
+regression, and no interval over blocks shows it. The intervals therefore allow for the variation between days. The kept
+sessions of a baseline show it; with too few sessions, it is assumed (harness.regress.series). The command `harness
+regress` has no such gap.
+
+This module returns numbers and kinds only; harness.regress.text writes the sentences.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from harness.study.records import COMMAND
 from trainer.config import BEFORE
 from trainer.json_types import JsonObject
 
-# Configuration that decides how much a step has to do, or how: other values, another question. Corpus and tokenizer
-# are compared by the fingerprints of what they hold. A key that one side lacks came later: it forbids nothing.
+# Configuration that changes the work of a step, so different values forbid a comparison. Corpus and tokenizer are
+# compared by their fingerprints. A key that one side lacks was added later and forbids nothing.
 WORK = ("model.", "data.", "compute.", "optimizer.accumulation")
-SYNCHRONOUS = ("cpu", "none")  # devices that have done what they were asked when a call returns
+SYNCHRONOUS = ("cpu", "none")  # devices whose calls return after the work is done
 FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 
 @dataclass(frozen=True)
 class CommonMove:
-    """All ``arms`` moved the same way, by fractions of their baselines from ``least`` to ``most``."""
+    """Change of all ``arms`` in the same direction, by fractions of their baselines from ``least`` to ``most``."""
 
     arms: int
     least: float
@@ -56,7 +57,7 @@ class CommonMove:
 
 @dataclass(frozen=True)
 class Across:
-    """One arm of two studies. ``refused``: differences that forbid the comparison; ``warned``: all others."""
+    """Comparison of one arm of two studies. ``refused``: differences that forbid it. ``warned``: all others."""
 
     arm: str
     comparison: StateComparison
@@ -71,9 +72,10 @@ def compare_series(
     allowed: Iterable[str] = (),
     days: Days | None = None,
 ) -> Across:
-    """Compares ``candidate`` with ``baseline``; undecided where a difference forbids it that is not ``allowed``.
+    """Compare ``candidate`` with ``baseline``; undecided if a difference forbids it that is not ``allowed``.
 
-    ``days``: the sessions kept of this arm; without them what days differ by is assumed. A study is the same as itself.
+    ``days``: the kept sessions of this arm; without them the variation between days is assumed. A study compared with
+    itself shows no change.
     """
     if is_same_study(baseline, candidate):
         return Across(candidate.arm, _same_study(candidate, limits))
@@ -90,7 +92,7 @@ def compare_series(
 
 
 def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
-    """True if both are one arm of one study: same scenario, start, machine, facts and times."""
+    """Return True if both are one arm of one study: same scenario, start, machine, facts and times."""
     first, second = (
         (one.scenario, one.arm, one.created_utc, one.blocks, one.part_ms[STEP], one.environment, one.facts)
         for one in (baseline, candidate)
@@ -116,7 +118,7 @@ def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
-    """Everything that is not alike, what forbids a comparison first."""
+    """Return all differences, those that forbid a comparison first."""
     found = []
 
     def check(key: str, one: Any, other: Any, forbids: bool) -> None:
@@ -128,7 +130,8 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
             ours_is, theirs_is = baseline.environment.get(key), candidate.environment.get(key)
             if alike_environment(key, ours_is, theirs_is):
                 continue
-            known = key in baseline.environment and key in candidate.environment  # else one is of an older version
+            # otherwise written by an older version
+            known = key in baseline.environment and key in candidate.environment
             check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
     facts, others = baseline.facts.to_json(), candidate.facts.to_json()
     for key in sorted(set(facts) | set(others)):
@@ -161,7 +164,8 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
     if baseline.failed_runs or candidate.failed_runs:
         found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
     check("interleave", baseline.interleave, candidate.interleave, False)
-    if baseline.arms and candidate.arms and baseline.probes and candidate.probes:  # older baselines do not say
+    # Older baselines do not record these.
+    if baseline.arms and candidate.arms and baseline.probes and candidate.probes:
         check("arms of the study", baseline.arms, candidate.arms, False)
         for key in sorted(set(baseline.probes) | set(candidate.probes)):
             check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
@@ -169,19 +173,22 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
 
 
 def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
-    """``config`` with what a run did before there was a key for it. On a CPU no such key makes a difference."""
+    """Return ``config`` with the former behaviour for missing keys, which have no effect on synchronous devices."""
     if synchronous:
         return {key: value for key, value in config.items() if key not in BEFORE}
     return {**BEFORE, **config}
 
 
 def _alike_losses(ours: float | None, theirs: float | None) -> bool:
-    """Whether both learned the same; older baselines do not say."""
+    """Return True if both losses agree, or if one is unknown, as in older baselines."""
     return ours is None or theirs is None or abs(theirs - ours) <= DAY_LOSSES_WITHIN * min(abs(ours), abs(theirs))
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
-    """Whether every arm moved alike: that is the machine, or something they share, and not one arm's code."""
+    """Return the common move if every arm moved alike, else None.
+
+    A common move is caused by the machine or something that the arms share, not by one arm's code.
+    """
     changes = [
         change.median
         for one in comparisons
@@ -200,7 +207,7 @@ def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
 
 
 def _moved(step: Decision) -> Estimate | None:
-    """The change with the interval of the blocks alone: whether a day moved it is the question."""
+    """Return the change with the interval of the blocks alone, which does not allow for days."""
     return step.change if step.between is None else step.between.blocks_only
 
 
@@ -218,7 +225,7 @@ def _comparison(
     level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
 
     def part(name: str, confidence: float) -> Decision:
-        noisy = baseline if name == STEP else None  # an A/A control is kept of the step only
+        noisy = baseline if name == STEP else None  # An A/A control is kept of the step only.
         sides = _PartValues(name, baseline.part_ms[name], candidate.part_ms[name])
         return _decide(sides, limits.step, noisy, confidence, days)
 
@@ -249,9 +256,9 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
     for name, unit, within, values in kinds:
         ours, theirs = values(baseline), values(candidate)
         if name == STARTUP and baseline.started != candidate.started:
-            continue  # alone or beside others: not the same thing
+            continue  # A start-up alone and one beside others are not comparable.
         if within is not None and ours and theirs:
-            timed = days if name == STARTUP else None  # memory is the same on any day
+            timed = days if name == STARTUP else None  # Memory does not vary between days.
             decision = _decide(_PartValues(name, ours, theirs), within, None, CONFIDENCE, timed)
             found.append(Gate(name, unit, median(ours), median(theirs), decision))
     return found
@@ -259,7 +266,7 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
 
 @dataclass(frozen=True)
 class _PartValues:
-    """Values of one part, one a block, of two studies."""
+    """Values of one part of two studies, one per block."""
 
     part: str
     baseline: Sequence[float]
@@ -267,9 +274,9 @@ class _PartValues:
 
 
 def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
-    """Decides from values that did not alternate; ``noisy``: whose A/A control says what no change looks like.
+    """Decide from values that did not alternate. ``noisy``: the series with the A/A control that shows the noise.
 
-    ``days``: None where one day is as another.
+    ``days``: None if days do not differ.
     """
     ours, theirs = (
         from_block_values([math.log(value) for value in values if value > 0], level)
@@ -281,7 +288,7 @@ def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level:
     if days is not None and alone is not None and ours is not None and theirs is not None:
         centre = days.centre(sides.part)
         allowance, known = days.between(sides.part, level)
-        # The centre of several sessions has their blocks' scatter in that of its days already.
+        # The scatter of a centre of several sessions already includes that of their blocks.
         known_ours = ours if centre is None else Estimate(centre, centre, centre, ours.n)
         without = decision
         decision = judge(_difference(known_ours, theirs, allowance), within, noise, level)
@@ -289,11 +296,11 @@ def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level:
         decision = replace(decision, between=between)
         if decision.outcome == "undecided" and without.outcome != "undecided":
             decision = replace(decision, why="day to day")
-    return replace(decision, more_blocks=None)  # more of one study would not narrow the other's share
+    return replace(decision, more_blocks=None)  # More blocks of one study would not narrow the other's interval.
 
 
 def _difference(first: Estimate | None, second: Estimate | None, allowance: float = 0.0) -> Estimate | None:
-    """``second`` less ``first``; independent errors add by their squares. n: of the fewer."""
+    """Return ``second`` minus ``first``; independent errors add in quadrature. ``n`` is the smaller one."""
     if first is None or second is None:
         return None
     centre, n = second.median - first.median, min(first.n, second.n)

@@ -1,9 +1,12 @@
-"""Keeps baselines: the figures of an arm as small JSON files in git, in a folder for each environment they hold for.
+"""Keep baselines: the figures of an arm as small JSON files in git, in one folder per environment.
 
-``results/baselines/<environment>/<scenario>--<arm>.json``. An environment is this machine's processor, cores, CPU
-quota, governor and turbo, NVIDIA driver and memory, the device, Python's version and those of the packages that do the
-work; their fingerprint names the folder. A file holds the newest study and the medians of earlier sessions, whose
-scatter is what days differ by.
+Files are ``results/baselines/<environment>/<scenario>--<arm>.json``. A fingerprint of the environment names the folder:
+
+- this machine's processor, cores, CPU quota, governor, turbo, NVIDIA driver and memory
+- the device
+- the versions of Python and of the packages that do the work
+
+A file contains the newest study, and the medians of earlier sessions, whose scatter shows the variation between days.
 """
 
 from __future__ import annotations
@@ -26,24 +29,25 @@ from trainer.json_types import Json, JsonObject
 
 BASELINE_SCHEMA = 1
 MEND = "restore it from version control, or delete it to begin anew"
-LEAST_MS, MOST_MS = 10.0**-MS_DIGITS, 1e12  # what a time may be: those that are saved are rounded, and a run has an end
-# Not the kernel's release, which changes with every security update, nor the package that baselines are kept to judge.
+LEAST_MS, MOST_MS = 10.0**-MS_DIGITS, 1e12  # Allowed range of a time in ms: saved times are rounded, and a run ends.
+# Excludes the kernel's release, which changes with every security update, and the package under test.
 KEYS = (*MACHINE, "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
 
 
-SAVE = "harness baseline save STUDY"  # the command that keeps a baseline
+SAVE = "harness baseline save STUDY"  # command that keeps a baseline
 
 
 class NoBaselineError(InputError):
-    """None is kept that may be compared: none at all, or of another environment."""
+    """No baseline is comparable: none exists, or only for another environment."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What a check against a baseline can decide, even if blocks did not scatter: days differ by more than that.
+    """Limits of a check against a baseline: smaller changes may be variation between days, even without block scatter.
 
-    ``slowdown``: the smallest fraction that is called slower. ``same``: True if a change can be called the same.
-    ``known``: True if the sessions show what days differ by, else it is assumed. ``more_sessions``: until they do.
+    ``slowdown``: the smallest detectable slowdown, as a fraction. ``same``: True if a change can be judged the same.
+    ``known``: True if the sessions show the variation between days, else it is assumed. ``more_sessions``: number of
+    sessions until it is known.
     """
 
     slowdown: float
@@ -54,9 +58,9 @@ class Detection:
 
 @dataclass(frozen=True)
 class Baseline:
-    """One file: where it lies, the environment it holds for, and what was measured.
+    """Baseline file: its path, environment and figures.
 
-    ``series``: the newest session; ``earlier``: the others, oldest first; ``level``: of the newest.
+    ``series``: the newest session. ``earlier``: the others, oldest first. ``level``: level of the newest session.
     """
 
     path: Path
@@ -70,43 +74,43 @@ class Baseline:
         return (*self.earlier, session_of(self.series, self.level))
 
     def limits_of_detection(self, within: float) -> Detection:
-        """Return which changes of the step a check of another day can decide, where ``within`` counts as the same."""
+        """Return the changes of the step that a check on another day can detect. ``within`` counts as the same."""
         allowance, known = self.days.between(STEP, CONFIDENCE)
         edge = math.log1p(within)
         return Detection(math.expm1(edge + allowance), allowance < edge, known, self.days.more_sessions)
 
     @property
     def days(self) -> Days:
-        """What a study of another day is held against."""
+        """Sessions to compare a study of another day with."""
         return Days(self.sessions, centred=True)
 
 
 @dataclass(frozen=True)
 class _History:
-    """What a file holds besides the newest session."""
+    """Content of a file besides the newest session."""
 
     earlier: tuple[Session, ...] = field(default=())
     level: int = 0
 
 
 def environment_of(series: BlockSeries) -> JsonObject:
-    """What a baseline's environment is made of."""
+    """Return the facts that define a baseline's environment."""
     return {**_machine_of(series.environment), "device": series.facts.device}
 
 
 def _machine_of(environment: JsonObject) -> JsonObject:
-    """The part of a baseline's environment that is known before anything runs."""
+    """Return the part of a baseline's environment that is known before a run."""
     found = {key: environment.get(key) for key in KEYS}
     return {**found, "memory_bytes": whole_gib(found["memory_bytes"])}
 
 
 def environment_key(series: BlockSeries) -> str:
-    """Twelve hex digits: the name of the environment's folder."""
+    """Return the name of the environment's folder: twelve hex digits."""
     return hashlib.sha256(json.dumps(environment_of(series), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def path_of(folder: Path, series: BlockSeries) -> Path:
-    """Where the baseline of that arm lies; InputError for a name that would lead elsewhere."""
+    """Return the path of this arm's baseline. Raise InputError for a name that leads outside of the folder."""
     return folder / environment_key(series) / _file_name(folder, series.scenario, series.arm)
 
 
@@ -115,10 +119,10 @@ def _file_name(folder: Path, scenario: str, arm: str) -> str:
 
 
 def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
-    """Add ``series`` to the baseline of this arm in its environment as its newest session; the file's path.
+    """Add ``series`` to the baseline of its arm and environment as the newest session. Return the file's path.
 
-    ``anew``: it is of another state of the code, with another speed: the sessions before say only what days differ by.
-    A session of the same hours is replaced. Lists stay on a line: diffs are read.
+    ``anew``: the code has another speed, so earlier sessions show only the variation between days. A session within
+    :data:`SESSION_APART_H` hours is replaced. Each list is on one line to keep diffs readable.
     """
     path = path_of(folder, series)
     history = _after(path, series, anew)
@@ -131,9 +135,9 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
 
 
 def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
-    """What stays of the file at ``path`` once ``series`` is its newest session; InputError for a damaged one.
+    """Return the content of ``path`` to keep when ``series`` becomes the newest session.
 
-    Its sessions took days to collect, and it is the user's to say that they are lost.
+    Raise InputError for a damaged file: its sessions took days to collect, so the user must decide to discard them.
     """
     if not path.exists():
         return _History()
@@ -144,7 +148,7 @@ def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
 
 
 def read(path: Path) -> Baseline:
-    """The baseline at ``path``; InputError where it is none."""
+    """Read the baseline at ``path``. Raise InputError if it is not valid."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -173,7 +177,7 @@ def read(path: Path) -> Baseline:
 
 
 def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[float]]]:
-    """All milliseconds of a baseline, by where they stand in its file; 0 stands for what took no time."""
+    """Yield all milliseconds of a baseline with their place in its file. 0 means that a part took no time."""
     yield from ((f"part_ms.{part}", times) for part, times in series.part_ms.items())
     yield "startup_ms", series.startup_ms
     for place, one in enumerate(history.earlier):
@@ -181,20 +185,20 @@ def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[f
 
 
 def every(folder: Path) -> Iterator[Baseline]:
-    """All baselines under ``folder``, by environment and name."""
+    """Yield all baselines under ``folder``, by environment and name."""
     for path in sorted(folder.glob("*/*.json")):
         yield read(path)
 
 
 def whole_gib(amount: Json) -> Json:
-    """Bytes of memory rounded to GiB: a few pages more or less come with every kernel."""
+    """Return bytes of memory rounded to GiB, because kernels differ by a few pages."""
     return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
 
 
 def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
-    """Return the baseline that ``series`` may be compared with.
+    """Return the baseline to compare ``series`` with.
 
-    Raises NoBaselineError where there is none: it names ``command``, which keeps one.
+    Raise NoBaselineError if there is none. Its message names ``command``, which keeps one.
     """
     path = path_of(folder, series)
     if path.is_file():
@@ -203,9 +207,9 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 
 
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
-    """Raise NoBaselineError where no baseline of this arm is of ``environment``, before anything is measured.
+    """Raise NoBaselineError before measuring if this arm has no baseline for ``environment``.
 
-    The device is known only after a run: :func:`find` compares it.
+    The device is known only after a run, so :func:`find` compares it.
     """
     here = _machine_of(environment)
     if not any(_machine_of(one.series.environment) == here for one in _of_arm(folder, scenario, arm)):
@@ -213,7 +217,7 @@ def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, c
 
 
 def _of_arm(folder: Path, scenario: str, arm: str) -> list[Baseline]:
-    """The baselines of that arm in every environment."""
+    """Return the baselines of this arm in every environment."""
     name = _file_name(folder, scenario, arm)
     return [read(path) for path in sorted(folder.glob("*/*.json")) if path.name == name]
 

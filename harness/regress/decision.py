@@ -1,12 +1,12 @@
-"""Decides whether a candidate is slower, faster or the same, and defines the records of a check: a sequential test.
+"""Decide by a sequential test if a candidate is slower, faster or the same, and define the records of a check.
 
-A check that looks at a 95 % interval after each block, and stops at the first that pleases, is wrong far more often
-than one time in twenty. So there are set looks, each with half as many blocks again as the one before, and the i-th
-look spends alpha / (i (i + 1)) of the error allowed. These shares sum to alpha however many looks there will be, and by
-the union bound no assumption is made about how looks depend on one another (Bonferroni with unequal shares).
-Group-sequential designs (Pocock; O'Brien and Fleming) need a last look fixed beforehand: here a budget of time ends.
+A check that looks at a 95 % interval after each block, and stops at the first suitable one, errs far more often than 1
+in 20 times. So decisions are tried at fixed looks, each with half as many blocks again as the one before. Look i spends
+alpha / (i (i + 1)) of the allowed error. These shares sum to alpha for any number of looks. By the union bound they
+need no assumption about the dependence between looks (Bonferroni with unequal shares). Group-sequential designs
+(Pocock; O'Brien and Fleming) need a last look that is fixed in advance, but here a time budget ends the check.
 
-All values are logarithms of candidate time / baseline time, one a block: above 0 the candidate takes longer.
+All values are logarithms of candidate time / baseline time, one per block: above 0 the candidate takes longer.
 """
 
 from __future__ import annotations
@@ -37,10 +37,15 @@ if TYPE_CHECKING:
     from harness.regress.series import BetweenDays
 
 Outcome = Literal["slower", "faster", "same", "undecided"]
-# Why nothing is decided: fewer blocks than an interval takes; a change no larger than the noise floor; an interval that
-# includes both allowed and forbidden changes; such an interval with a median so near the limit, or with so much
-# scatter between blocks, that more blocks would hardly decide; nothing to compare.
-# Of studies of different days: a change that days alone may make.
+# Reasons for "undecided":
+#
+# - "too few blocks": too few for an interval.
+# - "within the noise": the change is no larger than the noise floor.
+# - "both possible": the interval includes both allowed and forbidden changes.
+# - "at the limit": as "both possible", with a median so near the limit that more blocks would hardly decide.
+# - "scattered": as "both possible", with so much scatter that more blocks would hardly decide.
+# - "not compared": there is nothing to compare.
+# - "day to day": the studies ran on different days, which alone may explain the change.
 Undecided = Literal[
     "too few blocks", "within the noise", "both possible", "at the limit", "scattered", "not compared", "day to day"
 ]  # fmt: skip
@@ -48,20 +53,20 @@ Undecided = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """``change`` is a fraction of the baseline's time (0.03: 3 % longer), with the interval the decision rests on."""
+    """Outcome of a check. ``change``: fraction of the baseline's time (0.03: 3 % longer), with its interval."""
 
     outcome: Outcome
-    within: float  # fraction: what counts as the same
+    within: float  # fraction that counts as the same
     change: Estimate | None
-    confidence: float  # of the interval, at this look
-    floor: float | None = None  # fraction: how far from 0 the interval of the baseline's A/A control reaches
-    more_blocks: int | None = None  # of an undecided one: about how many more would decide, if there is such a number
-    why: Undecided | None = None  # it is undecided
-    between: BetweenDays | None = None  # of studies of different days: what is allowed for that
+    confidence: float  # level of the interval at this look
+    floor: float | None = None  # fraction: how far the interval of the baseline's A/A control reaches from 0
+    more_blocks: int | None = None  # if undecided: estimated number of further blocks that would decide, if any
+    why: Undecided | None = None  # reason for "undecided"
+    between: BetweenDays | None = None  # allowance for studies of different days
 
 
 def looks() -> Iterator[int]:
-    """Numbers of blocks after which a decision is tried: 4, 6, 9, 14, 21, ..."""
+    """Yield the numbers of blocks after which a decision is tried: 4, 6, 9, 14, 21, ..."""
     blocks = FIRST_LOOK
     while True:
         yield blocks
@@ -69,12 +74,12 @@ def looks() -> Iterator[int]:
 
 
 def is_look(blocks: int) -> bool:
-    """Whether a decision is tried after ``blocks``."""
+    """Return True if a decision is tried after ``blocks``."""
     return blocks == next(look for look in looks() if look >= blocks)
 
 
 def confidence_at(blocks: int) -> float:
-    """Of the interval at the look that ``blocks`` make or, where the budget ends between two looks, the next."""
+    """Return the level of the interval at the first look with at least ``blocks`` blocks."""
     number = next(i for i, look in enumerate(looks(), 1) if look >= blocks)
     return 1 - (1 - CONFIDENCE) / (number * (number + 1))
 
@@ -86,17 +91,17 @@ def decide(
     confidence: float | None = None,
     estimate: Callable[[Sequence[float], float], Estimate | None] = from_block_values,
 ) -> Decision:
-    """The decision that ``logs`` allow; ``noise``: of the baseline's A/A control (both: one value a block).
+    """Decide from ``logs``. ``noise``: logs of the baseline's A/A control; both have one value per block.
 
-    Slower: the interval lies beyond ``within``, and the ``estimate`` beyond the noise floor. Same: the interval lies
-    within. ``confidence``: of the interval, where it is not that of a look.
+    Slower: the interval is beyond ``within``, and the ``estimate`` beyond the noise floor. Same: the interval is inside
+    ``within``. ``confidence``: level of the interval, unless it is that of a look.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
     return judge(estimate(logs, level), within, estimate(noise, CONFIDENCE), level)
 
 
 def judge(found: Estimate | None, within: float, noise: Estimate | None, level: float) -> Decision:
-    """The same from estimates: ``found`` at ``level``, ``noise`` at the usual one; both of logarithms."""
+    """Decide from estimates of logarithms: ``found`` at ``level``, ``noise`` at the usual level."""
     change = None if found is None else fractions(found)
     floor = _reach(noise)
     shown = None if floor is None else math.expm1(floor)
@@ -112,7 +117,7 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
     elif -edge < found.ci_low and found.ci_high < edge:
         outcome = "same"
     if outcome in ("slower", "faster") and floor is not None and abs(found.median) <= floor:
-        more = math.ceil(found.n * (floor / abs(found.median)) ** 2) - found.n  # a floor shrinks as 1 / sqrt(n)
+        more = math.ceil(found.n * (floor / abs(found.median)) ** 2) - found.n  # A floor shrinks as 1 / sqrt(n).
         return Decision("undecided", within, change, level, shown, max(more, 1), "within the noise")
     if outcome != "undecided":
         return Decision(outcome, within, change, level, shown)
@@ -124,7 +129,10 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
 
 
 def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
-    """Until an interval that shrinks as Student's quantile / sqrt(n) no longer holds the edge nearest to its median."""
+    """Return the blocks to add until the interval excludes the nearest edge; None if they are too many.
+
+    The interval shrinks as Student's quantile / sqrt(n).
+    """
     assert found.ci_low is not None
     assert found.ci_high is not None
     low_side = found.median - found.ci_low
@@ -143,7 +151,7 @@ def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
 
 
 def fractions(found: Estimate) -> Estimate:
-    """An estimate of logarithms as fractions."""
+    """Convert an estimate of logarithms to fractions."""
     low, high = (None if bound is None else math.expm1(bound) for bound in (found.ci_low, found.ci_high))
     return Estimate(math.expm1(found.median), low, high, found.n)
 
@@ -154,14 +162,14 @@ def _reach(noise: Estimate | None) -> float | None:
     return max(abs(noise.ci_low), abs(noise.ci_high))
 
 
-TOTAL = "all time together"  # the name of a comparison's total
+TOTAL = "all time together"  # name of the check of all measured time
 StepKind = Literal["phase", "stage"]
 PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromkeys(STAGES, "stage")}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What counts as the same, as fractions of the baseline; None: not judged."""
+    """Limits up to which a change counts as the same, as fractions of the baseline. None: not judged."""
 
     step: float = STEP_WITHIN
     memory: float | None = MEMORY_WITHIN
@@ -170,24 +178,25 @@ class Limits:
 
 @dataclass(frozen=True)
 class Part:
-    """A phase or a stage: milliseconds per step of both sides (medians over blocks), and what was decided."""
+    """Decision on a phase or a stage, with milliseconds per step of both sides (medians over blocks)."""
 
     name: str
     kind: StepKind
     baseline_ms: float
     candidate_ms: float
     decision: Decision
-    exposed_ms: float | None = None  # of a stage of the candidate: what it made the step wait, where replay found it
+    # stage of the candidate only: milliseconds that the step waited for it, if replay shows them
+    exposed_ms: float | None = None
 
     @property
     def hidden(self) -> bool:
-        """Whether most of a stage's work runs behind the step."""
+        """True if most of the stage's work runs behind the step."""
         return self.exposed_ms is not None and self.exposed_ms < self.candidate_ms / 2
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Something besides the step that must not grow; ``unit`` of both medians."""
+    """Decision on a quantity besides the step that must not grow. ``unit``: of both medians."""
 
     name: str
     unit: str
@@ -201,16 +210,15 @@ MissingKind = Literal[
 ]
 
 
-# Why a comparison is undecided. "other check open": memory, startup or all time together looks worse than allowed.
+# Reasons for an undecided comparison. "other check open": memory, startup or total time looks worse than allowed.
 Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", "other check open"]
 
 
 @dataclass(frozen=True)
 class WhyUndecided:
-    """Why nothing could be compared.
+    """Reason why nothing could be compared. ``tokens``: per step, of both sides.
 
-    ``details``: from a run or a file (the first error; the folders that changed; no baseline).
-    ``tokens``: per step, of both sides.
+    ``details``: from a run or a file, for example the first error or the changed folders.
     """
 
     kind: MissingKind
@@ -220,17 +228,17 @@ class WhyUndecided:
 
 @dataclass(frozen=True)
 class OneSidedProblem:
-    """A problem that a probe reported in every run of ``arm`` and in no run of the other side."""
+    """Problem that a probe reported in every run of ``arm`` and in no run of the other side."""
 
     arm: str
-    message: str  # the probe's own
+    message: str  # message of the probe
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that two studies do not share. ``forbids``: they cannot be compared while it differs, unless allowed.
+    """Difference between two studies. ``forbids``: it forbids a comparison, unless the user allows it.
 
-    ``unit``: of numbers: share, MHz or cores; none for a configuration's values, which are shown as they are.
+    ``unit``: for numbers; empty for configuration values, which are shown unchanged.
     """
 
     key: str
@@ -242,37 +250,37 @@ class Difference:
 
 @dataclass(frozen=True)
 class StateComparison:
-    """One arm in two states (or two arms). ``missing``: why nothing could be compared."""
+    """Comparison of one arm in two states, or of two arms. ``missing``: why nothing could be compared."""
 
     name: str
     baseline: str
     candidate: str
     blocks: int
     step: Decision
-    steps: int = 0  # measured in the shortest block: what comes later in a training is not compared
+    steps: int = 0  # measured steps of the shortest block; later steps of a training are not compared
     baseline_ms: float | None = None
     candidate_ms: float | None = None
-    total: Decision | None = None  # of all measured time together, rare long steps among it
+    total: Decision | None = None  # decision on all measured time, including rare long steps
     parts: list[Part] = field(default_factory=list)
     gates: list[Gate] = field(default_factory=list)
     confounds: list[Confound] = field(default_factory=list)
-    defaults: list[OtherDefault] = field(default_factory=list)  # of two states of the harness
+    defaults: list[OtherDefault] = field(default_factory=list)  # defaults that differ between two states of the harness
     problems: list[OneSidedProblem] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)  # between studies of different times
     missing: WhyUndecided | None = None
-    other_work: Confound | None = None  # a difference that makes the two sides do different work
-    used_lead: Confound | None = None  # prefetched batches explain as much as is allowed, or as the step changed
-    doubts: tuple[Doubt, ...] = ()  # that bar verdicts whatever the figures are
+    other_work: Confound | None = None  # difference that makes the two sides do different work
+    used_lead: Confound | None = None  # prefetched batches explain the allowed change, or the measured one
+    doubts: tuple[Doubt, ...] = ()  # doubts that bar verdicts for any figures
     emulated: bool = False
-    alternated: bool = False  # within seconds; else both sides were measured on different days
-    same_study: bool = False  # both sides are one study: there is nothing to compare
+    alternated: bool = False  # True if both sides alternated within seconds; False if they ran on different days
+    same_study: bool = False  # both sides are one study, so there is nothing to compare
 
     @property
     def verdict(self) -> Outcome:
-        """Worst outcome of everything that must not grow: the typical round, all time together, and the gates.
+        """Worst outcome of everything that must not grow: the typical round, all measured time, and the gates.
 
-        Processes that take cores slow both of two alternating sides, so a slowdown stands. Such times call nothing the
-        same, or faster.
+        Other processes that take cores slow both of two alternating sides, so "slower" stays valid. They bar "same" and
+        "faster".
         """
         every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
         is_barred = barred(self.doubts, "loss") is not None
@@ -285,7 +293,7 @@ class StateComparison:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the verdict is undecided: the first cause that holds; None where it is decided."""
+        """First reason why the verdict is undecided; None if it is decided."""
         if self.verdict != "undecided":
             return None
         if self.missing is not None:
@@ -300,24 +308,24 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """The undecided checks besides the step whose median is worse than allowed, by name: more blocks may decide."""
+        """Undecided checks besides the step whose median is worse than allowed, by name. More blocks may decide."""
         others = {TOTAL: self.total} if self.total is not None else {}
         others |= {gate.name: gate.decision for gate in self.gates}
         return {name: decision for name, decision in others.items() if _looks_worse(decision)}
 
     @property
     def settled(self) -> bool:
-        """Whether no more blocks are needed: the step is slower, or it is decided and no other check looks worse."""
+        """True if no more blocks are needed: the step is slower, or it is decided and no other check looks worse."""
         return self.step.outcome == "slower" or (self.step.outcome != "undecided" and not self.open)
 
     @property
     def rare(self) -> bool:
-        """Whether fewer than half of the rounds made it slower: the total says so and the typical round does not."""
+        """True if fewer than half of the rounds made it slower: the total is slower, but the typical round is not."""
         return self.total is not None and self.total.outcome == "slower" and self.step.outcome != "slower"
 
 
 def _looks_worse(decision: Decision) -> bool:
-    """Whether it is undecided with its median beyond what is allowed."""
+    """Return True if the decision is undecided and its median exceeds the limit."""
     change = decision.change
     return decision.outcome == "undecided" and change is not None and change.median > decision.within
 
@@ -332,7 +340,7 @@ def nothing(
     confounds: Sequence[Confound] = (),
     differences: Sequence[Difference] = (),
 ) -> StateComparison:
-    """A comparison of which nothing can be decided."""
+    """Return a comparison in which nothing can be decided."""
     return StateComparison(
         name,
         baseline,
@@ -351,7 +359,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 def read_share(text: str, what: str) -> float:
-    """``3%`` as 0.03. InputError, naming ``what``, for anything else and for what lies outside 0.1 % to 100 %."""
+    """Return ``3%`` as 0.03. Raise InputError, naming ``what``, for other text and values outside 0.1 % to 100 %."""
     found = _SHARE.fullmatch(str(text).strip())
     if found is None or not 0.1 <= float(found[1]) <= 100:
         raise InputError(f"{what} {text!r}: allowed: a share such as 3%, from 0.1% to 100%")
@@ -359,12 +367,12 @@ def read_share(text: str, what: str) -> float:
 
 
 def read_limit(text: str, what: str) -> float | None:
-    """A share, or None for ``off``."""
+    """Return a share, or None for ``off``."""
     return None if text == "off" else read_share(text, what)
 
 
 def read_seconds(text: str, what: str) -> float:
-    """``90s``, ``10m``, ``1.5h`` or plain seconds, as seconds. InputError, naming ``what``, for anything else."""
+    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. Raise InputError, naming ``what``, otherwise."""
     found = _TIME.fullmatch(str(text).strip())
     if found is None or not float(found[1]) > 0:
         raise InputError(f"{what} {text!r}: allowed: a time such as 90s, 10m or 1h")

@@ -1,6 +1,6 @@
-"""Compares two sides that alternated, from the runs of a study: the step, each of its parts, peak memory, startup.
+"""Compare two sides that alternated, from the runs of a study: the step, its parts, peak memory and startup.
 
-Numbers and kinds only; harness.regress.text makes the sentences.
+This module returns numbers and kinds only; harness.regress.text writes the sentences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from harness.regress.series import EXPOSED, STEP, Rounds, rounds, total_log, typ
 from harness.study.records import ArmRecord, RunRecord, StudyRecord
 from harness.study.run_data import RunData
 
-# Confounds with which the two sides do different work: by kind, and of the kind "fact" by its key.
+# Confounds that mean different work on the two sides: by kind, and for the kind "fact" by key.
 OTHER_WORK: frozenset[ConfoundKind] = frozenset(
     {"diverged", "losses", "repeated data", "useful tokens", "mixed data", "mixed code"}
 )
@@ -44,7 +44,7 @@ OTHER_WORK_FACTS = frozenset(
 
 @dataclass(frozen=True)
 class _FinishedRun:
-    """What is read from a finished run."""
+    """Ledger and rounds of a finished run."""
 
     ledger: RunLedger
     rounds: Rounds
@@ -52,7 +52,7 @@ class _FinishedRun:
 
 @dataclass(frozen=True)
 class _Sides:
-    """The finished runs of one comparison: by side, then by block."""
+    """Finished runs of one comparison, by side and block."""
 
     baseline: Mapping[int, _FinishedRun]
     candidate: Mapping[int, _FinishedRun]
@@ -60,7 +60,7 @@ class _Sides:
 
 
 def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> list[StateComparison]:
-    """Every comparison of ``study``, decided from the blocks that ``runs`` have."""
+    """Return every comparison of ``study``, decided from the blocks of ``runs``."""
     by_arm: dict[str, dict[int, _FinishedRun]] = {}
     records: dict[str, list[RunRecord]] = {}
     for run in runs:
@@ -100,7 +100,7 @@ def _comparison(
     if not shared:
         return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
     attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
-    level = confidence_at(attempted)  # a block that failed on one side was a block all the same
+    level = confidence_at(attempted)  # Blocks that failed on one side count too.
     ours, theirs, aa = (
         {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     )
@@ -127,7 +127,7 @@ def _comparison(
         step,
         steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
         baseline_ms=baseline_ms,
-        # As the paired change has it: medians of either side alone may lie the other way round.
+        # Follows from the paired change, because the medians of both sides may differ the other way.
         candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
         total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level, trimmed_mean),
         parts=_parts(ours, theirs, aa, shared, limits.step, level),
@@ -161,10 +161,10 @@ def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list
 
 
 def _state(arm: ArmRecord) -> str:
-    """What the side is called: the state of the code that it runs, else the arm."""
+    """Return the label of a side: the state of the code that it runs, else the arm's name."""
     if arm.code is not None:
         return arm.code.label
-    declared = arm.declared.get("code")  # of a command, which runs none of ours
+    declared = arm.declared.get("code")  # set for commands, which do not run the harness's own trainer
     return declared if isinstance(declared, str) else arm.name
 
 
@@ -174,7 +174,7 @@ def _typical(
     control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
 ) -> list[float]:
-    """One value for each block that both finished."""
+    """Return one value for each block that both sides finished."""
     found = [
         typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
@@ -187,7 +187,7 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
 
 
 def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
-    """None where no block knows it: its replay was impossible, or too far off to be believed."""
+    """Return median exposed milliseconds; None if no block has them, because its replay was impossible or wrong."""
     known = [found for block in blocks if (found := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
     return median(known) if known else None
 
@@ -200,7 +200,7 @@ def _parts(
     within: float,
     level: float,
 ) -> list[Part]:
-    """Of the parts that are worth a line, each at a level that holds for all of them together (Bonferroni)."""
+    """Return the noticeable parts. Their intervals hold for all parts together (Bonferroni)."""
     step_ms = _median_ms(baseline, blocks, STEP)
     found = []
     for name in PARTS:
@@ -249,7 +249,7 @@ def _scaled(amount: int | None, unit: float) -> float | None:
 
 
 def _tokens_per_step(ledgers: Blocks) -> float | None:
-    """Positions, over all measured steps; None where they were not counted."""
+    """Return positions per step over all measured steps; None if they were not counted."""
     steps = sum(len(one.step_ms) for one in ledgers.values())
     counted = [one.tokens for one in ledgers.values() if one.tokens is not None]
     return sum(counted) / steps if steps and len(counted) == len(ledgers) else None

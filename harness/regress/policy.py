@@ -1,11 +1,11 @@
-"""Defines every number of the regression check that decides: value, unit, reason, guarding test.
+"""Define every number that decides in a regression check: value, unit, reason, guarding test.
 
-Shares are fractions of 1 of the baseline's figure.
+Shares are fractions of the baseline's figure.
 """
 
 from __future__ import annotations
 
-# What counts as the same.
+# Limits up to which a change counts as the same.
 STEP_WITHIN = 0.01
 """Share of the step's time, where both sides alternate. tests/harness/regress/test_policy.py"""
 MEMORY_WITHIN = 0.05
@@ -19,7 +19,7 @@ APART_WITHIN = "5%"
 DAY_LOSSES_WITHIN = 0.05
 """Share of the loss. Other kernels and another order of sums move it by less. tests/harness/regress/test_policy.py"""
 
-# When a decision is tried.
+# Times at which a decision is tried.
 FIRST_LOOK = 4
 """Blocks. At three, Student's quantile is so wide that only landslides show. tests/harness/regress/test_decision.py"""
 LOOK_GROWTH = 1.5
@@ -32,7 +32,7 @@ MOST_BLOCKS_PLANNED = 200
 HOPELESS_BLOCKS = 2
 """Blocks in which a side failed each time: it will fail in the next one, too. tests/harness/regress/test_policy.py"""
 
-# How a run is cut and what is left out.
+# Rounds of a run, and parts that are left out.
 ROUNDS_PER_RUN = 16
 """Rounds that a run without repetitions is cut into: enough for a median. tests/harness/regress/test_series.py"""
 NOTICEABLE_PART = 0.01
@@ -42,7 +42,7 @@ MS_DIGITS = 6
 REGRESSION_SENTENCES_MAX = 5
 """Comparisons with a sentence each at the top of a page. tests/harness/regress/test_policy.py"""
 
-# Two studies of different times: what the machine does from one day to another.
+# Variation between days, for studies of different times.
 MIN_SESSIONS = 3
 """Sessions kept. Of two, Student's quantile is 12.7, and only disasters show. tests/harness/regress/test_across.py"""
 SESSION_APART_H = 6.0

@@ -1,6 +1,6 @@
-"""Writes what a regression check found: a page for a pull request's comment, the same as JSON and as JUnit.
+"""Write the result of a regression check: a page for a pull request's comment, JSON and JUnit.
 
-The sentences are those of harness.regress.text.
+The sentences come from harness.regress.text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainer.files import write_bytes, write_text
 from trainer.json_types import JsonObject
 
 MARKDOWN, JSON, JUNIT = "regression.md", "regression.json", "regression.xml"
-# For what an XML 1.0 document may not hold, colours of a terminal among it.
+# Matches characters that XML 1.0 forbids, such as terminal colours.
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORST_FIRST: tuple[Outcome, ...] = ("slower", "undecided", "faster", "same")
 _JUNIT = {"slower": "failure", "undecided": "skipped", "error": "error"}
@@ -46,7 +46,7 @@ REGRESSION_SCHEMA = 1
 def write(
     folder: StudyFolder, comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True
 ) -> str:
-    """Write all three into the study's folder; returns the page. ``alternated``: see :func:`markdown`."""
+    """Write all three files into the study's folder, and return the page. ``alternated``: see :func:`markdown`."""
     page = markdown(comparisons, notes, alternated=alternated)
     write_text(folder.path / MARKDOWN, page)
     write_json(folder.path / JSON, as_json(comparisons, notes))
@@ -55,12 +55,12 @@ def write(
 
 
 def overall(comparisons: Sequence[StateComparison]) -> Outcome:
-    """The worst of all: slower, then undecided, faster, same."""
+    """Return the worst verdict: slower, then undecided, faster, same."""
     return min((c.verdict for c in comparisons), key=_WORST_FIRST.index, default="undecided")
 
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
-    """The dataclasses field by field, and the words for every kind; ``contests``: schema 1's word for comparisons."""
+    """Return the dataclasses field by field, with sentences. ``contests`` is the name of comparisons in schema 1."""
     found = [{**_plain(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
     return {"schema": REGRESSION_SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}
 
@@ -85,15 +85,16 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
-    """Return the page: verdict, sentences, table, what changed inside the step, and what else differed.
+    """Return the page: verdict, sentences, table, changed parts of the step, and other differences.
 
-    ``alternated``: whether the sides alternated (else they are two studies of different times).
+    ``alternated``: False if the sides are two studies of different times.
     """
     parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
     worst_first = sorted(comparisons, key=lambda one: _WORST_FIRST.index(one.verdict))
     parts.append("\n".join(f"- **{safe(sentence(one))}**" for one in worst_first[:REGRESSION_SENTENCES_MAX]))
     parts += [f"> {safe(note)}." for note in notes]
-    if comparisons and all(c.missing is not None for c in comparisons):  # each sentence gives the reason and what to do
+    # Each sentence gives the reason and the remedy.
+    if comparisons and all(c.missing is not None for c in comparisons):
         return "\n\n".join(parts) + "\n"
     rows = [row for c in comparisons for row in _rows(c)]
     parts.append(table(["", "baseline", "candidate", "change [interval]", "noise floor", "decision"], rows))
@@ -109,7 +110,10 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
 
 
 def junit(comparisons: Sequence[StateComparison]) -> bytes:
-    """JUnit XML: one case a comparison; slower is a failure, nothing to compare an error, undecided is skipped."""
+    """Return JUnit XML with one case per comparison.
+
+    Slower is a failure, nothing to compare is an error, and undecided is skipped.
+    """
     verdicts = ["error" if c.missing is not None else c.verdict for c in comparisons]
     suite = ElementTree.Element(
         "testsuite",

@@ -1,6 +1,6 @@
-"""Plans a regression check, and runs its comparisons until each is decided or the time is spent.
+"""Plan a regression check, and run its comparisons until each is decided or the time is spent.
 
-Baseline, its A/A control and candidate run block by block, for as many blocks as a budget may last.
+Baseline, its A/A control and candidate run block by block, up to the maximum number of blocks in the budget.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ALLOWED_CONTROLS = ("data-only", "ideal-data")
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """``plan`` holds three arms a comparison; ``names``: the comparison that each arm belongs to."""
+    """Plan with three arms per comparison. ``names``: comparison of each arm."""
 
     plan: Plan
     names: Mapping[str, str]
 
 
 def between_states(scenario: Scenario, source: str, patterns: Sequence[str], control: str | None) -> ComparisonPlan:
-    """Each arm that ``patterns`` select (all without one), as it is at base and at head.
+    """Plan each arm that ``patterns`` select (all without patterns) at base and at head.
 
-    The arms are called ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``. Raises InputError as make_plan does.
+    The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``. Raise InputError as make_plan does.
     """
     kept = {arm.name for arm in make_plan(scenario, source, patterns).arms if arm.control is None}
     arms: list[Arm] = []
@@ -62,7 +62,7 @@ def between_states(scenario: Scenario, source: str, patterns: Sequence[str], con
 def between_arms(
     scenario: Scenario, source: str, baseline: str, candidate: str, control: str | None = None
 ) -> ComparisonPlan:
-    """``candidate`` against ``baseline``, both under ``control``."""
+    """Plan ``candidate`` against ``baseline``, both under ``control``."""
     known = {one.name: one for one in variants(scenario)}
     for name in (baseline, candidate):
         if name not in known:
@@ -74,12 +74,12 @@ def between_arms(
 
 
 def unknown_arm(source: str, name: str, known: Iterable[str]) -> InputError:
-    """What to raise where the scenario at ``source`` has no arm ``name``."""
+    """Return the error for an arm ``name`` that the scenario at ``source`` does not have."""
     return InputError(f"{source}: arms: no arm {name!r}{did_you_mean(name, known) or ';'} arms: {', '.join(known)}")
 
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
-    """``arm`` and its A/A control for the scenario's own number of blocks: to make or to check a baseline."""
+    """Plan ``arm`` and its A/A control for the scenario's number of blocks, to make or check a baseline."""
     asked = between_arms(scenario, source, arm, arm, control)
     two = asked.plan.arms[:2]
     names = {one.name for one in two}
@@ -89,12 +89,12 @@ def alone(scenario: Scenario, source: str, arm: str, control: str | None = None)
 
 
 def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
-    """What study.json says of every arm, its comparison among it."""
+    """Return the records of all arms for study.json, including their comparison."""
     return {arm.name: replace(arm_record(arm), contest=asked.names[arm.name]) for arm in asked.plan.arms}
 
 
 def with_control(name: str, control: str | None) -> str:
-    """The arm's name under a control. InputError for one that is no variant of an arm."""
+    """Return the arm's name under a control. Raise InputError for a control that is no variant of an arm."""
     if control is not None and control not in ALLOWED_CONTROLS:
         raise InputError(f"control {control!r}: allowed: {', '.join(ALLOWED_CONTROLS)}")
     return name if control is None else f"{name}+{control}"
@@ -111,7 +111,10 @@ def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, contro
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
-    """Blocks shuffle comparisons; the sides of one stay neighbours in time, in each of their six orders in turn."""
+    """Return the plan.
+
+    Blocks shuffle comparisons. The sides of one stay neighbours, in each of their six orders in turn.
+    """
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
     for block in range(MOST_BLOCKS_PLANNED):
@@ -129,9 +132,10 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
 
 @dataclass(frozen=True)
 class RegressionResult:
-    """``status``: of the study (done, failed, interrupted). ``spent_s``: of the budget, when the last block ended.
+    """Result of a regression check.
 
-    ``cut``: what ran when the budget was spent in the middle of a block.
+    ``status``: of the study (done, failed, interrupted). ``spent_s``: time of the budget used at the end of the last
+    block. ``cut``: the run that was ended in the middle of a block when the budget was spent.
     """
 
     folder: Path
@@ -142,9 +146,9 @@ class RegressionResult:
 
 
 class UntilDecided:
-    """Asked after each block of a check whether there are enough: all is decided, or the budget is spent.
+    """Decide after each block of a check if it can end: all is decided, or the budget is spent.
 
-    ``spent_s``: of the budget, when the last block ended.
+    ``spent_s``: seconds of the budget used at the end of the last block.
     """
 
     def __init__(self, limits: Limits, budget_s: float) -> None:
@@ -154,11 +158,11 @@ class UntilDecided:
 
     def __call__(self, folder: StudyFolder, record: StudyRecord, blocks: int) -> bool:
         spent_s = time.monotonic() - self._begun_s
-        # The first block's time has the preparation of the data in it, which the second one shows.
+        # The first block's time includes the preparation of the data, so it does not predict that of the next block.
         block_s, self.spent_s = spent_s - self.spent_s, spent_s
         if spent_s + (block_s if blocks > 1 else 0.0) > self._budget_s:
             return True
-        if blocks == HOPELESS_BLOCKS:  # a side that never finished will not: no budget helps
+        if blocks == HOPELESS_BLOCKS:  # A side that never finished will fail again.
             found = comparisons(record, list(folder.runs()), self._limits)
             return all(comparison.missing is not None for comparison in found)
         if not is_look(blocks):
@@ -173,8 +177,8 @@ def run_comparisons(
 ) -> RegressionResult:  # fmt: skip
     """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
 
-    A decision is tried at the looks, and at the end: when one more block would not fit into ``budget_s``. A block that
-    runs when the budget is spent, because it is slow or hangs, is ended there and left out.
+    A decision is tried at the looks, and at the end, when one more block would not fit into ``budget_s``. A block that
+    is still running when the budget is spent is ended and dropped, because it is slow or hangs.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
@@ -190,9 +194,9 @@ def run_comparisons(
 def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path, timeout_s: float = EXAMINE_S
 ) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """Finds both states of the code and fits every arm to its side: (the comparisons, the arms' records).
+    """Find both states of the code and fit every arm to its side. Return the comparisons and the arms' records.
 
-    Raises InputError where a side is no state of this project, cannot run the scenario, or cannot be imported within
+    Raise InputError if a side is no state of this project, cannot run the scenario, or cannot be imported within
     ``timeout_s``.
     """
     codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
@@ -225,7 +229,7 @@ def with_codes(
 
 
 def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Defaults that the two states do not share, which no run would show: both are given one configuration."""
+    """Return the defaults that differ. No run shows them, because both states get one configuration."""
     ours, theirs = flatten(base), flatten(head)
     return tuple(
         OtherDefault(key, ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs)) if ours[key] != theirs[key]
@@ -233,7 +237,7 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, .
 
 
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Keys that one state lacks and did something else before, where an arm does not ask for that."""
+    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour."""
     found = []
     for key, before in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
@@ -245,14 +249,14 @@ def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[Ot
 
 
 def side_of(arm: str) -> str:
-    """Which of the two states the arm of that name runs: the base, as its A/A control does, or the head."""
+    """Return the state that the arm runs: base, as its A/A control, or head."""
     return BASE if arm.removesuffix("+a-a").endswith(f"@{BASE}") else HEAD
 
 
 def unless_changed(
     decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
 ) -> list[StateComparison]:
-    """``decided``; nothing of it where code has another fingerprint, by folder, than before it was measured."""
+    """Return ``decided``, or comparisons without a decision if the fingerprint of any code changed during the check."""
     changed = sorted(where for where in before if after[where] != before[where])
     if not changed:
         return decided
@@ -261,7 +265,7 @@ def unless_changed(
 
 
 def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
-    """Fingerprints of all code that ``arms`` run, by its folder: others mean that it has changed."""
+    """Return fingerprints of all code that ``arms`` run, by folder. They differ if the code changed."""
     codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
     found = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
     functions = {
@@ -270,11 +274,11 @@ def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
         if code.directory is not None
         for one in TrainerConfig.model_validate(config).user_functions
     }
-    for folder in {places[0] for places, _ in functions}:  # an A/A control has that of its arm
+    for folder in {places[0] for places, _ in functions}:  # An A/A control has the code of its arm.
         found.setdefault(folder, set()).add(checkout_fingerprint(Path(folder)))
     for places, (key, name) in functions:
         try:
             found[places[0]].add(f"{name} {user_fingerprint(key, name, places)}")
-        except InputError:  # it is gone
+        except InputError:  # The function was removed.
             found[places[0]].add(name)
     return found

@@ -1,12 +1,12 @@
-"""Condenses an arm of a study to one value a block for the step and each part, and sessions to what days differ by.
+"""Condense an arm of a study to one value per block for the step and its parts, and sessions to the day-to-day scatter.
 
-A round is one repetition of both sides, side by side in time and over the same documents. A block's value is the median
-over its rounds of the logarithm of candidate time / baseline time: a pause that hits one round moves it by next to
-nothing. Rounds of one pair of processes share its luck, so only blocks count as independent values.
+A round is one repetition of both sides, close in time and over the same documents. A block's value is the median over
+its rounds of log(candidate time / baseline time). So a pause in one round hardly changes it. Rounds of one pair of
+processes are not independent; only blocks count as independent values.
 
-Two studies of different days differ by more than their blocks scatter: the machine's clocks, neighbours and temperature
-are another draw. The scatter of the medians of kept sessions shows that. Below :data:`MIN_SESSIONS` of them it is
-assumed (:data:`DAY_DEVIATION`).
+Studies of different days differ by more than their blocks scatter, because the machine's clocks, neighbours and
+temperature vary. The scatter of the medians of kept sessions shows this variation. With fewer than :data:`MIN_SESSIONS`
+sessions it is assumed (:data:`DAY_DEVIATION`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from trainer.errors import InputError
 from trainer.json_types import JsonObject, section
 
 STEP = "step"
-EXPOSED = "exposed "  # + a stage: what it made the step wait
+EXPOSED = "exposed "  # prefix of a stage's name: the time that the step waited for it
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """One run: mean milliseconds per measured step by round, {part: (rounds,)}, for the step, its phases and stages.
+    """Mean milliseconds per measured step of one run, by part and round: {part: (rounds,)}.
 
-    The work of a stage counts whether the step waited for it or not.
+    Parts are the step, its phases and stages. A stage's work counts even if the step did not wait for it.
     """
 
     parts: Mapping[str, Values]
-    alternated: bool  # whether its rounds are repetitions
+    alternated: bool  # True if its rounds are repetitions
     session: str
 
     def mean_ms(self, part: str) -> float | None:
@@ -62,9 +62,9 @@ class Rounds:
 
 
 def rounds(run: RunData) -> Rounds | None:
-    """The rounds of a finished run; None where it did not finish or left no measured step.
+    """Return the rounds of a finished run; None if it did not finish or has no measured step.
 
-    Warm-up steps, of the run and of each repetition, are left out.
+    Warm-up steps of the run and of each repetition are left out.
     """
     steps = derived_steps(run).table
     if run.record.status != "done" or steps is None:
@@ -93,7 +93,7 @@ def rounds(run: RunData) -> Rounds | None:
         exposed, hidden, work = (
             column(steps, f"{kind}_{stage}_ns")[measured] for kind in ("exposed", "hidden", "work")
         )
-        if np.isnan(work).all():  # a table from before there was this column
+        if np.isnan(work).all():  # an older table without this column
             work = exposed + np.nan_to_num(hidden)
         parts[stage], parts[f"{EXPOSED}{stage}"] = per_step(work), per_step(exposed)
     known = {part: values for part, values in parts.items() if values is not None}
@@ -101,11 +101,11 @@ def rounds(run: RunData) -> Rounds | None:
 
 
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
-    """Median over rounds of log(candidate / baseline) and, where it ran in the same rounds, log(candidate / control).
+    """Return the median over rounds of log(candidate / baseline) and log(candidate / control).
 
-    The A/A control is the baseline once more: with it the values of blocks scatter less than without (by how much here:
-    results/reference/detection-power). Were the two averaged before dividing, a jump of the machine's speed under
-    either would spoil the round. None where a side has no such time in half of the rounds.
+    The control counts only if it ran in the same rounds. It repeats the baseline, so blocks scatter less (by how much:
+    results/reference/detection-power). The two are not averaged before dividing, because a jump of the machine's speed
+    under either would then spoil the round. None if a side has no such time in over half of the rounds.
     """
     logs = [
         np.log(pair[1][both] / pair[0][both])
@@ -126,7 +126,7 @@ def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
 
 
 def _paired(baseline: Rounds, candidate: Rounds, part: str) -> tuple[Values, Values] | None:
-    """The rounds of both; of runs that do not have as many, each side's own median instead of pairs."""
+    """Return the rounds of both sides, or each side's median if their numbers of rounds differ."""
     first, second = baseline.parts.get(part), candidate.parts.get(part)
     if first is None or second is None:
         return None
@@ -139,11 +139,11 @@ KEPT = (
     "a-a",
     "ideal-data",
     "data-only",
-)  # controls that are figures of their own, and the A/A control, which gives the noise
-# Of the environment: another machine, or one that is set otherwise.
+)  # controls with figures of their own, and the A/A control, which shows the noise
+# Entries of the environment that identify a machine and its settings.
 MACHINE = ("cpu", "cores", "cpu_quota_cores", "cpu_governor", "cpu_turbo", "nvidia_driver", "memory_bytes")
-PROGRAM = "program_fingerprint"  # its code, which may be what is compared
-# Facts of a run that say what it ran on and what it did.
+PROGRAM = "program_fingerprint"  # fingerprint of its code, which may be the subject of the comparison
+# Facts about the device and the work of a run.
 FACTS = (
     "device", "device_count", "emulated", "threads", "parameters", "tokenizer_fingerprint", "corpus_fingerprint",
     "model_fingerprint", PROGRAM,
@@ -152,10 +152,10 @@ FACTS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """Typical values of every finished block: milliseconds per step by part (the step, phases, stages), and so on.
+    """Typical values of every finished block: milliseconds per step by part (the step, phases, stages), and others.
 
-    ``twin_logs``: log of the A/A control's step time / its own, one a block; empty without one (baseline files in git
-    have the name).
+    ``twin_logs``: log of the A/A control's step time / the arm's, one per block; empty without a control. The name is
+    kept because baseline files in git use it.
     """
 
     scenario: FolderName
@@ -166,7 +166,7 @@ class BlockSeries:
     twin_logs: list[float] = field(default_factory=list)
     peak_memory_bytes: list[int] = field(default_factory=list)
     startup_ms: list[float] = field(default_factory=list)
-    config: JsonObject = field(default_factory=dict)  # dotted keys; the first block's
+    config: JsonObject = field(default_factory=dict)  # dotted keys, from the first block
     environment: JsonObject = field(default_factory=dict)
     facts: RunFactsField = field(default_factory=RunFacts)
     useful_fraction: float | None = None
@@ -174,12 +174,13 @@ class BlockSeries:
     other_cpu_cores: float | None = None
     failed_runs: int = 0
     interleave: str = "runs"
-    arms: int | None = None  # of the study, controls among them: what is alive together shares caches and memory
+    # number in the study, including controls, because arms alive together share caches and memory
+    arms: int | None = None
     probes: JsonObject = field(default_factory=dict)  # dotted keys
     loss: float | None = None  # median over blocks, of the last measured steps
     diverged_runs: int = 0
-    waiting_share: float | None = None  # of a program of others: share of the time that its main thread had no core
-    started: str = "together"  # or one by one, where startup is what is judged
+    waiting_share: float | None = None  # for an attached program: share of the time without a core for its main thread
+    started: str = "together"  # "one by one" if startup is judged
 
     @property
     def emulated(self) -> bool:
@@ -187,7 +188,7 @@ class BlockSeries:
 
 
 def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSeries]:
-    """Every arm of a study that finished a block, by name, with the controls that are figures of their own."""
+    """Return the series of every arm that finished a block, by name, including controls with figures of their own."""
     by_arm: dict[str, dict[int, RunData]] = {}
     for run in runs:
         if run.record.control is None or run.record.control in KEPT:
@@ -259,14 +260,14 @@ def _series(
     )
 
 
-STARTUP = "startup"  # the name of the startup among the parts of a session
+STARTUP = "startup"  # name of the startup among the parts of a session
 
 
 @dataclass(frozen=True)
 class Session:
     """One study of a baseline: medians over its blocks, in milliseconds per step by part, and of the startup.
 
-    ``level``: sessions of one level are of one state of the code, and scatter by the machine alone.
+    ``level``: sessions of one level have the same code state, so only the machine makes them scatter.
     """
 
     created_utc: str
@@ -277,10 +278,10 @@ class Session:
 
 @dataclass(frozen=True)
 class BetweenDays:
-    """What a comparison across days allows for. ``allowance``: a fraction, at the level of the decision.
+    """Allowance of a comparison across days. ``allowance``: a fraction, at the level of the decision.
 
-    ``sessions``: kept; ``known``: whether the allowance is theirs, else it is assumed. ``blocks_only``: the change with
-    the interval of the blocks alone, as if no day differed from another.
+    ``sessions``: number of kept sessions. ``known``: True if the allowance comes from them, else it is assumed.
+    ``blocks_only``: the change with the interval of the blocks alone, without an allowance.
     """
 
     allowance: float
@@ -291,9 +292,9 @@ class BetweenDays:
 
 @dataclass(frozen=True)
 class Days:
-    """The sessions kept of one arm, oldest first. ``centred``: the newest level's mean is what is compared with.
+    """Kept sessions of one arm, oldest first.
 
-    Else one study is, which is itself one day's draw.
+    ``centred``: True to compare with the mean of the newest level, else with one study, which is itself one day's draw.
     """
 
     sessions: tuple[Session, ...] = ()
@@ -301,30 +302,31 @@ class Days:
 
     @property
     def level(self) -> tuple[Session, ...]:
-        """The sessions of the newest level."""
+        """Sessions of the newest level."""
         newest = max((one.level for one in self.sessions), default=0)
         return tuple(one for one in self.sessions if one.level == newest)
 
     @property
     def more_sessions(self) -> int:
-        """Number of sessions to keep until :meth:`between` is known; 0 where it is."""
+        """Number of further sessions until :meth:`between` is known."""
         return max(MIN_SESSIONS - 1 - (len(self.sessions) - len(self._levels())), 0)
 
     def centre(self, part: str) -> float | None:
-        """Log of the newest level's milliseconds; None where one session alone is compared with."""
+        """Return the mean log of the newest level's milliseconds; None to compare with one session."""
         logs = _logs(self.level, part)
         return fmean(logs) if self.centred and len(logs) >= MIN_SESSIONS else None
 
     def between(self, part: str, confidence: float) -> tuple[float, bool]:
-        """Half the width of the interval of a new day's log against the centre, and whether it is known.
+        """Return half the width of the interval of a new day's log around the centre, and True if it is known.
 
-        A prediction interval: the new day is one draw, and the centre a mean of few. Levels share a machine, so their
-        scatter is pooled; days in a row that are alike say less than as many others, and widen it.
+        This is a prediction interval: the new day is one draw, and the centre is a mean of few days. Levels share a
+        machine, so their scatter is pooled. Similar days in a row hold less information than independent days, so they
+        widen it.
         """
         groups = [_logs([one for one in self.sessions if one.level == level], part) for level in self._levels()]
         squares = sum((log - fmean(logs)) ** 2 for logs in groups for log in logs)
         freedom = sum(len(logs) - 1 for logs in groups if logs)
-        centre = len(_logs(self.level, part)) if self.centre(part) is not None else 1  # days that it is a mean of
+        centre = len(_logs(self.level, part)) if self.centre(part) is not None else 1  # number of days in the mean
         drawn = math.sqrt(1 + 1 / centre)
         tail = 1 - (1 - confidence) / 2
         if freedom < MIN_SESSIONS - 1:
@@ -341,7 +343,7 @@ def _logs(sessions: Iterable[Session], part: str) -> list[float]:
 
 
 def session_of(series: BlockSeries, level: int) -> Session:
-    """``series`` as one session."""
+    """Return ``series`` as one session."""
     parts = {part: median(values) for part, values in series.part_ms.items() if values}
     startup = {STARTUP: median(series.startup_ms)} if series.startup_ms else {}
     commit = series.environment.get("git_commit")
@@ -349,7 +351,7 @@ def session_of(series: BlockSeries, level: int) -> Session:
 
 
 def apart(one: str, other: str) -> bool:
-    """Whether two times (UTC, ISO 8601) are of two sessions; False where either is not known."""
+    """Return True if two times (UTC, ISO 8601) belong to two sessions; False if either is unknown."""
     try:
         first, second = (datetime.fromisoformat(text).replace(tzinfo=None) for text in (one, other))
     except ValueError:

@@ -1,6 +1,6 @@
-"""Finds two states of a user's own repository, and runs a check of them: of a scenario's arms, or of commands.
+"""Find two states of a user's own repository, and run a check of them: of a scenario's arms, or of commands.
 
-A state is a folder as it is, or a revision that is unpacked into a temporary folder (``git archive``). Untracked files
+A state is an existing folder, or a revision that is unpacked into a temporary folder (``git archive``). Untracked files
 are not in a revision. Both sides run the harness that is installed here. A run has the state of its side as working
 directory. Files that a scenario names by a relative path are the same for both sides.
 """
@@ -48,18 +48,18 @@ from trainer.errors import InputError
 from trainer.files import expanded
 from trainer.user_code import files
 
-_BRANCHES = 5  # that a message lists
+_BRANCHES = 5  # number of branches that a message lists
 _UNPACK_S = 600
-_START_S = 60  # for Python alone
+_START_S = 60  # seconds to start Python alone
 
 
 @dataclass(frozen=True)
 class State:
-    """A state of the user's code: where it lies, and its commit (``+changes`` where files differ from that).
+    """State of the user's code: its folder and its commit (``+changes`` if files differ from the commit).
 
-    ``root``: the folder around it that holds all of the repository's files; ``folder`` where there is no repository.
-    ``path``: folders of this state that stand for those of the repository here that Python imports from, as from the
-    ``src/`` of a project that ``pip install -e`` installed.
+    ``root``: the folder that contains all of the repository's files, or ``folder`` without a repository. ``path``:
+    folders of this state that replace the repository's folders on Python's path, such as the ``src/`` of ``pip install
+    -e``.
     """
 
     folder: Path
@@ -69,9 +69,9 @@ class State:
 
 
 def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
-    """Both sides of a comparison, folders or revisions, each as deep within its repository as this folder is.
+    """Return both sides of a comparison (folders or revisions), at the current folder's depth in the repository.
 
-    Revisions are unpacked within ``place``. InputError where a side is neither, or both are one.
+    Revisions are unpacked within ``place``. Raise InputError if a side is neither, or if both are the same.
     """
     imported = _import_folders()
     found = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
@@ -81,21 +81,21 @@ def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
 
 
 def note_same_code(states: Sequence[State]) -> None:
-    """Print a note where no file that git tracks differs between ``states``."""
+    """Print a note if no file tracked by git differs between ``states``."""
     labels = {state.label for state in states}
     if len(labels) == 1:
         print(f"note: {same_code_note(labels.pop())}", file=sys.stderr)
 
 
 def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
-    """The folder ``where``, or the revision of that name unpacked into ``place``. ``imported``: see :func:`_path`."""
+    """Return the folder ``where``, or that revision unpacked into ``place``. ``imported``: see :func:`_path`."""
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
     here = Path.cwd()
     if Path(where).is_dir():
         folder = Path(where).resolve()
         stands_for, root = _top(here), _top(folder)
-        if folder != root / here.relative_to(stands_for):  # not as deep as this folder is
+        if folder != root / here.relative_to(stands_for):  # ``folder`` has another depth than the current folder.
             stands_for, root = here, folder
         return State(folder, describe_checkout(folder) or folder.name, root, _path(root, stands_for, imported))
     try:
@@ -119,7 +119,7 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
 
 
 def _branches(folder: Path) -> str:
-    """List some branches of the repository around ``folder``, as the end of a message; empty where there are none."""
+    """Return some branches of the repository around ``folder``, as the end of a message; empty if there are none."""
     try:
         refs = git(
             folder, "for-each-ref", f"--count={_BRANCHES}", "--format=%(refname:short)", "refs/heads", "refs/remotes"
@@ -130,9 +130,9 @@ def _branches(folder: Path) -> str:
 
 
 def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:
-    """Which of ``functions`` (a key, and MODULE:FUNCTION) are a library's, and so the same in all states.
+    """Return which of ``functions`` (a key, and MODULE:FUNCTION) come from a library, so that all states share them.
 
-    Raises InputError where a state lacks one, so that the code of another would run.
+    Raise InputError if a state lacks a function, because code of another state would run.
     """
     roots = {state: state.root.resolve() for state in states}
     shared = []
@@ -145,7 +145,7 @@ def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State
             except InputError as error:
                 raise InputError(f"{state.label}: {error}") from error
         first, *others = found.values()
-        # An environment within the repository holds packages, too.
+        # An environment within the repository contains packages too.
         library = first[0].is_relative_to(sys.prefix) or not any(map(first[0].is_relative_to, roots.values()))
         if library and all(other == first for other in others):
             shared.append(f"{name} ({first[0]})")
@@ -160,7 +160,7 @@ def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State
 
 
 def _top(folder: Path) -> Path:
-    """The repository around ``folder``, or that folder where there is none."""
+    """Return the repository around ``folder``, or the folder itself without one."""
     try:
         return Path(git(folder, "rev-parse", "--show-toplevel")).resolve()
     except (OSError, subprocess.SubprocessError):
@@ -168,8 +168,8 @@ def _top(folder: Path) -> Path:
 
 
 def _import_folders() -> list[Path]:
-    """The folders that are on Python's path here."""
-    # Asked of a process of its own: this one's path has what its command put there (a folder of tests, for one).
+    """Return the folders on Python's path here."""
+    # Uses a separate process, because the command adds folders to this one's path (for example a folder of tests).
     asked = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True, timeout=_START_S)
@@ -177,8 +177,8 @@ def _import_folders() -> list[Path]:
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
-    """Folders in ``root`` for those of ``imported``, on Python's path, that lie in the repository here."""
-    # An environment within the repository holds packages, which are none of the user's code.
+    """Return the folders in ``root`` that replace those of ``imported`` within the repository here."""
+    # Packages of an environment within the repository are not the user's code.
     packages = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(stands_for)]
     found = []
     for place in imported:
@@ -196,7 +196,7 @@ def _archive(top: Path, commit: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def is_of_user_code(asked: ComparisonPlan, *states: str) -> bool:
-    """Whether an arm names code of the user's own, and none of ``states`` (folders or revisions) is of the harness."""
+    """Return True if an arm names user code, and none of ``states`` (folders or revisions) is of the harness."""
     named = any(arm.config.user_functions for arm in asked.plan.arms)
     return named and not any(holds_code(state, Path.cwd()) for state in states)
 
@@ -207,8 +207,8 @@ def run_user_states(
 ) -> RegressionResult:  # fmt: skip
     """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided.
 
-    Raises InputError where a side is neither a folder nor a revision of the repository around this folder, or lacks
-    what an arm names.
+    Raise InputError if a side is neither a folder nor a revision of the repository around this folder. Raise it too if
+    a side lacks a function that an arm names.
     """
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
@@ -219,9 +219,9 @@ def run_user_states(
 
 
 def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """The comparisons of arms that name code of the user's own, and what study.json says of each arm.
+    """Return the comparisons of arms that name user code, and the records of these arms for study.json.
 
-    Raises InputError where a state lacks what an arm names, or where none of it lies in the two states.
+    Raise InputError if a state lacks a function that an arm names, or if all functions lie outside the two states.
     """
     kept = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
     functions = {one for arm in kept.plan.arms for one in arm.config.user_functions}
@@ -247,7 +247,7 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
 
 
 def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
-    """``asked`` without arms that run the same code on both sides."""
+    """Return ``asked`` without arms that run the same code on both sides."""
     plan = asked.plan
     if left_out := sorted({asked.names[arm.name] for arm in plan.arms if arm.name not in names}):
         print(left_out_note(left_out), file=sys.stderr)
@@ -267,7 +267,7 @@ def _code(state: State) -> Code:
 
 
 def _anchored(config: TrainerConfig) -> TrainerConfig:
-    """``config`` with the files that it names by relative paths named from here, as its run starts elsewhere."""
+    """Return ``config`` with relative file paths made absolute, because its run starts in another folder."""
     nested = config.model_dump(mode="json")
     data, device = nested["data"], nested["compute"]["device"]
     corpus, tokenizer, model = data["corpus"], data["tokenizer"], nested["model"]
@@ -282,7 +282,7 @@ def _anchored(config: TrainerConfig) -> TrainerConfig:
         (tokenizer, "pretrained"),
     ):
         name = section[key]
-        # Whatever is not here may be a name on the hub.
+        # A missing file may be a name on the hub.
         if name is not None and "://" not in name and (key != "pretrained" or expanded(name).exists()):
             section[key] = str(expanded(name).absolute())
     if (questions := (nested["evaluation"] or {}).get("multiple_choice")) is not None:
@@ -300,10 +300,8 @@ def run_command_states(
 ) -> RegressionResult:  # fmt: skip
     """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent.
 
-    A block that runs then, because it is slow or hangs, is ended and left out.
-
-    InputError where a side is neither a folder nor a revision of the repository around this folder, or lacks a function
-    that trains.
+    A block that is still running then is ended and dropped, because it is slow or hangs. Raise InputError if a side is
+    neither a folder nor a revision of the repository around this folder, or lacks a function that trains.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
@@ -322,7 +320,7 @@ def run_command_states(
 
 
 def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:
-    """Each arm of ``plan`` as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``; its own controls are left out."""
+    """Return each arm of ``plan`` as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``, without its controls."""
     arms: list[CommandArm] = []
     compared = []
     for arm in (one for one in plan.arms if one.control is None):
@@ -336,6 +334,6 @@ def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:
         ]
         compared.append(ComparisonRecord(ours, theirs))
     names = [arm.name for arm in arms]
-    # Another one begins each block.
+    # Each block begins with another arm.
     blocks = tuple((*names[block % len(names) :], *names[: block % len(names)]) for block in range(MOST_BLOCKS_PLANNED))
     return replace(plan, arms=tuple(arms), comparisons=tuple(compared), blocks=blocks)

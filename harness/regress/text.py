@@ -1,4 +1,4 @@
-"""Makes every sentence of a regression check: what was decided, how sure that is, and what to do."""
+"""Write every sentence of a regression check: the decision, its certainty, and what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_BLOCK = "no block in which both sides finished"
 
 @dataclass(frozen=True)
 class CauseText:
-    """Words for one cause of "undecided". ``remedy``: what would decide it.
+    """Text for one cause of "undecided". ``remedy``: action that would decide it.
 
     The names in braces are those of :func:`_values`.
     """
@@ -87,24 +87,24 @@ NOISE: frozenset[Cause] = frozenset({"within the noise", "both possible", "at th
 
 
 def cause_text(c: StateComparison) -> CauseText:
-    """Why ``c`` is undecided, and what would decide it; both empty where it is decided."""
+    """Return why ``c`` is undecided, and what would decide it; both empty if it is decided."""
     if c.cause is None:
         return CauseText("", "")
     return _filled(c.cause, c.step, c)
 
 
 def reason(decision: Decision) -> str:
-    """Why a decision is undecided; empty where it is decided."""
+    """Return why a decision is undecided; empty if it is decided."""
     return "" if decision.why is None else _filled(decision.why, decision).cause
 
 
 def remedy(decision: Decision) -> str:
-    """What would decide it; empty where it is decided."""
+    """Return what would decide it; empty if it is decided."""
     return "" if decision.why is None else _filled(decision.why, decision).remedy
 
 
 def too_noisy(decision: Decision) -> bool:
-    """True if the noise floor or the interval of an undecided check includes 2x: such a figure means nothing."""
+    """Return True if the noise floor or the interval of an undecided check includes 2x, so its figure is useless."""
     if decision.outcome != "undecided" or decision.change is None:
         return False
     return max(decision.floor or 0.0, decision.change.ci_high or 0.0) > USELESS_FLOOR
@@ -146,7 +146,7 @@ def _more_values(c: StateComparison) -> dict[str, str]:
 
 
 def sentence(c: StateComparison) -> str:
-    """One comparison in a few sentences that stand for themselves: the verdict, its figures, and what to do."""
+    """Return one comparison in a few self-contained sentences: the verdict, its figures, and what to do."""
     name = f"{c.name} (emulated device)" if c.emulated else c.name
     if c.same_study:
         return f"{name}: {SAME_STUDY}."
@@ -179,17 +179,17 @@ def sentence(c: StateComparison) -> str:
 
 
 def _rare(c: StateComparison) -> str:
-    """What it means that all time together is slower and the typical round is not called slower."""
+    """Return the explanation of a slower total beside a typical round that is not slower."""
     return "the typical step alone is undecided" if c.step.outcome == "undecided" else "rare steps got longer"
 
 
 def missing(c: StateComparison) -> str:
-    """Why nothing could be compared."""
+    """Return why nothing could be compared."""
     return cause_text(c).cause
 
 
 def difference(one: Difference) -> str:
-    """``environment.cores is 2 against 4``."""
+    """Return text such as ``environment.cores is 2 against 4``."""
     return f"{one.key} is {_shown(one.baseline, one.unit)} against {_shown(one.candidate, one.unit)}"
 
 
@@ -202,7 +202,7 @@ def _shown(value: Any, unit: str) -> str:
 
 
 def default(one: OtherDefault) -> str:
-    """A default that the two states do not share."""
+    """Return the text of a default that differs between the two states."""
     if one.text:
         return one.text
     if one.lacking:
@@ -214,7 +214,7 @@ def default(one: OtherDefault) -> str:
 
 
 def differing(c: StateComparison) -> list[str]:
-    """Everything else that differs between the two sides. :func:`missing` reports what forbids a comparison."""
+    """Return all other differences between the two sides. :func:`missing` reports what forbids a comparison."""
     shown = c.differences if c.missing is None else [one for one in c.differences if not one.forbids]
     return [
         *confound_lines(c.confounds),
@@ -225,7 +225,7 @@ def differing(c: StateComparison) -> list[str]:
 
 
 def inside(c: StateComparison) -> list[str]:
-    """Parts that changed, whether or not the step did; and what else decides beside the typical round."""
+    """Return the parts that changed, even if the step did not, and other decisive checks besides the typical round."""
     changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
     lines = [_part(c, part) for part in changed]
     if c.rare and c.total is not None:
@@ -239,9 +239,9 @@ def inside(c: StateComparison) -> list[str]:
 
 def _part(c: StateComparison, part: Part) -> str:
     name = f"{c.name}: {part.kind} {part.name}"
-    if part.decision.change is None:  # nothing to divide by
+    if part.decision.change is None:  # no baseline time to divide by
         return f"{name}: from {ms(part.baseline_ms)} to {ms(part.candidate_ms)} per step"
-    more = part.decision.change.median * part.baseline_ms  # paired, as the change is
+    more = part.decision.change.median * part.baseline_ms  # paired, like the change
     text = f"{name} is {part.decision.outcome}: {change(part.decision)}, {'+' if more > 0 else '-'}{ms(abs(more))}"
     if part.kind == "stage" and c.step.outcome == "same":
         return (
@@ -251,12 +251,12 @@ def _part(c: StateComparison, part: Part) -> str:
 
 
 def headline(verdict: Outcome, comparisons: int) -> str:
-    """The title of the page: the worst verdict, and of how many comparisons."""
+    """Return the title of the page: the worst verdict, and the number of comparisons."""
     return f"Regression check: {verdict}" + (f" (worst of {comparisons})" if comparisons > 1 else "")
 
 
 def change(decision: Decision) -> str:
-    """``+3.1 % [+2.2 %, +4.0 %]``; above 100 % times the baseline: ``2.50x [2.31x, 2.74x]``."""
+    """Return ``+3.1 % [+2.2 %, +4.0 %]``, or times the baseline above 100 %: ``2.50x [2.31x, 2.74x]``."""
     found = decision.change
     if found is None:
         return "no figure"
@@ -269,7 +269,7 @@ def change(decision: Decision) -> str:
 
 
 def moved(decision: Decision) -> str:
-    """``by +3.1 % [...]``, ``to 2.50x [...]``: :func:`change` after a verb."""
+    """Return :func:`change` as it follows a verb: ``by +3.1 % [...]``, ``to 2.50x [...]``."""
     found = decision.change
     if too_noisy(decision):
         return "by an unknown amount (2x is not excluded)"
@@ -298,7 +298,7 @@ def _floor(decision: Decision) -> str:
 
 
 def kept_note(kept: Baseline, within: float) -> str:
-    """Say what a check against ``kept`` can decide, and how to have it decide more."""
+    """Return a note on the changes that a check against ``kept`` can detect, and how to detect smaller ones."""
     found = kept.limits_of_detection(within)
     text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(found.slowdown)}"
     text += f" or more (--within {percent(within)})"
@@ -313,7 +313,7 @@ def kept_note(kept: Baseline, within: float) -> str:
 
 
 def common_move_note(move: CommonMove) -> str:
-    """What it means that every arm moved alike."""
+    """Return a note for a common move of every arm."""
     return (
         f"All {move.arms} arms changed alike ({move.least * 100:+.1f} % to {move.most * 100:+.1f} %). The machine is "
         "a likelier cause than one arm's code: repeat with harness regress"
@@ -321,7 +321,7 @@ def common_move_note(move: CommonMove) -> str:
 
 
 def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
-    """What to say where the budget ended a block, or was too short for a first look; None where neither is so."""
+    """Return a note if the budget ended a block, or was too short for a first look; else None."""
     blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
     if result.cut is not None:
         kept = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
@@ -338,7 +338,7 @@ def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
 
 
 def footnote(comparisons: list[StateComparison]) -> str:
-    """How to read the table of sides that alternated."""
+    """Return the explanation of the table of sides that alternated."""
     levels = dict.fromkeys(f"{one.step.confidence * 100:.2f} %" for one in comparisons if one.missing is None)
     blocks = dict.fromkeys(count(one.blocks, "block") for one in comparisons)
     if not levels:
@@ -351,10 +351,10 @@ def footnote(comparisons: list[StateComparison]) -> str:
 
 
 def same_code_note(commit: str) -> str:
-    """What to say where both sides are one commit."""
+    """Return a note that both sides are one commit."""
     return f"both sides are commit {commit}, so this measures noise alone. For an older state, give --base HEAD~1"
 
 
 def left_out_note(comparisons: Sequence[str]) -> str:
-    """Which comparisons do not run."""
+    """Return a note about the comparisons that do not run."""
     return f"left out, as no code of your own runs in them: {', '.join(comparisons)}"

@@ -1,10 +1,10 @@
-"""Sums up, for each arm, the counters of its NVIDIA cards and its use of the host.
+"""Summarize, for each arm, the counters of its NVIDIA cards and its use of the host.
 
-Cards: how busy, fast and hot they were, throttled by what, at what energy. Host: its own processes' use of cores, disk
-and memory, its limits, and the load of other processes.
+Cards: utilisation, clocks, temperature, reasons for throttling, energy. Host: the run's own use of cores, disk and
+memory, its limits, and the load of other processes.
 
-Each sample of a counter is its growth over ``interval_s`` of measured steps, so every rate here is
-sum of growth / sum of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
+Each sample of a counter is its growth over ``interval_s`` of measured steps. So every rate here is sum of growth / sum
+of intervals, over all runs of an arm (docs of ``harness.probes.sampler.host``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from harness.study.run_data import RunData
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# NVML_CLOCKS_EVENT_REASON_* that slow a card down which has work to do, by bit. Idle (1), application clocks (2),
-# sync boost (0x10) and display clocks (0x100) are settings, not events.
+# NVML_CLOCKS_EVENT_REASON_* that slow down a busy card, by bit. Idle (1), application clocks (2), sync boost (0x10) and
+# display clocks (0x100) are settings, not events.
 REASONS = {
     0x4: "its power limit",
     0x8: "a hardware slowdown",
@@ -40,10 +40,10 @@ DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "mis
 
 @dataclass(frozen=True)
 class DeviceFinding:
-    """Something that held a card back, with the figures that show it.
+    """Event that slowed a card, with its figures.
 
-    "clock fell": from ``value`` to ``other`` MHz; "slowed down": by ``reason`` in the share ``value`` of the samples;
-    "other processes": ``value`` of them, holding ``other`` bytes; "missed readings": ``value`` of ``other``.
+    "clock fell": from ``value`` to ``other`` MHz. "slowed down": by ``reason`` in the share ``value`` of the samples.
+    "other processes": ``value`` processes that hold ``other`` bytes. "missed readings": ``value`` of ``other``.
     """
 
     kind: DeviceFindingKind
@@ -57,24 +57,24 @@ class DeviceHealth:
     """One card during the measured steps of one arm: means over samples. None: not recorded."""
 
     arm: str
-    device: int  # CUDA's number
-    utilisation: float | None  # shares, 0 to 1, from here to dram_active
+    device: int  # CUDA device number
+    utilisation: float | None  # fraction, as the following fields up to dram_active
     sm_active: float | None
     tensor_active: float | None
     dram_active: float | None
     power_w: float | None
     energy_j: float | None  # over all measured steps
-    joules_per_token: float | None  # None, too, of a card that the run did not compute on
+    joules_per_token: float | None  # unset also for a card that the run did not compute on
     joules_per_trained_token: float | None
     sm_clock_mhz: float | None
     sm_clock_min_mhz: float | None
     memory_clock_mhz: float | None
     temperature_max_c: float | None
-    memory_used_bytes: float | None  # the most
+    memory_used_bytes: float | None  # maximum
     memory_total_bytes: float | None
     traffic: dict[str, float] = field(default_factory=dict)  # bytes per second by link and direction: pcie_rx, ...
-    throttled: dict[str, float] | None = None  # share of the samples by reason, the commonest first
-    other_processes: float | None = None  # the most at a time
+    throttled: dict[str, float] | None = None  # share of the samples by reason, most common first
+    other_processes: float | None = None  # maximum at a time
     other_memory_bytes: float | None = None
     taken: int = 0
     missed: int = 0
@@ -82,7 +82,7 @@ class DeviceHealth:
 
 
 def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
-    """Each card that was sampled in each arm, over the arm's finished runs."""
+    """Return the health of each sampled card of each arm, over the arm's finished runs."""
     found = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
@@ -94,7 +94,7 @@ def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
 
 
 def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[Confound]:
-    """What the cards of two arms did differently though no arm declared it: clocks, throttling, others' work."""
+    """Return undeclared differences between the cards of two arms: clocks, throttling, work of other processes."""
     found = []
     names = (baseline, candidate)
     for one in (health for health in devices if health.arm == baseline):
@@ -157,7 +157,7 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
 
 
 def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
-    """Joules per token and per trained token of the measured steps, over the runs that computed on this card."""
+    """Return joules per token and per trained token of the measured steps, over the runs that computed on this card."""
     joules, tokens, trained = 0.0, 0.0, 0.0
     for run, one in zip(runs, splits, strict=True):
         facts, energy = run.record.facts, one.get((f"nvml:{device}", "energy_j"))
@@ -171,7 +171,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
         steps = run.step_columns(["turn", "start_ns", "warmup", "tokens", "trained_tokens"])
         if steps is None:
             continue
-        # A card that was lost gave no energy for the repetitions that followed: their tokens do not count either.
+        # A lost card has no energy readings in later repetitions, so their tokens do not count either.
         rows, readings = _fully_read(steps, energy.t_ns)
         measured = np.not_equal(column(steps, "warmup"), 1) & rows
         joules += float(energy.values[readings].sum())
@@ -181,7 +181,7 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Select the steps (rows,) of repetitions that were read to their end, and the readings of these repetitions."""
+    """Return masks of the steps (rows,) of repetitions that were read to their end, and of the readings of these."""
     repetition, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
         (start[repetition == one].min(), start[repetition == one].max(), one) for one in np.unique(repetition)
@@ -196,7 +196,7 @@ def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArr
 
 
 def throttled(reasons: Array) -> dict[str, float] | None:
-    """The share of samples in which each reason slowed the card, the commonest first; None: not recorded."""
+    """Return the share of samples with each throttling reason, most common first; None if not recorded."""
     if not reasons.size:
         return None
     bits = reasons.astype(np.int64)
@@ -205,9 +205,9 @@ def throttled(reasons: Array) -> dict[str, float] | None:
 
 
 def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
-    """(from, to): the largest fall between the median clocks of the run's parts, in time; None if it is small.
+    """Return (from, to) of the largest fall between median clocks of the run's parts in time; None if it is small.
 
-    All parts have as many samples, so that one odd sample decides nothing.
+    All parts have equally many samples, so that one odd sample decides nothing.
     """
     parts = [
         float(np.median(part))
@@ -220,7 +220,7 @@ def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
 
 
 def _fall(one: Split, source: str) -> tuple[float, float] | None:
-    """Of the samples in which the card had work: an idle card lowers its clocks by itself."""
+    """Return :func:`clock_fall` of the samples in which the card had work, because an idle card lowers its clock."""
     clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
     busy = np.ones(len(clocks.values), dtype=bool)
     if reasons is not None and len(reasons.values) == len(busy):
@@ -240,7 +240,7 @@ def _device_findings(health: DeviceHealth, fall: tuple[float, float] | None) -> 
         yield DeviceFinding("missed readings", health.missed, health.missed + health.taken)
 
 
-ROLES = ("main", "loaders", "ranks", "sampler")  # main and loaders: of rank 0, ranks: the others and their workers
+ROLES = ("main", "loaders", "ranks", "sampler")  # main and loaders: of rank 0; ranks: the others and their workers
 HostFindingKind = Literal[
     "quota throttled", "threads over quota", "near the memory limit", "waited for memory", "waited for the disk",
     "waited for a core", "waited for the quota", "read from disk", "page faults", "other processes", "stolen cores",
@@ -250,49 +250,49 @@ HostFindingKind = Literal[
 
 @dataclass(frozen=True)
 class HostFinding:
-    """Something that held a run back, with the figure that shows it.
+    """Event that slowed a run, with its figure.
 
-    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count, as the kind
-    says; ``limit`` what it is held against: the quota in cores, the memory limit, all readings, the most at a time.
+    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count, by kind.
+    ``limit`` is its reference: the quota in cores, the memory limit, all readings, or the maximum at a time.
     """
 
     kind: HostFindingKind
     value: float
     limit: float | None = None
-    role: str = ""  # whose processes, where the finding is about those of one role
+    role: str = ""  # role of the affected processes, if only one role is affected
 
 
 @dataclass(frozen=True)
 class RoleLoad:
-    """Processes of one role together; rates per second of measured steps. None: this kernel does not report it."""
+    """All processes of one role. Rates per second of measured steps. None: not reported by this kernel."""
 
     role: str
     processes: int
     cores: float
-    delay: float | None  # seconds that threads were runnable without a core, per second; several threads add up
-    resident_bytes: float | None  # the most at a time, of each, summed
-    pss_bytes: float | None  # likewise, memory that is shared counted in parts
-    disk_bytes_per_s: float | None  # fetched from storage: what the page cache had is not in it
+    delay: float | None  # seconds that threads were runnable without a core, per second, summed over threads
+    resident_bytes: float | None  # maximum of each process, summed
+    pss_bytes: float | None  # maximum of each process, summed; shared memory counted in parts
+    disk_bytes_per_s: float | None  # fetched from storage, without page cache hits
     faults_per_s: float | None  # major page faults: waits for storage
-    voluntary_per_s: float | None  # context switches: to wait for something
-    involuntary_per_s: float | None  # because others were to run
+    voluntary_per_s: float | None  # context switches to wait
+    involuntary_per_s: float | None  # context switches forced by the scheduler
 
 
 @dataclass(frozen=True)
 class HostLoad:
-    """One arm's host, over the measured steps of all its runs."""
+    """Host of one arm, over the measured steps of all its runs."""
 
     arm: str
     seconds: float
     roles: list[RoleLoad]
     other_cores: float | None = None
-    other_cores_max: float | None = None  # the most over half a second or longer
+    other_cores_max: float | None = None  # maximum over half a second or longer
     stolen_cores: float | None = None
-    page_cache_bytes: float | None = None  # of the machine, mean
+    page_cache_bytes: float | None = None  # mean over samples, of the whole machine
     quota_cores: float | None = None
-    throttled_share: float | None = None  # of the quota's periods in which anything ran
+    throttled_share: float | None = None  # share of the quota's active periods
     memory_limit_bytes: float | None = None
-    memory_bytes: float | None = None  # the most in use of that limit, page cache included
+    memory_bytes: float | None = None  # maximum use of that limit, page cache included
     pressure: dict[str, float] = field(default_factory=dict)  # share of the time that some process waited, by resource
     taken: int = 0
     missed: int = 0
@@ -300,7 +300,7 @@ class HostLoad:
 
 
 def host_load(arms: Mapping[str, Sequence[RunData]]) -> list[HostLoad]:
-    """The host of each arm that was sampled, by all its finished runs; arms without samples are left out."""
+    """Return the host load of each sampled arm, over all its finished runs."""
     found = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
@@ -347,15 +347,14 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
 
 
 def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
-    """(mean, most) cores that others used; None where the kernel does not count them.
+    """Return (mean, maximum) cores used by other processes; None if the kernel does not count them.
 
-    ``cores``: all that were used, less this run's: where that is below zero by more than a clock tick makes, the
-    kernel did not count the rest.
-    The most is over windows of ``OTHERS_WINDOW_S`` or more: the kernel counts others in ticks of 10 ms.
+    ``cores``: all used cores minus this run's. If it is clearly negative, the kernel did not count all processes. The
+    maximum is over windows of at least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms.
     """
     if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
         return None, None
-    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, >= 0.5 s
+    most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, at least 0.5 s
     for one in splits:
         if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
             used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
@@ -401,7 +400,7 @@ def _count(by_run: Iterable[Mapping[str, int]], source: str) -> int:
 
 
 def _host_findings(load: HostLoad, threads: int) -> Iterator[HostFinding]:
-    """The gravest first."""
+    """Yield the findings, most severe first."""
     yield from _limits(load, threads)
     held = (load.throttled_share or 0) > policy.QUOTA_THROTTLED_MIN
     for role in load.roles:

@@ -1,8 +1,8 @@
-"""Analyses what the probes of a study recorded, and narrows with it how long a device worked.
+"""Analyse the probe recordings of a study, and use them to narrow down how long a device worked.
 
-The brackets of the ledger leave that open for some phases (``harness.explain.bounds``). torch.profiler slows the
-host, not the kernels: the time of those of a profiled step is that of any. SM activity (GPM: the share of time in which
-an SM held a warp, a mean over all SMs) is the least share of time in which the device worked.
+The ledger's brackets leave this open for some phases (``harness.explain.bounds``). torch.profiler slows the host, but
+not the kernels. So the kernel time of a profiled step is valid for any step. SM activity is a lower bound of the
+device's busy share (GPM: share of time in which an SM held a warp, mean over all SMs).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """A run with what its profilers left in its folder."""
+    """Run with the output of its profilers."""
 
     run: RunData
     profiles: Sequence[pa.Table] = ()  # see harness.study.traces.kineto
@@ -34,13 +34,13 @@ class ProfiledRun:
 
     @property
     def arm(self) -> str:
-        """The arm that was profiled."""
+        """Profiled arm."""
         return self.run.record.of or self.run.record.arm
 
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """What probes recorded of the arms of one study."""
+    """Probe recordings of the arms of one study."""
 
     loads: Sequence[HostLoad] = ()
     devices: Sequence[DeviceHealth] = ()
@@ -52,7 +52,7 @@ NO_RESULTS = ProbeResults()
 
 
 def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> ProbeResults:
-    """The machine during the finished runs of every arm that is no control, and what profilers saw in ``profiled``."""
+    """Return the machine load in the finished runs of every arm without controls, and the profiles of ``profiled``."""
     measured: dict[str, list[RunData]] = {}
     for run in runs:
         if run.record.status == "done" and run.record.control is None:
@@ -72,7 +72,7 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
 def with_device_busy(
     report: StudyReport, profiles: Sequence[TorchProfile], cards: Sequence[DeviceHealth] = ()
 ) -> StudyReport:
-    """``report`` with the busy time, or the least of it, and the bound of arms whose busy time is open."""
+    """Return ``report`` with the busy time, or its lower bound, and the bound of arms whose busy time is open."""
     kernel_ms = {
         one.arm: (one.operators.device_ms if one.launched_ms is None else one.launched_ms) / one.steps
         for one in profiles
@@ -84,7 +84,7 @@ def with_device_busy(
 
 
 def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
-    """``found``, whose arms are said to be bound by what is known of them now."""
+    """Return ``found`` with the bounds of its arms replaced by the narrowed ones."""
     if isinstance(found, NotCompared):
         return found
     measured = found.measured
@@ -97,7 +97,7 @@ def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Boun
 
 
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
-    """Of the one card of ``arm``; None of several, and where kernels of others are in it, or may be."""
+    """Return the SM activity of the only card of ``arm``; None with several cards or if other processes may use it."""
     own = [card for card in cards if card.arm == arm]
     if len(own) != 1 or own[0].other_processes != 0 or own[0].taken - own[0].missed < GPU_SAMPLES_MIN:
         return None
@@ -110,23 +110,24 @@ def _narrowed(arm: ArmReport, kernel_ms: float | None, sm_active: float | None) 
     open_ms = totals.device_unknown_ms
     if totals.device_busy_ms is not None or not open_ms or not wall_ms:
         return arm
-    most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # kernels of several streams may add up to more
+    most_ms = wall_ms - (totals.device_starved_ms or 0.0)  # With several streams, kernels may add up to more.
     shares = totals.bound_shares
     if (
         kernel_ms is not None
         and totals.p50_ms is not None
         and PROFILED_STEP_RATIO_MAX * totals.p50_ms < kernel_ms < most_ms
     ):
-        kernel_ms = None  # Few long steps raise the mean: the typical one does not hold the work of a profiled one.
+        # A few long steps raise the mean. A typical step does not contain the work of the profiled one.
+        kernel_ms = None
     if kernel_ms is not None:
         busy_ms = min(kernel_ms, most_ms)
-        if shares is not None:  # what was no work in there was waiting for launches, wherever it lay
+        if shares is not None:  # The rest of this time was waiting for launches.
             shares = replace(shares, launch=min(open_ms, most_ms - busy_ms) / wall_ms, open=0.0)
         totals = replace(totals, device_busy_ms=busy_ms, busy_from="profiled window")
-    elif sm_active is not None and sm_active * wall_ms > most_ms - open_ms:  # else the events know more
+    elif sm_active is not None and sm_active * wall_ms > most_ms - open_ms:  # Otherwise the events give a larger bound.
         least_ms = min(sm_active * wall_ms, most_ms)
         idle = (most_ms - least_ms) / wall_ms
-        if shares is not None:  # at most so much was no work, wherever it lay
+        if shares is not None:  # The idle time is at most this share.
             shares = replace(shares, launch=min(shares.launch, idle), open=min(shares.open, idle))
         totals = replace(totals, busy_at_least_ms=least_ms)
     else:

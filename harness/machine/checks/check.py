@@ -1,4 +1,4 @@
-"""Defines ``Check``, one line of ``harness doctor``, and turns a check that raises into such a line."""
+"""Define ``Check``, one line of ``harness doctor``, and turn a check that raises into such a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMPORT_FIRST = "first fix what the lines python, packages and torch report"
 
 @dataclass(frozen=True)
 class Check:
-    """A finding and its fix. There is a fix exactly where the status is not ok."""
+    """Finding with its fix. The fix is set if and only if the status is not ok."""
 
     status: CheckStatus
     """fail: ``harness run`` cannot work. warn: it works, but less well or without one of its probes."""
@@ -42,7 +42,7 @@ def fail(name: str, finding: str, fix: str) -> Check:
 
 
 def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check]:
-    """Run a check and return its lines. Where it raises anything, return one ``warn`` with the reason."""
+    """Run a check and return its lines. If it raises, return one ``warn`` with the reason."""
     try:
         found = check()
         return [found] if isinstance(found, Check) else list(found)

@@ -1,4 +1,4 @@
-"""Checks the NVIDIA driver, NVML with GPM, and whether torch can use the devices. A machine without any is ok."""
+"""Check the NVIDIA driver, NVML with GPM, and whether torch can use the devices. A machine without any is ok."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
 
 
 def _device(device: Device) -> tuple[str, str]:
-    """Return (finding, fix); the fix is "" where none is needed."""
+    """Return (finding, fix); the fix is "" if none is needed."""
     if device.problem is not None:
         message = device.problem.lower()
         gone = "lost" in message or "reset" in message
@@ -82,7 +82,7 @@ def _device(device: Device) -> tuple[str, str]:
 
 
 def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
-    """Check what torch is built for and which devices it can use."""
+    """Check the CUDA version of torch's build, and the devices that it can use."""
     here = sum(device.problem is None for device in nvml.devices)
     upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "CUDA, no newer than nvidia-smi says that the driver runs"
     if torch.cuda_build is None:

@@ -1,4 +1,4 @@
-"""Checks memory, swap, /dev/shm, open files, and free space on the disks of studies and cache."""
+"""Check memory, swap, /dev/shm, open files, and free space on the disks of studies and cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.machine.storage import Storage
 LEAST_FREE_MEMORY_BYTES = 2 * 2**30  # torch, transformers and a tiny model in two processes
 LEAST_SHARED_BYTES = 2**30
 LEAST_SHARED_FREE_BYTES = 256 * 2**20
-SWAP_IN_USE_BYTES = 2**30  # less is usually old pages that no process uses
+SWAP_IN_USE_BYTES = 2**30  # Less is usually old pages that no process uses.
 LEAST_OPEN_FILES = 1024
 NEEDED_BYTES = 100 * 2**20  # a small study with its corpus
 LEAST_FREE_DISK_BYTES = 5 * 2**30  # profiles and pretokenized corpora of some size
@@ -74,7 +74,7 @@ def check_open_files(soft: int, hard: int) -> Check:
 
 
 def check_storage(name: str, storage: Storage, other: str) -> Check:
-    """Check a folder that studies write to. ``other`` says how to choose another one."""
+    """Check a folder that studies write to. ``other``: option or variable that chooses another folder."""
     there = "" if storage.existing == storage.folder else " (not yet there)"
     kind = f", {storage.kind}" if storage.kind else ""
     finding = f"{storage.folder}{there}: {size(storage.free_bytes)} free{kind}"

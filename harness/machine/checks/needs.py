@@ -1,4 +1,4 @@
-"""Checks whether /dev/shm, open files and processes suffice for a scenario; each line says the need and the fix."""
+"""Check if /dev/shm, open files and processes suffice for a scenario. Each line states the need and the fix."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_task_need(needs: Needs, limit: TaskLimit | None) -> Check:
 
 
 def check_needs(needs: Needs) -> list[Check]:
-    """Check them against this machine, now."""
+    """Check ``needs`` against the current limits of this machine."""
     group = cgroup.find_group("pids", ROOT)
     return [
         check_shared_need(needs, read_shared_memory(read_mounts())),

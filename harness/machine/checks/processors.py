@@ -1,4 +1,4 @@
-"""Checks cores, quota, Slurm, clock source, frequency, NUMA, threads and other load."""
+"""Check cores, quota, Slurm, clock source, frequency, NUMA, threads and other load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from harness.machine.load import Load
 from harness.machine.slurm import BatchSystem
 from trainer.errors import one_line
 
-# Clocks that are read without a system call and run at one rate: the processor's counter, or the hypervisor's page.
+# Clocks with one rate that are read without a system call: the processor's counter, or the hypervisor's page.
 GOOD_CLOCKS = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase"}
-SLOW_READING_NS = 500.0  # a span is two readings, a step has tens of spans: beyond this their cost is visible
+SLOW_READING_NS = 500.0  # Two readings per span and tens of spans per step make their cost visible beyond this.
 OTHER_CORES, OTHER_SHARE = 0.1, 0.02  # the report's own limit, or 2 % of the cores of a large machine
 STOLEN_SHARE = 0.01
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
 
 
 def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
-    """Check the allowed cores. ``cpuset``: the CPUs that the control group allows; () where it names none."""
+    """Check the allowed cores. ``cpuset``: CPUs that the control group allows; () if it lists none."""
     allowed = len(processor.allowed)
     topology = f", {count(processor.cores, 'physical core')}" if processor.cores is not None else ""
     smt = {True: ", SMT on", False: ", SMT off", None: ""}[processor.smt_active]
@@ -68,7 +68,7 @@ def check_quota(
 
 
 def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Check]:
-    """Nothing outside a job."""
+    """Check the CPUs of a Slurm job. Yield nothing outside of a job."""
     if "SLURM_JOB_ID" not in environ:
         return
     given = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
@@ -85,7 +85,7 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
 
 
 def check_batch_system(found: BatchSystem) -> Check:
-    """Whether ``launch.slurm`` can submit from here. Without it everything else works."""
+    """Check if ``launch.slurm`` can submit from here. Everything else works without it."""
     if found.missing:
         return ok("slurm jobs", f"no {', '.join(found.missing)} here: launch.slurm cannot submit, all else works")
     if found.problem is not None:
@@ -124,7 +124,7 @@ def check_frequency(frequency: Frequency, processor: Processor) -> Check:
 
 
 def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, environ: Mapping[str, str]) -> Check:
-    """``threads``: torch's own choice under ``environ``."""
+    """Check torch's number of threads. ``threads``: torch's own choice under ``environ``."""
     allowed = len(processor.allowed)
     usable = max(min(allowed, int(quota.cores)), 1) if quota is not None else allowed
     named = [f"{name}={environ[name]}" for name in THREAD_VARIABLES if name in environ]

@@ -1,4 +1,4 @@
-"""Checks which device profiles apply here: without a known peak a report cannot give MFU."""
+"""Check which device profiles apply here: without a known peak a report cannot give MFU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.devices.profiles import DeviceProfile, find_profile, profile_names
 
 
 def check_cpu_profile(threads: int, *, needed: bool) -> Check:
-    """Check the CPU's profile at ``threads`` of torch. ``needed``: there is no other device to compute on."""
+    """Check the CPU's profile at ``threads`` of torch. ``needed``: no other device can compute."""
     cpu = f"{cpu_identity()}, {count(core_count(), 'core')}, {count(threads, 'thread')}"
     command = f"harness doctor --calibrate --threads {threads}"
     profile = cpu_profile(threads)
@@ -25,7 +25,7 @@ def check_cpu_profile(threads: int, *, needed: bool) -> Check:
 
 
 def check_cuda_profiles(names: Sequence[str]) -> list[Check]:
-    """Check the profiles of CUDA devices: one line per kind, by the names that torch gives."""
+    """Check the profiles of CUDA devices, one line per kind. ``names``: as torch reports them."""
     checks = []
     for name in dict.fromkeys(names):
         profile = find_profile(name)
@@ -43,7 +43,7 @@ def check_shipped() -> Check:
 
 
 def figures(profile: DeviceProfile) -> str:
-    """Format peaks, achievable rates, memory, link and price, as far as they are known."""
+    """Format peaks, achievable rates, memory, link and price, if known."""
     rates = [f"{dtype} {_flops(figure.value)}" for dtype, figure in profile.peak.items() if figure.value is not None]
     bandwidth = f"{profile.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s"
     if profile.measured:

@@ -1,4 +1,4 @@
-"""Checks Python, its packages, torch, tokenizers, and the compilers that torch.compile needs."""
+"""Check Python, its packages, torch, tokenizers, and the compilers that torch.compile needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from harness.machine.torch_facts import Torch
 LEAST_PYTHON = (3, 11)
 SLOW_IMPORT_S = 20.0
 INSTALL = "python -m pip install -e . (in the harness's folder)"
-SLOW = "no answer within"  # how harness.machine.limits begins its message about a timeout
-SPARED = {"sentencepiece"}  # only scenarios with such a tokenizer need it
+SLOW = "no answer within"  # start of the timeout message of harness.machine.limits
+SPARED = {"sentencepiece"}  # Only scenarios with such a tokenizer need it.
 
 
 def check_python() -> Check:
@@ -36,19 +36,19 @@ def check_python() -> Check:
 
 
 def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
-    """Check the imports. ``problems`` says why a package cannot be imported. transformers fails where torch does."""
+    """Check the imports. ``problems``: import error by package. transformers fails whenever torch does."""
     slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
     if slow:
         fix = "the virtual environment on a local disk, or wait until this machine has less to do"
         yield warn("packages", f"{', '.join(slow)}: {problems[slow[0]]} to import", fix)
-    blamed: dict[str, str] = {}  # reason -> package; packages that import a broken one fail for the same reason
+    blamed: dict[str, str] = {}  # package by reason, because packages that import a broken one fail for the same reason
     for package, reason in problems.items():
         if package not in slow and (torch_works or package != "transformers"):
             blamed.setdefault(reason, package)
     for reason, package in blamed.items():
         line = warn if package in SPARED else fail
-        if version := package_version(package):  # otherwise it is not installed, and check_python reports that
-            limit = cause_in(reason)  # of this machine: installing again would not help
+        if version := package_version(package):  # Otherwise it is not installed, and check_python reports that.
+            limit = cause_in(reason)  # Installing again does not help if a limit of this machine is the cause.
             fix = f"{REINSTALL} {package}" if limit is None else REMEDIES[limit]
             yield line("packages", f"{package} {version} cannot be imported: {reason}", fix)
     if not problems:
@@ -72,7 +72,7 @@ def no_torch(reason: str) -> Check:
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:
-    """Check the threads of tokenizers: a child that is forked after they have run waits for them forever."""
+    """Check the threads of tokenizers. A child that is forked after they have run waits for them forever."""
     value = environ.get("TOKENIZERS_PARALLELISM")
     named = "TOKENIZERS_PARALLELISM " + ("not set" if value is None else f"is {value!r}")
     threads = f", RAYON_NUM_THREADS={environ['RAYON_NUM_THREADS']}" if "RAYON_NUM_THREADS" in environ else ""
@@ -87,7 +87,7 @@ def check_tokenizers(environ: Mapping[str, str]) -> Check:
 
 
 def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
-    """Check the compilers: Inductor needs C++ on the CPU; on CUDA Triton needs a C compiler for its launcher."""
+    """Check the compilers. Inductor needs C++ on the CPU; on CUDA Triton needs a C compiler for its launcher."""
     cuda = bool(torch.cuda_devices)
     python_headers = f"sudo apt install python{sys.version_info[0]}.{sys.version_info[1]}-dev (or dnf: python3-devel)"
     if toolchain.cxx_version is None:

@@ -1,4 +1,4 @@
-"""Checks whether py-spy may sample a run (ptrace). perf's permission is shown for information."""
+"""Check whether py-spy may sample a run (ptrace). perf's permission is shown for information."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own pro
 
 
 def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
-    """Check ptrace. ``remedy`` is the fix to show where the kernel refuses it."""
+    """Check ptrace. ``remedy``: fix to show if the kernel refuses it."""
     kernel = describe(permissions)
     if py_spy.broken:
         return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
