@@ -7,72 +7,78 @@ from __future__ import annotations
 
 # Unseen time of attached programs.
 UNSEEN_SHARE_MAX = 0.10
-"""Share of the time. Above it a wait for data may be hidden in what was not recorded.
-tests/harness/judge/test_policy.py"""
+"""Share of the time. Above it, unrecorded time may hide a wait for data. tests/harness/judge/test_policy.py"""
 CORE_WAIT_SHARE_MAX = 0.10
-"""Share of the time. Above it times tell more of other processes than of the program.
+"""Share of the time. Above it, times depend more on other processes than on the program.
 tests/harness/judge/test_policy.py"""
 RESTART_SHARE_MAX = 0.01
-"""Share of the time. Above it a replay of other loader settings is wrong. tests/harness/judge/test_policy.py"""
+"""Share of the time. Above it, a replay of other loader settings is wrong. tests/harness/judge/test_policy.py"""
 
 # Diagnoses.
 ENDED_COST_MIN = 0.9
-"""Share of a cost. Less that ended leaves some to save. tests/harness/judge/test_diagnosis.py"""
+"""Share of a cost. If a smaller share ended, the rest can still be saved. tests/harness/judge/test_diagnosis.py"""
 DIAGNOSED_SHARE_MIN = 0.10
-"""Share of a step by the clock. A program is not bound by what takes less. tests/harness/judge/test_diagnosis.py"""
+"""Share of a step by the clock. A smaller part does not bound a program. tests/harness/judge/test_diagnosis.py"""
 BUSY_CORES_MIN = 0.5
-"""Cores. Threads and processes of the program that use less are not what crowds it.
+"""Cores. If the program's own threads and processes use fewer, they do not crowd it.
 tests/harness/judge/test_diagnosis.py"""
 NOISY_SHARE_MIN = 0.25
-"""Share of a step. A cost whose interval includes 0 is told from here on. tests/harness/judge/test_diagnosis.py"""
+"""Share of a step. From here on, a cost is reported even if its interval includes 0.
+tests/harness/judge/test_diagnosis.py"""
 FINDING_SHARE_MIN = 0.05
-"""Share of a step without waits for a core that others cause. What takes less is no finding beside the diagnosis.
+"""Share of a step without waits for a core that others cause. A smaller cost is not a finding.
 tests/harness/judge/test_diagnosis.py"""
 COMPUTE_SHARE_MIN = 0.5
-"""Share of a step by the clock. Forward, backward and optimizer bound a program from here on.
+"""Share of a step by the clock. From here on, forward, backward and optimizer bound a program.
 tests/harness/judge/test_diagnosis.py"""
 
 # Verdicts.
 ENOUGH_BLOCKS = 5
-"""Blocks to ask for: the fewest whose interval is about as narrow as the data. tests/harness/judge/test_policy.py"""
+"""Blocks to recommend: the minimum for an interval about as narrow as the data allow.
+tests/harness/judge/test_policy.py"""
 BLOCKS_ASKED_MAX = 100
-"""Blocks. A study of more is no remedy. tests/harness/judge/test_policy.py"""
+"""Blocks. A larger study is not a practical remedy. tests/harness/judge/test_policy.py"""
 CONTROL_APART_MIN = 0.005
-"""Share of the speed. An A/A control that differs surely by more is not the same. tests/harness/judge/test_policy.py"""
+"""Share of the speed. An A/A control that certainly differs by more is not equal to its arm.
+tests/harness/judge/test_policy.py"""
 COARSE_RESOLUTION = 0.1
-"""Share of the speed. A study that cannot see this has not seen "no difference".
+"""Share of the speed. A study that cannot detect this cannot conclude "no difference".
 tests/harness/judge/test_verdicts.py"""
 USELESS_RATIO = 2.0
-"""Times as fast, and as slow. An interval that includes both shows nothing. tests/harness/judge/test_policy.py"""
+"""Speed ratio. An interval that includes it and its inverse shows nothing. tests/harness/judge/test_policy.py"""
 USELESS_FLOOR = 1.0
-"""Share of the speed. The same program seems to be twice as fast. tests/harness/judge/test_policy.py"""
+"""Share of the speed. At this noise floor, one program may seem twice as fast as itself.
+tests/harness/judge/test_policy.py"""
 
 # Figures of a comparison.
 SAME_TOKENS_WITHIN = 0.01
-"""Share of the tokens in a step. Other batches of the same lengths differ by less.
+"""Share of the tokens in a step. Different batches of equal lengths differ by less.
 tests/harness/judge/test_policy.py"""
 CONTROL_POSITIONS_WITHIN = 0.03
-"""Share of the positions in a step. The few batches of an ideal-data control stand for all.
+"""Share of the positions in a step. Within it, the batches of an ideal-data control represent all.
 tests/harness/judge/test_policy.py"""
 CEILING_INTERVAL_MAX = 1.5
 """Upper / lower end. A control with a wider interval does not contradict the replay.
 tests/harness/judge/test_policy.py"""
 CEILINGS_WITHIN = 0.05
-"""Share of the speed. Control and replay give one figure for the ceiling. tests/harness/judge/test_policy.py"""
+"""Share of the speed. Within it, control and replay count as one figure for the ceiling.
+tests/harness/judge/test_policy.py"""
 WITNESSES_WITHIN = 0.01
-"""Share of the speed. Repeated steps have intervals next to 0, and still agree. tests/harness/judge/test_policy.py"""
+"""Share of the speed. Repeated steps have intervals of almost no width, and agree within this.
+tests/harness/judge/test_policy.py"""
 TOTAL_APART_MIN = 0.01
-"""Share of the ratio. Long steps that move it by less change no decision. tests/harness/judge/test_policy.py"""
+"""Share of the ratio. Long steps that change it by less change no decision. tests/harness/judge/test_policy.py"""
 DRIFT_STEPS_MIN = 16
-"""Steps of a run with one repetition. Halves of fewer are means of too few. tests/harness/judge/test_policy.py"""
+"""Steps of a run with one repetition. Halves of a shorter run have too few steps for a mean.
+tests/harness/judge/test_policy.py"""
 DRIFT_MIN = 0.03
 """Share of the speed, first to last repetition. Clocks and caches settle by less. tests/harness/judge/test_policy.py"""
 HORIZON_EPOCHS = 2
-"""Epochs to ask for where costs change. A cache fills in the first. tests/harness/judge/test_policy.py"""
+"""Epochs to recommend if costs change. A cache fills in the first one. tests/harness/judge/test_policy.py"""
 HORIZON_TIMES = 4
-"""Times the measured steps, to ask for where costs change. tests/harness/judge/test_policy.py"""
+"""Multiple of the measured steps to recommend if costs change. tests/harness/judge/test_policy.py"""
 UNEVEN_APART_MIN = 0.02
-"""Share of the step, between mean and median, or both kinds of blocks. tests/harness/judge/test_policy.py"""
+"""Share of the step, between mean and median, or between both kinds of blocks. tests/harness/judge/test_policy.py"""
 UNEVEN_BLOCKS_MIN = 2
 """Blocks of a kind. A single block that waits for long shows in the mean. tests/harness/judge/test_policy.py"""
 UNEVEN_KIND_RATIO = 0.5
@@ -81,9 +87,10 @@ tests/harness/judge/test_policy.py"""
 
 # Undeclared differences between arms.
 OTHER_CORES_MAX = 0.1
-"""Cores. Less load by other processes slows nothing measurably. tests/harness/judge/test_policy.py"""
+"""Cores. A smaller load by other processes has no measurable effect. tests/harness/judge/test_policy.py"""
 USEFUL_TOKENS_WITHIN = 0.01
-"""Share of the trained share of tokens. Other documents differ by less. tests/harness/judge/test_confounds.py"""
+"""Fraction of the share of trained tokens. Different documents change it by less.
+tests/harness/judge/test_confounds.py"""
 BLOCK_STEPS_WITHIN = 0.1
 """Share of the steps in a block. Rounding to whole repetitions moves them by less.
 tests/harness/judge/test_policy.py"""
@@ -95,19 +102,19 @@ LOSS_EXPONENT_MAX = 0.5
 """Exponent of losses in tokens. Published ones are 0.095 (Kaplan) and 0.28 (Hoffmann).
 tests/harness/judge/test_losses.py"""
 LOSSES_WITHIN = 0.01
-"""Share of the loss. Other kernels round by less. tests/harness/judge/test_policy.py"""
+"""Share of the loss. Rounding in different kernels changes it by less. tests/harness/judge/test_policy.py"""
 LOSSES_EXPLAINED_MAX = 0.5
 """Share of the loss. No number of tokens in a step explains more. tests/harness/judge/test_policy.py"""
 OTHER_DOCUMENTS_WITHIN = 0.03
-"""Share of the loss. Steps of other sizes end at other documents. tests/harness/judge/test_policy.py"""
+"""Share of the loss. Steps of different sizes end at different documents. tests/harness/judge/test_policy.py"""
 LOSS_CONFIDENCE = 0.99
-"""Level of the interval of a difference. One comparison in twenty would be barred by chance at 0.95.
+"""Level of the interval of a difference. At 0.95, chance would bar one comparison in twenty.
 tests/harness/judge/test_losses.py"""
 LOSSES_CLEARLY_APART = 0.1
-"""Share of the loss, between medians. What trains badly scatters, and its interval includes anything.
+"""Share of the loss, between medians. Failed trainings scatter so much that their interval includes any value.
 tests/harness/judge/test_losses.py"""
 LOSSES_BEYOND_CONTROL = 3.0
-"""Times the largest difference of the A/A control. A block further apart trained otherwise.
+"""Multiple of the A/A control's largest difference. A larger one means another training result.
 tests/harness/judge/test_losses.py"""
 BLOCKS_APART_MIN = 2
 """Blocks. A loss may rise in one of them by chance. tests/harness/judge/test_losses.py"""
@@ -115,15 +122,15 @@ BLOCKS_APART_MIN = 2
 ROWS_COMPARED_MIN = 32
 """Rows of a run. Among fewer, two equal documents are a large share. tests/harness/judge/test_losses.py"""
 REPEATED_ROWS_WITHIN = 0.05
-"""Share of the rows. Other orders of one corpus meet its duplicates sooner or later.
+"""Share of the rows. Different orders of one corpus meet its duplicates at different times.
 tests/harness/judge/test_losses.py"""
 
 # Scaling over ranks.
 SAME_BATCH_WITHIN = 0.1
-"""Share of the tokens in a global batch. Batches of other documents differ by less.
+"""Share of the tokens in a global batch. Batches of different documents differ by less.
 tests/harness/judge/test_policy.py"""
 LOSS_FALL_ERRORS = 4.0
-"""Standard errors. A loss that fell by less has reached its target by chance. tests/harness/judge/test_scaling.py"""
+"""Standard errors. A loss that fell by less reached its target by chance. tests/harness/judge/test_scaling.py"""
 LOSS_WINDOW_SHARE = 0.1
 """Share of the tokens that one mean loss covers. tests/harness/judge/test_policy.py"""
 
@@ -135,21 +142,21 @@ ADVISED_WORKERS = (2, 4)
 WORKER_MULTIPLES = (2, 4)
 """Times the present number of workers, where that is 4 or more. tests/harness/judge/test_advice.py"""
 ADVISED_GAIN_MIN = 0.01
-"""Share of the speed. No replay tells less from no change. tests/harness/judge/test_policy.py"""
+"""Share of the speed. Replay cannot distinguish a smaller gain from no change. tests/harness/judge/test_policy.py"""
 AS_GOOD_WITHIN = 0.01
-"""Share of the speed. The smaller setting is recommended. tests/harness/judge/test_policy.py"""
+"""Share of the speed. Within it, the smaller setting is recommended. tests/harness/judge/test_policy.py"""
 
 # Predicted costs.
 COSTED_STEPS = 20
 """Steps that are measured of each arm: step 0, and enough for an interval. tests/harness/judge/test_policy.py"""
 WORST_OF_STEPS = 10
-"""Last steps, of which the slowest is the worst case. Earlier ones may still warm up.
+"""Number of last steps whose slowest is the worst case. Earlier ones may still warm up.
 tests/harness/judge/test_cost.py"""
 COSTED_LONG_RATIO = 1.5
 """Times the median step. Longer steps before the first usual one belong to the start.
 tests/harness/judge/test_cost.py"""
 STEPS_AFTER_CHECKPOINT = 5
-"""Steps that show what writing a checkpoint beside them costs. tests/harness/judge/test_policy.py"""
+"""Steps that show the cost of a concurrent checkpoint write. tests/harness/judge/test_policy.py"""
 
 # The host.
 READINGS_MISSED_MAX = 0.01
@@ -160,9 +167,9 @@ CORE_DELAY_MIN = 0.05
 """Seconds per second in which threads waited for a core. Any scheduler delays by less.
 tests/harness/judge/test_policy.py"""
 FAULTS_PER_S_MIN = 1.0
-"""Major page faults per second. Start-up code is read late by fewer. tests/harness/judge/test_policy.py"""
+"""Major page faults per second. Late reads of start-up code cause fewer. tests/harness/judge/test_policy.py"""
 DISK_BYTES_PER_S_MIN = 2**20
-"""Bytes per second. Logs and libraries are read slower. tests/harness/judge/test_policy.py"""
+"""Bytes per second. Logs and libraries are read at lower rates. tests/harness/judge/test_policy.py"""
 DISK_PRESSURE_MIN = 0.05
 """Share of the time that some process waited for the disk. tests/harness/judge/test_policy.py"""
 MEMORY_PRESSURE_MIN = 0.01

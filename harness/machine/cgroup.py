@@ -49,8 +49,8 @@ class CpuQuota:
     cores: float
     period_us: int
     folder: Path
-    """Version of the group that sets the quota."""
     version: Literal[1, 2]
+    """Version of the group that sets the quota."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class MemoryLimit:
     used_bytes: int | None
     """Page cache included."""
     reclaimable_bytes: int
-    """The part of it that is file pages not used recently; the kernel drops them when memory is needed."""
+    """File pages not used recently, which the kernel drops when memory is needed."""
     oom_kills: int | None
     """Processes that the kernel killed there for lack of memory since the group was created."""
     folder: Path

@@ -16,14 +16,14 @@ BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and ar
 class Processor:
     name: str
     virtual: bool
-    """Whether a hypervisor is visible."""
+    """True if a hypervisor is visible."""
     fast_bf16: bool | None
-    """Whether it has bf16 instructions; None where the kernel lists none at all."""
+    """True if it has bf16 instructions; None if the kernel lists no instruction sets."""
     online: int
     allowed: tuple[int, ...]
     """CPUs that this process may use (affinity, which a cpuset narrows)."""
     cores: int | None
-    """Physical cores among the allowed CPUs; None where the system does not report the topology."""
+    """Physical cores among the allowed CPUs; None if the system does not report the topology."""
     smt_active: bool | None
     numa_nodes: tuple[int, ...]
     """NUMA nodes with allowed CPUs."""
@@ -35,7 +35,7 @@ class Frequency:
 
     driver: str | None
     governors: tuple[str, ...]
-    """Distinct governors, sorted; () where the system reports none (most virtual machines)."""
+    """Distinct governors, sorted; () if the system reports none, as most virtual machines."""
     turbo: bool | None
 
 

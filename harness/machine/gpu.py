@@ -23,19 +23,19 @@ class Device:
     memory_bytes: int | None
     used_bytes: int | None
     gpm: bool | None
-    """Whether it has GPU performance monitoring (SM, tensor and DRAM activity); None where the driver does not say."""
+    """True if it has GPU performance monitoring (SM, tensor and DRAM activity); None if not reported."""
     utilisation: int | None
     """Current utilisation in percent."""
     processes: int | None
-    """Processes that compute on it now."""
+    """Number of processes that compute on it now."""
     persistence: bool | None
-    """Persistence mode: whether the driver keeps it initialised between processes."""
+    """Persistence mode: True if the driver keeps it initialised between processes."""
     mig: bool | None
-    """Whether MIG divides it into instances."""
+    """True if MIG divides it into instances."""
     slowed_by: tuple[str, ...]
-    """Reasons, other than idleness, why its clocks are reduced now."""
+    """Current reasons for reduced clocks, except idleness."""
     problem: str | None = None
-    """Why this device does not answer; None where it does."""
+    """Why this device does not answer; None if it does."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Nvml:
     """The newest CUDA version that the driver can run, such as 12.8."""
     devices: tuple[Device, ...]
     problem: str | None
-    """Why NVML does not answer; None where it does."""
+    """Why NVML does not answer; None if it does."""
     library_missing: bool = False
     broken: bool = False
-    """Whether NVML hung or crashed its process."""
+    """True if NVML hung or crashed its process."""
     driver_missing: bool = False
-    """NVML reports that no driver is loaded."""
+    """True if NVML reports that no driver is loaded."""
     binding_broken: bool = False
-    """nvidia-ml-py cannot be imported, so NVML was not asked."""
+    """True if nvidia-ml-py cannot be imported, so that NVML was not asked."""
 
     @property
     def absent(self) -> bool:

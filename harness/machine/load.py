@@ -29,7 +29,7 @@ class LoadReading:
     busy_s: float
     """CPU time of all processes on the allowed CPUs."""
     stolen_s: float
-    """Time in which those CPUs were ready to run, but the hypervisor ran another machine."""
+    """Time in which the hypervisor ran another machine although these CPUs were ready to run."""
     own_s: float
     """CPU time of this process and of its ended children."""
     processes: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Load:
     other_cores: float
     stolen_cores: float
     busiest: tuple[tuple[str, float], ...]
-    """Names of the processes that used most, on any CPU, with their cores together."""
+    """Names and cores of the busiest processes, on any CPU; equal names are summed."""
 
 
 def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:

@@ -16,13 +16,13 @@ class Needs:
 
     arms: int
     workers: int
-    """Loader workers of all of them."""
+    """Loader workers of all arms."""
     shared_bytes: int
-    """In /dev/shm, where workers hand batches over."""
+    """Bytes in /dev/shm, which carries the workers' batches."""
     open_files: int
-    """Of the one process that needs most."""
+    """Open files of the process that needs most."""
     tasks: int
-    """Processes and threads."""
+    """Number of processes and threads."""
 
 
 @dataclass(frozen=True)

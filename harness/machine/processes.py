@@ -44,10 +44,10 @@ class ProcessState:
     pid: int
     name: str
     state: str
-    """The letter of proc_pid_stat(5)."""
+    """State letter of proc_pid_stat(5)."""
     started_ticks: int
     place: str | None
-    """The system call that it is in and the file that it is about, else the kernel's function it sleeps in."""
+    """Current system call and its file, else the kernel function in which it sleeps."""
     open_files: int | None
     most_open_files: int | None
 

@@ -18,7 +18,7 @@ class BatchSystem:
     missing: tuple[str, ...]
     partitions: tuple[str, ...] = ()
     problem: str | None = None
-    """Why the controller did not answer; None where it did, or where the commands are missing."""
+    """Why the controller did not answer; None if it did, or if the commands are missing."""
 
 
 def missing_commands() -> tuple[str, ...]:

@@ -24,17 +24,17 @@ class Toolchain:
     cxx: str
     """The C++ compiler as Inductor chooses it: $CXX, else g++ (clang++ on macOS)."""
     cxx_version: str | None
-    """None where it cannot be started."""
+    """None if the compiler cannot be started."""
     headers_problem: str | None
-    """The compiler's error for a program with Python.h; None where it accepts it."""
+    """The compiler's error for a program with Python.h; None without an error."""
     openmp_problem: str | None
-    """The compiler's error for a program with omp.h; None where it accepts it."""
+    """The compiler's error for a program with omp.h; None without an error."""
     cc: str | None
-    """The C compiler as Triton chooses it: $CC, else gcc, else clang; None where there is none."""
+    """The C compiler as Triton chooses it: $CC, else gcc, else clang; None without a compiler."""
     cache: Path
     """Folder in which Inductor stores the libraries that it builds, and from which it loads them."""
     cache_forbids_libraries: bool
-    """Whether that folder's file system is mounted noexec."""
+    """True if the folder's file system is mounted noexec."""
 
 
 def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain:

@@ -19,7 +19,7 @@ TORCH_LIMIT_S = 90.0  # seconds; a cold import from a network file system takes 
 class Torch:
     version: str
     cuda_build: str | None
-    """The CUDA version that it is built for; None for a build without CUDA."""
+    """CUDA version of the build; None for a build without CUDA."""
     threads: int
     """Intra-op threads, as torch chooses them in this environment."""
     cpu_capability: str
@@ -28,9 +28,9 @@ class Torch:
     cuda_devices: tuple[str, ...]
     """Names of the usable devices."""
     cuda_problem: str | None
-    """Why torch can use none, as it reports it."""
+    """Why torch can use none, as torch reports it."""
     triton: str | None
-    """Triton's version; None where it is not installed."""
+    """Triton's version; None if it is not installed."""
 
 
 def read_torch() -> Torch:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # Limits up to which a change counts as the same.
 STEP_WITHIN = 0.01
-"""Share of the step's time, where both sides alternate. tests/harness/regress/test_policy.py"""
+"""Share of the step's time, if both sides alternate. tests/harness/regress/test_policy.py"""
 MEMORY_WITHIN = 0.05
 """Share of peak memory. Allocators round up by a few per cent. tests/harness/regress/test_gate.py"""
 STARTUP_WITHIN = 0.2
@@ -17,20 +17,22 @@ ALTERNATED_WITHIN = "1%"
 APART_WITHIN = "5%"
 """The default of a test across days, which the machine's drift moves. tests/harness/regress/test_policy.py"""
 DAY_LOSSES_WITHIN = 0.05
-"""Share of the loss. Other kernels and another order of sums move it by less. tests/harness/regress/test_policy.py"""
+"""Share of the loss. Different kernels and orders of summation change it by less.
+tests/harness/regress/test_policy.py"""
 
 # Times at which a decision is tried.
 FIRST_LOOK = 4
-"""Blocks. At three, Student's quantile is so wide that only landslides show. tests/harness/regress/test_decision.py"""
+"""Blocks. At three, Student's quantile is so large that only huge changes are detected.
+tests/harness/regress/test_decision.py"""
 LOOK_GROWTH = 1.5
-"""Blocks at one look / blocks at the look before: errors are shared by few looks.
+"""Blocks at one look / blocks at the look before. Few looks then share the allowed error.
 tests/harness/regress/test_decision.py"""
 MOST_BLOCKS_WORTH = 1000
-"""Blocks. A question that takes more is not one for this machine. tests/harness/regress/test_policy.py"""
+"""Blocks. A check that needs more is not practical. tests/harness/regress/test_policy.py"""
 MOST_BLOCKS_PLANNED = 200
 """Blocks. No budget of time lasts for more. tests/harness/regress/test_run.py"""
 HOPELESS_BLOCKS = 2
-"""Blocks in which a side failed each time: it will fail in the next one, too. tests/harness/regress/test_policy.py"""
+"""Blocks. A side that failed in each of them will fail again. tests/harness/regress/test_policy.py"""
 
 # Rounds of a run, and parts that are left out.
 ROUNDS_PER_RUN = 16
@@ -44,16 +46,19 @@ REGRESSION_SENTENCES_MAX = 5
 
 # Variation between days, for studies of different times.
 MIN_SESSIONS = 3
-"""Sessions kept. Of two, Student's quantile is 12.7, and only disasters show. tests/harness/regress/test_across.py"""
+"""Kept sessions. With two, Student's quantile is 12.7, and only huge changes are detected.
+tests/harness/regress/test_across.py"""
 SESSION_APART_H = 6.0
-"""Hours between two sessions. Studies of one afternoon share its luck. tests/harness/regress/test_policy.py"""
+"""Hours between two sessions. Studies of one afternoon share the state of the machine.
+tests/harness/regress/test_policy.py"""
 KEPT_SESSIONS = 30
 """Sessions in a baseline file. More hardly narrow the quantile. tests/harness/regress/test_baselines.py"""
 DAY_DEVIATION = 0.08
-"""Standard deviation of a day's logarithm, where too few sessions are kept. Virtual machines of 2 cores drifted by 8 %
-between days. tests/harness/regress/test_across.py"""
+"""Standard deviation of a day's logarithm, if too few sessions are kept. Virtual machines of 2 cores drifted by 8 %
+between days.
+tests/harness/regress/test_across.py"""
 COMMON_MOVE_ARMS = 3
 """Arms. Two move alike by chance. tests/harness/regress/test_across.py"""
 COMMON_MOVE_SHARE = 0.5
-"""Smallest change / largest change: arms that moved by unlike amounts have unlike causes.
+"""Smallest change / largest change. Arms that changed by different amounts have different causes.
 tests/harness/regress/test_across.py"""
