@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -23,6 +23,8 @@ HEALTHY = Found("compute-bound", "backward", 9.0, 0.9, 10.0)
     [
         (RIGHT, HEALTHY, (True, True, True, False)),
         (RIGHT, Found("checkpoint-bound", "torch.save", 1.0, 0.1, 10.0), (True, True, True, True)),
+        (RIGHT, Found("checkpoint-bound", "torch.save", 5.0, 0.5, 10.0), (True, True, False, True)),
+        (replace(RIGHT, ms=26.0, share=0.86), Found("checkpoint-bound", "torch.save", 5.0, 0.5, 10.0), (True,) * 4),
         (RIGHT, Found("checkpoint-bound", "torch.save", 0.3, 0.03, 10.0), (True, True, True, False)),
         (RIGHT, Found("checkpoint-bound", "save_file", 1.0, 0.1, 10.0), (True, True, True, False)),
         (Found("checkpoint-bound", "torch.save", 10.0, 0.33, 30.0), HEALTHY, (True, True, False, False)),
@@ -37,8 +39,9 @@ def test_kind_place_and_size_are_asked_in_turn(slow: Found, fixed: Found, judged
 def test_a_cause_without_a_cost_is_looked_for_below_the_first_diagnosis() -> None:
     case = Case(noted="setting anomaly")
     slow = Found("own code", "train.py:3", 1.0, 0.1, 10.0, noted=("padding ", "setting anomaly"))
-    assert judge("left on", case, WALLS, slow, HEALTHY) == (True, True, True, False)
-    assert judge("left on", case, WALLS, HEALTHY, slow) == (False, False, False, True)
+    assert judge("left on", case, WALLS, slow, HEALTHY) == (True, True, None, False)
+    assert judge("left on", case, WALLS, HEALTHY, slow) == (False, False, None, True)
+    assert judge("logits", SAVE, WALLS, RIGHT, replace(RIGHT, share=0.04)) == (True, True, False, False)
 
 
 def test_a_run_that_fails_is_a_row_that_has_the_reason() -> None:
@@ -60,7 +63,7 @@ def test_the_page_counts_what_is_right_and_shows_false_findings_and_failures() -
         "others": {"versions": "TraceML 1, gpuprof 2"},
     })  # fmt: skip
     assert "Of 3 trainings" in text
-    assert "cause in 2, its place, too, in 2, and its size within 20 % or 1 ms in 0" in text
+    assert "cause in 2, its place, too, in 2. 2 causes have a size: it is within 20 % or 1 ms in 0" in text
     assert "names the cause in 1 without it" in text
     assert "| saving | common | 31.0, 11.0 | 67 % (65 % to 67 %) | 66 %, 20.0 ms |" in text
     assert "| truth: 2.82x | compute-bound, 90 % | A\\|B | C |" in text

@@ -26,17 +26,20 @@ def page(rows: Mapping[str, Rows]) -> str:
 
 def _cases(rows: Rows, versions: Any) -> Iterator[str]:
     measured = [row for row in rows.values() if "failed" not in row]
-    right = {key: sum(row[key] for row in measured) for key in JUDGED}
+    right = {key: sum(row[key] or False for row in measured) for key in JUDGED}
+    sized = sum(row["size_is_right"] is not None for row in measured)
     yield (
         f"Of {len(rows)} trainings that are slow for one known reason, `harness exec` names the kind of cause in "
-        f"{right['kind_is_right']}, its place, too, in {right['place_is_right']}, and its size within 20 % or 1 ms in "
-        f"{right['size_is_right']}. It names the cause in {sum(row['false_of_fixed'] for row in measured)} without it."
+        f"{right['kind_is_right']}, its place, too, in {right['place_is_right']}. {sized} causes have a size: it is "
+        f"within 20 % or 1 ms in {right['size_is_right']}. "
+        f"It names the cause in {sum(row['false_of_fixed'] for row in measured)} without it."
     )
     yield from (
         "",
         "- Programs: [tests/campaigns/cases](../../../tests/campaigns/cases). Not run on a GPU.",
         "- Truth: both variants run by turns, alone. Medians; in brackets the least and the largest share of a step.",
-        "- A size is a share of the step without its waits for a core, as the load of the machine changes both.",
+        "- A size is a share of the step without its waits for a core, as the load of the machine changes both. What "
+        "the same cause takes of the fixed program is subtracted.",
         "- Remedy tried: by `harness exec --against` where it is one setting away, with the interval of 95 %. "
         "Elsewhere: the ratio of both variants in the truth.",
         f"- {versions or 'TraceML and gpuprof'}: the diagnosis of TraceML (steps marked, as its manual asks) and the "
@@ -66,7 +69,7 @@ def _case(name: str, row: Mapping[str, Any]) -> str:
         f"{_percent(slow['share'])}, {slow['ms']:.1f} ms",
         slow["kind"],
         slow["place"],
-        ", ".join("yes" if row[key] else "no" for key in JUDGED),
+        ", ".join("-" if row[key] is None else "yes" if row[key] else "no" for key in JUDGED),
         slow["remedy"],
         tried,
         f"{fixed['kind']}, {_percent(fixed['share'])}" + (" (false)" if row["false_of_fixed"] else ""),
