@@ -22,7 +22,7 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 # Kinds of event that only the agent writes. The numbers match agent/boundaries.py and agent/device.py.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
 SAMPLED, COLLECTED, OTHER_RAN, MEMORY, DEMAND = 16, 17, 19, 20, 21  # see agent/own_time.py
-EXACT, LATE, FORCED = range(3)  # how a look of the kind SAMPLED found its place
+EXACT, LATE, FORCED = range(3)  # method by which a look of the kind SAMPLED found its place
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
     TOKENIZED,
@@ -67,7 +67,7 @@ class StepLengths:
     """Lengths in milliseconds of the measured steps of one block, in order."""
 
     wall: array[float] = field(default_factory=_floats)  # without waits for a core
-    parts: dict[str, array[float]] = field(default_factory=dict)  # by phase, without inner phases
+    parts: dict[str, array[float]] = field(default_factory=dict)  # keyed by phase, without inner phases
     work: array[float] = field(default_factory=_floats)  # tokens, or samples if there are no tokens
 
     def add(self, wall_ns: int, body: Sequence[Event]) -> None:
@@ -103,7 +103,7 @@ class StepTotals:
     waiting_ns: int = 0  # the main thread was runnable but had no core
     running_ns: int = 0  # the main thread was on a core
     clocked_ns: int = 0  # duration of the steps for which both were read
-    tokenizing_ns: int = 0  # in the training loop, outside a fetch
+    tokenizing_ns: int = 0  # tokenizers in the training loop, outside a fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and waits for the first batch after a loader restart
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
     rows: int = 0  # items in the batches that arrived
@@ -112,13 +112,13 @@ class StepTotals:
     unseen_blocked_ns: int = 0  # the main thread was blocked outside all phases
     marked: list[int] = field(default_factory=list)  # numbers of the steps with one of MARKS
     last_unmeasured: bool = False
-    counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
+    counted: dict[str, StepCount] = field(default_factory=dict)  # keyed by name, see agent/causes.py
     # Garbage collections in the recorded thread and their nanoseconds, by the place of the longest one in a step
     collections: Counter[int] = field(default_factory=Counter)
     collecting_ns: Counter[int] = field(default_factory=Counter)
     # Nanoseconds by phase, number of the place, and EXACT, LATE or FORCED (agent/own_time.py)
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    evaluated_ns: Counter[int] = field(default_factory=Counter)  # in evaluations, by number of the place
+    evaluated_ns: Counter[int] = field(default_factory=Counter)  # keyed by number of the place, in evaluations
     others_ns: Counter[int] = field(default_factory=Counter)  # nanoseconds of other threads, by number of the place
     held_ns: Counter[int] = field(default_factory=Counter)  # nanoseconds of these with the interpreter lock
     held_shares: Mapping[int, float] = field(default_factory=dict)  # shares over the whole program, see _held_shares()

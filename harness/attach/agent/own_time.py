@@ -91,7 +91,7 @@ MEMORY_COST = 0.01  # maximum share of the time that readings take
 Where = tuple[CodeType, int, CodeType | None, str]
 LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # wrapped by the agent
 # Instruction of a statement "with" that enters an object. If it lasts without a frame of Python code, it takes a lock.
-# From Python 3.14 on, the instruction is a call, and ENTERS_NEXT comes just before it.
+# Since Python 3.14, the instruction is a call, and ENTERS_NEXT comes just before it.
 ENTERS, ENTERS_NEXT = opmap.get("BEFORE_WITH"), opmap.get("LOAD_SPECIAL")
 THREAD_LOCK = "threading.Lock"
 
@@ -136,7 +136,7 @@ class _Sampler:
                     self.counted += 1
                     others, before = self.others, len(self.others)
                     last_ns = self._look(last_ns, due_ns)
-                    # This call comes last, as it releases the lock.
+                    # The last call of a look, as it releases the lock.
                     _, until_now_ns = run_queue.times_ns(process, self.thread)
                     if last_ns - due_ns - (until_now_ns - without_core_ns) > HELD_NS:
                         others[before:] = [(where, ns, ns) for where, ns, _ in others[before:]]
@@ -169,7 +169,7 @@ class _Sampler:
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
-        del frames[get_ident()]  # This frame holds the dict. The cycle would keep all frames and their objects alive.
+        del frames[get_ident()]  # A cycle through this frame's own dict would keep all frames alive.
         frame = frames.get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
         interval_ns = sys.getswitchinterval() * 1e9
