@@ -1,4 +1,4 @@
-"""Start one of several commands that take turns, let it run steps, and suspend all of it in between.
+"""Start a command that takes turns with others, let it run steps, and suspend its processes in between.
 
 The agent in the command's processes waits at the start of a step (``agent/gate.py``), once per rank. Between its turns,
 every process of the command is stopped (SIGSTOP), so that it uses no core.

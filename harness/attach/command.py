@@ -95,7 +95,7 @@ def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward signals to the command, which decides what to do with them."""
+    """Forward signals to the command, which handles them."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _in_foreground():

@@ -138,7 +138,7 @@ def run_comparison(
                     study = replace(study, notes=[*study.notes, note])
                     progress.note(note)
                 if block == 0 and not outcome.started:
-                    cannot_start = True  # It would not start in later blocks either.
+                    cannot_start = True  # Later blocks would fail in the same way.
                     break
                 if enough is not None and enough(folder, study, block + 1):
                     break

@@ -59,7 +59,7 @@ class ProfiledWindows:
     def __init__(self, raw: Path) -> None:
         self._raw = raw
         self._asked = _settings(raw)
-        self._stacks = sampled(raw)  # None once assigned to a process
+        self._stacks = sampled(raw)  # set to None once assigned to a process
         self._was_sampled = self._stacks is not None
         self.problems: list[str] = []
 

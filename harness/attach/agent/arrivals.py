@@ -33,7 +33,7 @@ def watch(iterator: Any) -> None:
     setattr(iterator, _NAME, noted)
     queue = getattr(iterator, "_data_queue", None)
     if not getattr(iterator, "_in_order", True) or not hasattr(iterator, "_rcvd_idx"):
-        return  # it is unknown which batch is handed out
+        return  # the current batch cannot be identified
     for name in ("_recv_bytes", "_get"):  # queue of processes, or queue filled by the pinning thread
         if (before := getattr(queue, name, None)) is not None:
             empty = _looks_empty(queue)

@@ -186,7 +186,7 @@ def leave(name: str) -> None:
     if not open_ or open_[-1] != name:
         if name not in open_:
             return
-        leave(open_[-1])  # inner phases end with it
+        leave(open_[-1])  # close inner phases first
         leave(name)
         return
     core = this.core
@@ -209,7 +209,7 @@ def _read_core() -> tuple[int, int]:
 
 
 def making() -> stages.Making:
-    """Return what this thread makes, and keep it in the state for the recorded thread."""
+    """Return the calling thread's batch in preparation. For the recorded thread, also store it in the state."""
     found = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = found, found.core
@@ -288,7 +288,7 @@ def fetching(source: int, loader: bool = True) -> bool:
             state.doubtful += 1
             return True
     if state.doubtful:
-        resolve(training=False)  # training goes on with its earlier source
+        resolve(training=False)  # training continues with an earlier source
     state.loader_seen |= loader
     if state.optimizers and not state.sources and not state.by_hand:
         state.settled.add(source)
@@ -408,7 +408,7 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, ite
         this.anew = False
         this.events.append((BEGUN_ANEW, this.early))
     unpacked, this.unpacked = this.unpacked, None
-    if this.marked is not None:  # one wait, maybe for several batches
+    if this.marked is not None:  # a single wait, maybe for several batches
         this.marked.append(arrived)
         return
     if unpacked is not None:
@@ -473,7 +473,7 @@ def _open_step() -> None:
         if warmed_up and not gate.state.warmup:
             _drain()  # The host may run ahead: unfinished warm-up work would count in measured steps.
     _begin(monotonic_ns(), run_queue.read())
-    this = state  # a forked child has another one now
+    this = state  # a forked child has a new state now
     number = this.steps - 1
     if number >= this.due:
         this.due = number + 1 if number < EARLY else later(number)

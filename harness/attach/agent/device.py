@@ -54,7 +54,7 @@ class _Recording:
     def __init__(self) -> None:
         self.noted = False  # True once training on a device other than the CPU was noted
         self.device: Any = None
-        self.stream: Any = None  # None: no CUDA device, or the recording has ended
+        self.stream: Any = None  # CUDA stream; None without one, and after the recording
         self.pending: deque[tuple[str | None, int, int, Any]] = deque()  # name, launch start and end, event
         self.reached: Any = None  # last event known to be reached
         self.clock_ns = 0.0  # nanoseconds from the first look to that event
@@ -167,7 +167,7 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return an event of the idle stream and the host time at which it was reached: the tightest of several tries."""
+    """Return an event of the idle stream and the host time when the device reached it: the tightest of several tries."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

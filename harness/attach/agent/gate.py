@@ -31,7 +31,7 @@ LEAST_WARM = 6  # steps before the first turn: the watched steps are over by the
 
 class _Gate:
     def __init__(self) -> None:
-        self.file: Any = None  # None: not at the gate yet
+        self.file: Any = None  # connection; None until the program is at the gate
         self.repetition: int | None = None
         self.unmeasured = 0  # unmeasured steps left in this turn; they come first
         self.measured = 0

@@ -47,7 +47,7 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def swallows(error: BaseException) -> bool:
-    """Return True if ``error``, raised within a hook, is the agent's: all hooks are then disabled. Else raise it again.
+    """Return True if ``error``, raised within a hook, is the agent's, and disable all hooks. If False, raise it again.
 
     Hooks that run in every step catch errors themselves and call this: :func:`carefully` costs as much as a small hook.
     """

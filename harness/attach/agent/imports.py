@@ -1,4 +1,4 @@
-"""Call functions once a module has been imported, or at once if it already is."""
+"""Call functions once a module has been imported, or immediately if it already is."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def _fetch(before: Any) -> Any:
             if boundaries.state.controlled:
                 for _ in range(guard.carefully(controls.times_more) or 0):
                     before(self, possibly_batched_index)
-                    guard.carefully(stages.end, 1)  # the stage "read" goes on
+                    guard.carefully(stages.end, 1)  # keeps the stage "read" open
             data = before(self, possibly_batched_index)
         except BaseException:
             guard.carefully(stages.end)

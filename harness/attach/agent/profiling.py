@@ -300,7 +300,7 @@ def _agree(number: int) -> bool:
             agreed = int(file.read())
     except FileNotFoundError:
         return not _lives(ASKED)
-    if abs(agreed - number) <= 2:  # else they do not train together
+    if abs(agreed - number) <= 2:  # otherwise they do not train together
         state.agreed = agreed
     return True
 

@@ -37,7 +37,7 @@ settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
-    """Start recording into ``folder``. Return True if the folder exists. The file is made with the first frame."""
+    """Start recording into ``folder``. Return False if it does not exist, or if a recording is already active."""
     global _folder, _registered
     if _folder or not os.path.isdir(folder):
         return False

@@ -57,7 +57,7 @@ def batch_arrived(batch: Any) -> None:
         guard.let_through(error)
         digests = []
     if not digests:
-        this.rows = COUNTED_ROWS_MAX  # Later batches are alike.
+        this.rows = COUNTED_ROWS_MAX  # Later batches have the same form.
     for digest in digests:
         this.rows += 1
         this.repeated += digest in this.seen

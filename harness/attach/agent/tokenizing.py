@@ -13,7 +13,7 @@ from typing import Any
 
 from _harness_agent import boundaries, guard, imports, stages
 
-# By module: class, and its encoding methods.
+# Module: (class, encoding methods)
 ENCODERS = {
     "transformers.tokenization_utils_base": (
         "PreTrainedTokenizerBase", ("__call__", "encode", "encode_plus", "batch_encode_plus", "_encode_plus"),
