@@ -88,8 +88,7 @@ def run_comparison(
 ) -> ComparisonOutcome:
     """Run every block of ``plan`` into ``folder``. Status of the outcome: done, failed (a run failed) or interrupted.
 
-    ``enough``: called after each block with the number of finished blocks; True ends the study. Finished blocks are
-    kept.
+    ``enough``: called after each block with the number of finished blocks; returns True to end the study.
     ``end_ns``: time limit (CLOCK_MONOTONIC); a block that then runs is ended and dropped.
     ``load_check``: runs before block 0; None skips it. Raise InputError if a command cannot be started.
     """

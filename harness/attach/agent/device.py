@@ -167,7 +167,7 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return an event of the idle stream and the host time when the device reached it: the tightest of several tries."""
+    """Return an event of the idle stream and the host time when the device reached it: the tightest of _LOOKS tries."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

@@ -47,7 +47,7 @@ class _Seen:
         self.depth = 0  # depth of nested modules
         self.roots: Counter[int] = Counter()
         self.modules: dict[int, Any] = {}
-        self.made: dict[int, tuple[CodeType, Any, Any]] = {}  # keyed by tensor: code that returned it last, its namespace
+        self.made: dict[int, tuple[CodeType, Any, Any]] = {}  # keyed by tensor: last returning code, its namespace
         self.makers: Counter[CodeType] = Counter()
         self.named: dict[CodeType, Any] = {}
         self.calls: list[tuple[int, int]] = []  # open calls of C functions: wall and CPU time
