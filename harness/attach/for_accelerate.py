@@ -12,7 +12,7 @@ from harness.attach.callbacks import TrainingRecording
 
 
 class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transformers
-    """Record from ``init_trackers`` to ``end_training``: ``Accelerator(log_with=AccelerateTracker())``.
+    """Tracker that records from ``init_trackers`` to ``end_training``: ``Accelerator(log_with=AccelerateTracker())``.
 
     ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """

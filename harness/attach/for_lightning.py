@@ -11,7 +11,7 @@ from harness.attach.callbacks import TrainingRecording
 
 
 class LightningCallback(Callback):  # type: ignore[misc]  # as with transformers
-    """Record ``fit`` in rank 0: ``Trainer(..., callbacks=[LightningCallback()])``.
+    """Callback that records ``fit`` in rank 0: ``Trainer(..., callbacks=[LightningCallback()])``.
 
     ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """

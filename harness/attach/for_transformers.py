@@ -11,7 +11,7 @@ from harness.attach.callbacks import TrainingRecording
 
 
 class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Record a training run in rank 0: ``Trainer(..., callbacks=[HarnessCallback()])``.
+    """Callback that records a training run in rank 0: ``Trainer(..., callbacks=[HarnessCallback()])``.
 
     ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """

@@ -120,7 +120,7 @@ def write(word: str, content: Any) -> None:
 
 
 class FrameFile:
-    """Append frames to a file, each with a single call, so that written frames outlive the process."""
+    """File of frames, each appended with a single call, so that written frames outlive the process."""
 
     __slots__ = ("_descriptor", "_identity", "_path")
 

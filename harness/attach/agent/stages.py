@@ -21,10 +21,11 @@ MOST_LOST = 20  # 1/MOST_LOST of the time since the last reading may be lost wit
 
 
 class CpuReading:
-    """Extrapolate the last reading of a thread's CPU time while the thread is on its core.
+    """Last reading of a thread's CPU time, extrapolated while the thread is on its core.
 
     This is exact for a thread whose switches are counted (``switches.py``). For others it is assumed for ``NEAR_NS``.
     Callers inline these lines, as a function call would cost as much as they do::
+
         now = monotonic_ns()
         if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
             cpu_ns = now + core.ahead_ns
@@ -62,8 +63,7 @@ class CpuReading:
         counted = self.count[0]  # first, so that a later switch is noticed
         cpu_ns, now = thread_time_ns(), monotonic_ns()
         if self.longest_ns != NEAR_NS:
-            # Preemption by a hypervisor and interrupts are not switches, but take time that is not the thread's CPU
-            # time.
+            # A hypervisor's preemption and interrupts are not switches, but do not add to the thread's CPU time.
             lost_ns = now + self.ahead_ns - cpu_ns if counted == self.counted else 0
             little = lost_ns * MOST_LOST <= now - self.near_ns + self.lasts_ns
             self.lasts_ns = self.longest_ns if little else NEAR_NS
