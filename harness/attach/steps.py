@@ -83,7 +83,7 @@ class StepLengths:
 
 @dataclass
 class StepTotals:
-    """Totals over the measured steps of one block, in nanoseconds."""
+    """Totals over the measured steps of one block. Times are in nanoseconds."""
 
     first_ns: int = 0  # start of the block's first step; 0: no step began
     last_ns: int = 0  # end of its last step
@@ -169,8 +169,7 @@ class StepTotals:
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
     """Return the number of measured steps in a block. The scatter between blocks gives the intervals.
 
-    A block has at least twice ``loader_warmup`` steps: it starts with this many unmeasured steps of the block before
-    it.
+    The minimum is twice ``loader_warmup``, because a block starts with that many unmeasured steps of the one before.
     """
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
@@ -282,8 +281,7 @@ def _write_tables(
 def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
     """Return the share of their time for which other threads held the interpreter lock, by place.
 
-    A thread that computes outside Python (within a call of torch, for example) holds it only briefly: the share is then
-    0.
+    A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0.
     """
     found = {}
     for place in dict.fromkeys(place for totals in blocks for place in totals.others_ns):

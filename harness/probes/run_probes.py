@@ -23,8 +23,7 @@ class RunProbes:
     ledger: bool = True  # False only in a bare run, which records no phases or stages
     windows: bool = False  # True: disturbing probes get their own windows after the warm-up, and no step is measured
     settings: Mapping[str, ProbeSettings] = field(default_factory=dict)  # settings of the run's probes, by name
-    # Settings of torch.profiler for a window after the last repetition; used only if events leave much time
-    # unexplained.
+    # Settings of torch.profiler for a window after the last repetition, used only if much time is unexplained
     closing: ProbeSettings | None = None
 
     @classmethod

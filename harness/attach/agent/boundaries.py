@@ -7,8 +7,7 @@ batches is decided afterwards: a following backward pass means training. Without
 pass opens a step. Without an optimizer, the first pass after a backward pass opens a step. This is decided after
 MOST_ACCUMULATED backward passes, more than gradient accumulation uses, or at the program's end.
 
-Callers: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.py`` for backward passes and
-optimizers.
+Callers: ``loading.py`` (fetches), ``watching.py`` (forward passes), ``updates.py`` (backward passes, optimizers).
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ This happens only if the settings name a ``gate``, a Unix socket of the launcher
                         or {"end": true}: leave
 
 The first steps of a turn are not measured: their batches were made before the turn, and caches are cold. Their number
-varies from turn to turn. Otherwise an event every n steps (a checkpoint, a slow batch) could fall into them always or
-never.
+varies, or an event every n steps (a checkpoint, a slow batch) could always or never fall into them.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ def open_now() -> bool:
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
     """Wait for the next turn if one has ended. Return True if the step may begin, and False if the program has to end.
 
-    ``steps``: number of steps begun so far. ``unmeasured``: steps at the start of each turn. ``pause`` ends the last
-    step.
+    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: function that ends the last step.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0

@@ -212,8 +212,7 @@ class _Sampler:
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
         """Note the places of other threads that ran since the last look.
 
-        A thread with a frame may have ended, and pthread_getcpuclockid() would then read freed memory. So the kernel is
-        asked.
+        A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory, so ask the kernel.
         """
         others = [one for one in frames if one != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}

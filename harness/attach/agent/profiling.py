@@ -2,8 +2,7 @@
 
 The window starts once the program is warm and before any step is measured. Steps with batches made within the window
 are not measured either. A closing window follows the measured steps of a program that ends after a given number of
-steps. It runs only if device work or waits for launches took more than NOTICEABLE of the time, and events do not tell
-which.
+steps. It runs only if events cannot tell device work from waits for launches in more than NOTICEABLE of the time.
 
 A file asks the launcher for py-spy, and other files answer: see ``attach/sampling.py``. This module spins the clock
 marks of py-spy's window in the sampled thread.
@@ -118,7 +117,7 @@ def finish() -> None:
 
 
 def abandon() -> None:
-    """Stop torch's profiler and discard its records."""
+    """Stop torch's profiler, even if its window is incomplete."""
     profiler, state.profiler, state.torch_over = state.profiler, None, True
     if profiler is not None:
         _call(profiler.stop)

@@ -1,8 +1,7 @@
 """Measure the CPU time of the other threads of this process: a library may do its work in its own threads.
 
 SentencePiece does so for each list of texts, even when set to one thread; so does ``data.tokenize: threads``. The
-calling thread waits meanwhile. By its own CPU time alone, the stage would seem to sleep, like a stage that waits for a
-disk.
+calling thread waits meanwhile. Its own CPU time alone would make the stage look like one that waits for a disk.
 """
 
 from time import process_time_ns, thread_time_ns

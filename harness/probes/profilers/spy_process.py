@@ -169,8 +169,7 @@ class Metronome:
     The format chrometrace records changes, not samples. While no thread changes its stack, samples leave no event, so
     the samples of a long call cannot be counted. But py-spy 0.4 compares a stack with the last one of the same *pthread
     id*, and a process and its fork share that id. Their stacks differ at the root, where --subprocesses names the
-    process. So each sample of the two leaves events. A later py-spy may distinguish processes: then only these samples
-    are missing.
+    process. So each sample of the two leaves events. A py-spy that distinguishes processes would only lose these.
     """
 
     def __init__(self) -> None:

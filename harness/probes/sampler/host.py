@@ -1,8 +1,7 @@
 """Read the host's side of one run: CPU use and waits of its processes, CPU use of others, and limits.
 
 A counter's sample is its growth since the last reading. ``interval_s`` (source "host") is the time since then. So for
-any set of samples, sum / sum of ``interval_s`` is the mean rate. Sources: "host" for the machine, "host:ROLE" for a
-process.
+any set of samples, sum / sum of ``interval_s`` is the mean rate. Sources: "host" (machine), "host:ROLE" (process).
 """
 
 from __future__ import annotations
