@@ -58,7 +58,7 @@ def open_now() -> bool:
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
     """Wait for the next turn if one has ended. Return True if the step may begin, and False if the program has to end.
 
-    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: function that ends the last step.
+    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: ends the last step.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0
