@@ -43,7 +43,7 @@ __all__ = [
     "step",
 ]
 __version__ = "0.1.0"
-# What is public, and the module that has it. Each is loaded when it is asked for: the command line needs none of it.
+# Public names and their modules. Each module is imported on first use, because the command line needs none of them.
 _PLACES = {
     "record": "harness.attach.hooks",
     "span": "harness.attach.hooks",
@@ -69,5 +69,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names without callbacks: help() loads every name, and those load a framework each."""
+    """Return the public names without the callbacks: help() loads every name, and each callback loads a framework."""
     return sorted(name for name in __all__ if not _PLACES.get(name, "").startswith("harness.attach.for_"))

@@ -1,7 +1,7 @@
-"""``python -m harness``: unlike the command ``harness``, Python then looks in the present folder first.
+"""Run ``python -m harness``. Unlike for the command ``harness``, Python then searches the current folder first.
 
-A user's folder may hold a trainer.py or a profiles/ of his own: what this package imports must be what lies beside it.
-``spark-submit`` runs this file by its path: Python then looks in this folder first.
+The user's folder may hold its own trainer.py or profiles/, but this package must import the modules beside it.
+``spark-submit`` runs this file by its path: Python then searches this folder first.
 """
 
 import os

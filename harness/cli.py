@@ -1,9 +1,10 @@
-"""The command line: one table of commands. Each command's module owns its arguments and is imported when chosen.
+"""Command line: one table of commands. Each command's module owns its arguments and is imported when chosen.
 
-Nothing heavy is imported here: ``harness --help`` waits for no command, and no command's ``--help`` for pydantic or
-torch. Exit codes: 0 done; 1 a run failed, data differ, the disk is full, or a budget was reached; 2 the input is wrong
-(one line says what); 3 a regression was found; 4 it could not be decided; 130 interrupted (Ctrl-C, SIGTERM, SIGHUP);
-141 nobody reads on.
+Nothing heavy is imported here: ``harness --help`` imports no command, and a command's ``--help`` no pydantic or torch.
+
+Exit codes: 0 done; 1 a run failed, data differ, the disk is full, or a budget was reached; 2 invalid input (one line
+with the reason); 3 a regression was found; 4 undecided; 130 interrupted (Ctrl-C, SIGTERM, SIGHUP); 141 the reader of
+the output has gone.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from trainer.errors import MACHINE_FAULTS, InputError, visible
 from trainer.files import check_utf8
 from trainer.leftovers import final_name
 
-SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as shells have it
-MAX_ERROR_CHARACTERS = 500  # characters of a text that cannot be written
-MOST_MISTAKES = 20  # of one file that are listed after the first
+SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as in shells
+MAX_ERROR_CHARACTERS = 500  # maximum characters of a text that cannot be encoded
+MOST_MISTAKES = 20  # mistakes listed per file after the first
 
 
 # Each text fits one line of a terminal of 80 columns.
@@ -72,22 +73,22 @@ FIRST = "Start with: harness exec -- python train.py\nArguments of a command: ha
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises InputError where argparse would exit. Takes its arguments from ``command`` the first time it parses.
+    """Parser that raises InputError instead of exiting, and takes its arguments from ``command`` on first use.
 
-    ``command``: a :class:`Command`, or what has a module alike (an action of one).
+    ``command``: a :class:`Command`, or an action with a similar ``module``.
     """
 
     def __init__(self, command: Any = None, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
         self._command = command
-        self.set_defaults(parser=self)  # the innermost that parsed stays: its options are listed in an error
+        self.set_defaults(parser=self)  # the innermost parser wins: an error lists its options
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.fill()
         return super().parse_known_args(args, namespace)
 
     def fill(self) -> None:
-        """Take the command's arguments now."""
+        """Add the command's arguments."""
         if self._command is not None:
             command, self._command = self._command, None
             command.module().add_arguments(self)
@@ -97,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Entrance(_Parser):
-    """Lists the commands by group in its help."""
+    """Parser whose help lists the commands by group."""
 
     def format_help(self) -> str:
         layout = self._get_formatter()
@@ -143,7 +144,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         actions = getattr(COMMANDS[argv[0]].module(), "ACTIONS", {})
         _check_name(f"{argv[0]}: unknown action", argv[1:2] if actions else [], list(actions))
     for word in argv:
-        if word.startswith("--") and word.endswith("=--"):  # argparse makes an empty list of it
+        if word.startswith("--") and word.endswith("=--"):  # argparse turns it into an empty list
             raise InputError(f"{word.removesuffix('=--')}: '--' is no value")
     arguments, extra = _parser().parse_known_args(argv)
     if extra:
@@ -158,7 +159,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _check_name(what: str, given: list[str], allowed: Sequence[str]) -> None:
-    """InputError, with the nearest name, for a word that is neither an option nor one of ``allowed``."""
+    """Raise InputError with the nearest name for a word that is neither an option nor one of ``allowed``."""
     for word in given:
         if not word.startswith("-") and word not in allowed:
             raise InputError(f"{what} {word!r}{_nearest(word, allowed)} allowed: {', '.join(allowed)}")
@@ -172,7 +173,7 @@ def _nearest(word: str, allowed: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Prints one line, no traceback, for what a user can mend."""
+    """Run one command and return the exit code. Print one line without a traceback for an error that a user can fix."""
     parts = list(sys.argv[1:] if argv is None else argv)
     ending.open_missing_outputs()
     try:
@@ -209,7 +210,7 @@ def _run(parts: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    except OSError as error:  # a full disk, a folder that may not be read: what was written stays as it is
+    except OSError as error:  # a full disk, an unreadable folder: existing output stays
         where = visible(final_name(str(error.filename or "input or output")))
         print(f"harness: {where}: {error.strerror or visible(str(error))}", file=sys.stderr)
         return 1 if error.errno in MACHINE_FAULTS else 2
@@ -222,7 +223,7 @@ def _run(parts: list[str]) -> int:
 
 
 def _check_names(parts: list[str]) -> None:
-    """Raise InputError for an argument that is not UTF-8. Commands that are run are passed on as they are."""
+    """Raise InputError for an argument that is not UTF-8. The arguments of commands to run are not checked."""
     for before, part in pairwise(["harness", *parts]):
         if part == "--":
             return
@@ -231,7 +232,7 @@ def _check_names(parts: list[str]) -> None:
 
 
 def _no_memory(error: ImportError | MemoryError) -> str | None:
-    """One line where too little memory stopped the command: also a library that its address space has no room for."""
+    """Return one line if memory was too small, also for a library that did not fit the address space; else None."""
     import resource
 
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -1,7 +1,7 @@
-"""Runs one of several commands that take turns: starts it, lets it take steps, and suspends all of it in between.
+"""Start a command that takes turns with others, let it run steps, and suspend its processes in between.
 
-The agent in the command's processes waits at the beginning of a step (``agent/gate.py``), once per rank where there are
-several. Between its turns every process of the command is stopped (SIGSTOP), so that it uses no core.
+The agent in the command's processes waits at the start of a step (``agent/gate.py``), once per rank. Between its turns,
+every process of the command is stopped (SIGSTOP), so that it uses no core.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.lifetime import Keeper, die_with_parent
 from harness.machine.processes import descendants, with_variable
 
-ALTERNATION_LOOK_S = 1.0  # one wait; then it is checked whether the command has ended
-ENDING_S = 30.0  # that a command may take to end by itself, and again to end by SIGTERM
+ALTERNATION_LOOK_S = 1.0  # seconds per wait, after which the command's end is checked
+ENDING_S = 30.0  # seconds that a command may take to end by itself, and again to end by SIGTERM
 _KILLED_S = 10.0
-_LEAVING_S = 5.0  # that a command may take to end once a process that trained has closed its end of the gate
+_LEAVING_S = 5.0  # seconds for the command to end after a training process has closed its gate connection
 STARTING = "starting"
-_LOG_TAIL_BYTES = 100_000  # in which the reason of its end is looked for
-ALTERNATION_BEAT_S = 5.0  # between two signs of life of a command that takes steps, at most
+_LOG_TAIL_BYTES = 100_000  # bytes at the end of the log that are searched for a cause
+ALTERNATION_BEAT_S = 5.0  # maximum seconds between two heartbeats of a command that runs steps
 
 
 class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
-    """A command ended, or said nothing for too long, before it was asked to end."""
+    """The command ended or was silent for too long, before it was asked to end."""
 
 
 class CommandOver(CommandFailed):
-    """A command ended by itself, without an error, before its repetitions were over."""
+    """The command ended by itself without an error, before its repetitions were over."""
 
 
 @dataclass
 class _Rank:
-    """One process of the command that trains: its end of the gate."""
+    """One training process of the command, with its gate connection."""
 
     connection: socket.socket
     pid: int
     heard: bytes = b""
-    done: bool = False  # it has ended the repetition that it was given
+    done: bool = False  # True if its current repetition has ended
 
 
 @dataclass
 class AlternatingCommand:
-    """A command under the agent, in a session of its own."""
+    """A command under the agent, in its own session."""
 
     program: Sequence[str]
-    raw: Path  # what the agent records
-    log: Path  # what the command prints
+    raw: Path  # folder of the agent's records
+    log: Path  # output of the command
     gate: Path  # socket; its path has at most 107 bytes
     limits: WaitLimits
-    folder: str | None = None  # in which it runs
-    path: Sequence[str] = ()  # folders that it imports from before others
+    folder: str | None = None  # working directory
+    path: Sequence[str] = ()  # import folders that come before all others
     name: str = "the command"  # in messages
     doing: str = STARTING
     _process: subprocess.Popen[bytes] | None = None
     _ranks: list[_Rank] = field(default_factory=list)
-    _keeper: Keeper | None = None  # of what the command starts
+    _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until all its ranks are at the gate; CommandFailed where they do not come."""
+        """Start the command and wait until all ranks are at the gate. Raise CommandFailed if they do not arrive."""
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -90,7 +90,7 @@ class AlternatingCommand:
             self._gather(listening)
 
     def take(self, repetition: int, steps: int) -> None:
-        """Take a repetition of ``steps`` measured steps; CommandFailed where it ended instead."""
+        """Run a repetition of ``steps`` measured steps. Raise CommandFailed if the command ends instead."""
         self.doing = f"in repetition {repetition + 1}"
         self._order(
             {"repetition": repetition, "steps": steps, "beat_s": min(ALTERNATION_BEAT_S, self.limits.silence_s / 3)}
@@ -102,14 +102,14 @@ class AlternatingCommand:
             self._check(time.monotonic() - silent_s, self.limits.silence_s)
 
     def suspend(self) -> None:
-        """Stop every process of the command; those that one of them starts meanwhile as well."""
+        """Stop every process of the command, including processes that start meanwhile."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal_all(signal.SIGCONT)
 
     def end(self) -> int | None:
-        """Let the command leave its loop; its exit code, or None where it had to be killed."""
+        """Let the command leave its loop. Return its exit code, or None if it had to be killed."""
         self.doing = "ending"
         with suppress(CommandFailed):
             self._order({"end": True})
@@ -119,13 +119,13 @@ class AlternatingCommand:
                 self._signal_all(number)
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(ENDING_S)
-                self.kill()  # what it left behind
+                self.kill()  # remaining child processes
                 return code
         self.kill()
         return None
 
     def kill(self) -> None:
-        """End every process of the command at once."""
+        """Kill every process of the command."""
         self._signal_all(signal.SIGKILL)
         for rank in self._ranks:
             rank.connection.close()
@@ -136,7 +136,7 @@ class AlternatingCommand:
                 self._process.wait(_KILLED_S)
 
     def _gather(self, listening: socket.socket) -> None:
-        """Wait for the ranks of the command; the first one says how many there are."""
+        """Wait for the command's ranks. The first rank's message contains their number."""
         expected = 1
         since_s = time.monotonic()
         while len(self._ranks) < expected:
@@ -160,7 +160,7 @@ class AlternatingCommand:
                 self._check_ended(at_once=True)
 
     def _listen(self) -> bool:
-        """Take in what the ranks say; whether any said something."""
+        """Read the messages of the ranks. Return True if there were any."""
         waiting = {rank.connection: rank for rank in self._ranks if not rank.done}
         ready = select.select(list(waiting), [], [], ALTERNATION_LOOK_S)[0]
         for connection in ready:
@@ -189,23 +189,23 @@ class AlternatingCommand:
             raise CommandFailed(f"{what} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
-        """Which process holds it, its state, and the likely cause with its fix."""
+        """Describe the process that blocks the command: its state, and the likely cause with its fix."""
         assert self._process is not None
-        if self.doing == STARTING:  # ranks that came wait for those that did not
+        if self.doing == STARTING:  # the ranks at the gate wait for the missing ones
             pid, key = self._process.pid, "limits.start_s"
         else:
             pid, key = self._silent(), "limits.silence_s"
         try:
             return str(diagnose(look_at(pid, 0, self.log), f"{key} (a key of scenario files)"))
-        except OSError as error:  # not even /proc can be opened
+        except OSError as error:  # /proc cannot be read
             return str(error)
 
     def _silent(self) -> int:
-        """The process of the first rank that has not ended what it was told to do."""
+        """Return the process id of the first rank that has not completed its order."""
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise where the command has ended; ``at_once``: a process that trained has, so the command is of no use."""
+        """Raise if the command has ended. ``at_once``: a training process has ended, so the command counts as ended."""
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):
@@ -222,7 +222,7 @@ class AlternatingCommand:
             raise kind(f"{how} while {self.doing}{why}{self._last_line()}{self._port_hint()}")
 
     def _port_hint(self) -> str:
-        """What to do where the command could not listen on its port: another command of the block may have it."""
+        """Return advice if the command's port was in use, maybe by another command of the block; else ""."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
             if re.search(rb"EADDRINUSE|address already in use", log.read(), re.IGNORECASE):
@@ -241,7 +241,7 @@ class AlternatingCommand:
         return ""
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Signal the command's processes, parents first, until no new one is found; also those whose parent is gone."""
+        """Signal the command's processes, parents first, until no new one appears. Orphaned processes are included."""
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()

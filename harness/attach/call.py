@@ -1,7 +1,7 @@
-"""Run as a file: calls a function that trains, ``call.py MODULE:FUNCTION '{"argument": value}'``; scenarios' ``loop``.
+"""Script that calls a training function: ``call.py MODULE:FUNCTION '{"argument": value}'``; for ``loop`` in scenarios.
 
-Standard library only, and of nothing of ours: it is the user's program. The working directory comes first on the path,
-as for a script that lies in it.
+It imports the standard library only and nothing of the harness, because the process is the user's program. The working
+directory comes first on the path, as for a script in that directory.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Call it; what it raises ends the process as it would end a script."""
+    """Call the function. An exception ends the process in the same way as in a script."""
     name, given = sys.argv[1], json.loads(sys.argv[2])
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))

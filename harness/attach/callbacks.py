@@ -1,7 +1,7 @@
-"""Records a training that a framework drives: what its callbacks have in common.
+"""Common part of the framework callbacks.
 
-A framework's callbacks alone never see the wait for a batch, so these begin and end a recording with all the seams of
-``harness exec``. Each framework has a module of its own beside this one, which imports it.
+A framework's callbacks alone never see the wait for a batch. So these start and end a recording with all the hooks of
+``harness exec``. Each framework has its own module beside this one, because it imports the framework.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness.attach.hooks import RecordedBlock, record
 
 
 class TrainingRecording:
-    """Begun and ended once each. A training that fails in between is recorded up to there, when the process ends."""
+    """Recording of one training run. If the training fails, it is recorded up to there when the process ends."""
 
     def __init__(self, out: str | Path, warmup: int) -> None:
         self._out, self._warmup = out, warmup
@@ -24,7 +24,7 @@ class TrainingRecording:
 
     @property
     def study(self) -> Path | None:
-        """The study's folder, once the training has ended; None where no step was seen, or under ``harness exec``."""
+        """Folder of the study after the training; None if no step was seen, or under ``harness exec``."""
         return None if self._block is None else self._block.study
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs a command as it is, with the agent within reach of every Python process that it starts."""
+"""Run a command unchanged, with the agent importable in every Python process that it starts."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What the agent is told: the names and values of its settings.json."""
+    """Settings of the agent: names and values of its settings.json."""
 
-    warmup: int  # steps at the beginning that are not measured
-    steps: int | None = None  # ends the program after that many measured steps; None: never
+    warmup: int  # unmeasured steps at the start
+    steps: int | None = None  # measured steps after which the program ends; None: no limit
     gate: str | None = None  # socket of the launcher: the program takes turns (agent/gate.py)
-    control: str | None = None  # serves batches otherwise (agent/controls.py)
-    fetch: str | None = None  # function that returns a batch: "name" of the program itself, or "module:name"
+    control: str | None = None  # changes how batches are served (agent/controls.py)
+    fetch: str | None = None  # function that returns a batch: "name" in the program itself, or "module:name"
     step_ends: str | None = None  # class of the optimizer whose update ends a step
-    profile_steps: int | None = None  # that torch.profiler records once the program is warm (agent/profiling.py)
-    closing_steps: int | None = None  # that it records after the measured steps, where events leave much of them open
-    profile_seconds: int | None = None  # that the launcher's py-spy samples it for (sampling.py)
+    profile_steps: int | None = None  # steps that torch.profiler records once the program is warm (agent/profiling.py)
+    closing_steps: int | None = None  # steps recorded after the measured ones, if events do not explain their time
+    profile_seconds: int | None = None  # seconds for which the launcher's py-spy samples the program (sampling.py)
 
     def write(self, raw: Path) -> None:
         (raw / "settings.json").write_text(json.dumps(asdict(self)))
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """End of a command."""
 
-    code: int  # its exit code as a shell gives it (128 + N for signal N)
+    code: int  # exit code as in a shell (128 + N for signal N)
     begun_ns: int  # CLOCK_MONOTONIC, as in the agent's record
     ended_ns: int
 
 
 def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> Ended:
-    """Run ``program`` to its end. What the agent records goes into ``raw``.
+    """Run ``program`` to its end. The agent's records go into ``raw``.
 
-    Raises InputError where the program cannot be started.
+    Raise InputError if the program cannot be started.
     """
     settings.write(raw)
     begun_ns = monotonic_ns()
@@ -65,26 +65,26 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> E
 
 
 _AS_IT_IS = "a command is run as it is, without a shell"
-MARK = "HARNESS_ATTACH"  # environment variable: where the agent records, and by what its processes are known
+MARK = "HARNESS_ATTACH"  # environment variable: the agent's record folder, which also identifies its processes
 
 
 def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
-    """This process's environment, with the agent within reach; it records into ``raw``.
+    """Return this process's environment with the agent importable. The agent records into ``raw``.
 
-    ``places``: folders that are imported from before all others.
+    ``places``: import folders that come before all others.
     """
     path = os.pathsep.join([str(SHIM), *places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
 
 
 def check_program(program: Sequence[str]) -> None:
-    """Raise InputError if there is no such program, before anything is waited for."""
+    """Raise InputError if the program does not exist, before anything starts."""
     if shutil.which(program[0]) is None and not Path(program[0]).exists():
         raise InputError(f"exec: {program[0]}: no such program; {_AS_IT_IS}")
 
 
 def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start ``program`` with the options of :class:`subprocess.Popen`; InputError where it cannot be started."""
+    """Start ``program`` with the options of :class:`subprocess.Popen`. Raise InputError if it cannot be started."""
     try:
         return subprocess.Popen(list(program), **options)
     except FileNotFoundError as error:
@@ -95,7 +95,7 @@ def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals on to the command: what it makes of them is its own business."""
+    """Forward signals to the command, which handles them."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _in_foreground():
@@ -116,7 +116,7 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal sends its Ctrl-C to this process, and so to the command."""
+    """Return True if this process is in a terminal's foreground group: Ctrl-C then reaches the command, too."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

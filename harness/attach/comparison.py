@@ -1,7 +1,7 @@
-"""Runs commands as the arms of a study: fresh processes in each block, which take turns (or run one by one).
+"""Run commands as the arms of a study: fresh processes in each block, which take turns (or run one by one).
 
-What ``harness run`` does with its own trainer, ``harness exec --against`` and ``--controls`` do with programs that
-nobody here wrote. An arm is a command; a control of it is the same command with other batches, or as it is.
+``harness run`` does this with its own trainer, ``harness exec --against`` and ``--controls`` with the user's programs.
+An arm is a command. A control of it is the same command unchanged, or with other batches.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
 CONTROLS: tuple[CommandControl, ...] = get_args(CommandControl)
-BASELINE, SCRIPT = "baseline", "script"  # names of arms: what --against gives, and what follows --
-SOON_S = 30.0  # a start that fails within this time is tried once more
+BASELINE, SCRIPT = "baseline", "script"  # arm names: the command of --against, and the command after --
+SOON_S = 30.0  # seconds: a start that fails sooner is retried once
 RETRY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
 class ComparisonOutcome:
-    """How a comparison ended: its status and, where its time was spent in the middle of a block, what ran then."""
+    """Outcome of a comparison: status, and the activity that was cut when the time ran out within a block."""
 
     status: Literal["done", "failed", "interrupted"]
     cut: str | None = None
@@ -58,7 +58,7 @@ class ComparisonOutcome:
 def plan_against(
     program: Sequence[str], against: Sequence[str] | None, controls: Sequence[CommandControl], **settings: Any
 ) -> CommandPlan:
-    """The arms of ``harness exec``: the command, the one that it is compared with (with an A/A control), and controls.
+    """Return the plan of ``harness exec``: the command, its baseline command (with an A/A control), and controls.
 
     ``settings``: values of :class:`CommandScenario`.
     """
@@ -71,7 +71,7 @@ def plan_against(
     ordered = [kind for kind in CONTROLS if kind in controls]
     scenario = CommandScenario(name=SCENARIO, question=question, command="-", arms=arms, controls=ordered, **settings)
     plan = plan_commands(scenario)
-    # The words as they were given: braces in them stand for nothing.
+    # Take the words literally: braces in them are not placeholders.
     programs = {BASELINE: tuple(against or ()), SCRIPT: tuple(program)}
     plain = [replace(arm, program=programs[arm.of or arm.name], values=()) for arm in plan.arms]
     return replace(plan, arms=tuple(plain))
@@ -86,11 +86,11 @@ def run_comparison(
     end_ns: int | None = None,
     load_check: LoadCheck | None = None,
 ) -> ComparisonOutcome:
-    """Run every block of ``plan`` into ``folder``; how it ended: done, failed (some run did) or interrupted.
+    """Run every block of ``plan`` into ``folder``. Status of the outcome: done, failed (a run failed) or interrupted.
 
-    ``enough``: asked after each block, with the number of finished ones, whether there are. What is finished is kept.
-    ``end_ns``: when its time is spent (CLOCK_MONOTONIC); a block that runs then is ended and left out. InputError where
-    a command cannot be started. ``load_check``: made before block 0; None: not made.
+    ``enough``: called after each block with the number of finished blocks; returns True to end the study.
+    ``end_ns``: time limit (CLOCK_MONOTONIC); a block that then runs is ended and dropped.
+    ``load_check``: runs before block 0; None skips it. Raise InputError if a command cannot be started.
     """
     scenario = plan.scenario
     study = StudyRecord(
@@ -137,7 +137,7 @@ def run_comparison(
                     study = replace(study, notes=[*study.notes, note])
                     progress.note(note)
                 if block == 0 and not outcome.started:
-                    cannot_start = True  # It would not start in the next blocks either.
+                    cannot_start = True  # Later blocks would fail in the same way.
                     break
                 if enough is not None and enough(folder, study, block + 1):
                     break
@@ -149,7 +149,7 @@ def run_comparison(
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
-        if enough is not None or cannot_start:  # Fewer blocks than planned were run.
+        if enough is not None or cannot_start:  # fewer blocks than planned
             study = replace(study, order=study.order[: len(finished)], blocks=len(finished))
         folder.write_study(replace(study, status=status, ended_utc=now()))
     return ComparisonOutcome(status, cut)
@@ -181,20 +181,20 @@ class _CommandRun:
         self.exit_code: int | None = None
         self.started = False
         self.skipped = False
-        self.taken = False  # every repetition
+        self.taken = False  # True once it has completed every repetition
         self.gate, self.limits = gate, limits
         self.raw = folder.run(arm.name, block) / "raw"
         self.command = self._fresh_command()
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """What is started, without the control: two runs for which this is equal start the same command."""
+        """Key of the started command without the control: runs with equal keys start the same command."""
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command. In block 0 a start that fails soon is tried once more: its cause may have passed.
+        """Start the command. In block 0, retry once if it fails soon, as the cause may have passed.
 
-        Raises CommandFailed.
+        Raise CommandFailed if it does not start.
         """
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
@@ -212,7 +212,7 @@ class _CommandRun:
         self.started = True
 
     def kill(self) -> None:
-        """End every process of the command at once."""
+        """Kill every process of the command."""
         self.command.kill()
 
     def _fresh_command(self) -> AlternatingCommand:
@@ -229,7 +229,7 @@ class _CommandRun:
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
-        """Write the tables and the record of the run; whether it finished."""
+        """Write the tables and the record of the run. Return True if the run finished."""
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
@@ -273,7 +273,7 @@ class _BlockOutcome(NamedTuple):
     """Outcome of a block.
 
     ``finished``: True if every command finished. ``started``: True if enough of them started for a comparison.
-    ``over``: the arm that ended by itself before its steps were measured. ``repetitions``: that all commands took.
+    ``over``: the arm that ended by itself before its steps were measured. ``repetitions``: completed by all commands.
     """
 
     finished: bool
@@ -312,10 +312,10 @@ def _run_block(
             except KeyboardInterrupt:
                 for run in runs:
                     run.kill()
-                    if run.taken:  # all of its turns: nothing was left but to end it
+                    if run.taken:  # all repetitions are complete: only its end is missing
                         run.write(session, arms.index(run.arm), scenario.interleave, environment)
                 raise
-            except BudgetSpent:  # of a block that is not whole nothing is kept
+            except BudgetSpent:  # an incomplete block is dropped
                 for run in runs:
                     run.kill()
                 for arm in arms:
@@ -337,9 +337,9 @@ def _alternate(
 ) -> tuple[str, int] | None:
     """Start ``runs`` one after the other, let them take their turns, and end them.
 
-    If a command ends by itself, no command takes another repetition: return its arm and how many all have taken.
-    Raises InputError if that is none in block 0: no block would have any.
-    ``unstartable``: the commands of this block that could not start. They are not started again as their own controls.
+    If a command ends by itself, no command takes another repetition. Return its arm and the completed repetitions.
+    Raise InputError if no repetition was completed in block 0: later blocks would fail the same way.
+    ``unstartable``: commands of this block that could not start. Their own controls are skipped.
     """
     alive: list[_CommandRun] = []
     count = _repetitions(scenario)
@@ -360,7 +360,7 @@ def _alternate(
             run.start(settings)
         except CommandFailed as error:
             failed(run, error)
-            if run.arm.control in (None, "a-a"):  # Another control may be the cause itself.
+            if run.arm.control in (None, "a-a"):  # Another control may itself be the cause.
                 unstartable.add(run.launched)
             continue
         run.command.suspend()
@@ -368,7 +368,7 @@ def _alternate(
     alive.sort(key=runs.index)  # Turns keep the order of the block.
     over: tuple[str, int] | None = None
     for repetition in range(count):
-        # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
+        # Forward and back again (ABBA): a drift of the machine's speed affects every arm alike.
         for run in list(alive if repetition % 2 == 0 else reversed(alive)):
             progress.repetition(run.arm.name, run.block, repetition, count)
             run.command.resume()
@@ -378,7 +378,7 @@ def _alternate(
                 if repetition:
                     over = run.arm.name, repetition
                     run.exit_code, run.taken = 0, True
-                    run.kill()  # what it left behind
+                    run.kill()  # remaining child processes
                     alive.remove(run)
                     break
                 if not run.block:

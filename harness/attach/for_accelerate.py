@@ -1,4 +1,4 @@
-"""A tracker for the Accelerator of accelerate."""
+"""Tracker for accelerate's Accelerator."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.attach.callbacks import TrainingRecording
 
 
 class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transformers
-    """Records from ``init_trackers`` to ``end_training``: ``Accelerator(log_with=AccelerateTracker())``.
+    """Tracker that records from ``init_trackers`` to ``end_training``: ``Accelerator(log_with=AccelerateTracker())``.
 
-    ``out``: where the study goes; ``warmup``: steps at the beginning that are not measured, at least 4.
+    ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """
 
     name = "harness"
@@ -27,7 +27,7 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transf
 
     @property
     def study(self) -> Path | None:
-        """The study's folder, once the training has ended."""
+        """Folder of the study, once the training has ended."""
         return self._recording.study
 
     @property
@@ -38,10 +38,10 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transf
         self._recording.begin()
 
     def store_init_configuration(self, values: Mapping[str, object]) -> None:
-        """Keep nothing: a study holds what was measured."""
+        """Do nothing: a study contains measurements only."""
 
     def log(self, values: Mapping[str, object], step: int | None = None, **kwargs: Any) -> None:
-        """Log nothing: losses stay with the other trackers."""
+        """Do nothing: losses stay with the other trackers."""
 
     def finish(self) -> None:
         self._recording.end()

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Lightning."""
+"""Callback for Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.attach.callbacks import TrainingRecording
 
 
 class LightningCallback(Callback):  # type: ignore[misc]  # as with transformers
-    """Records ``fit`` in rank 0: ``Trainer(..., callbacks=[LightningCallback()])``.
+    """Callback that records ``fit`` in rank 0: ``Trainer(..., callbacks=[LightningCallback()])``.
 
-    ``out``: where the study goes; ``warmup``: steps at the beginning that are not measured, at least 4.
+    ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """
 
     def __init__(self, out: str | Path = "results", *, warmup: int = 5) -> None:
@@ -21,7 +21,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # as with transformers
 
     @property
     def study(self) -> Path | None:
-        """The study's folder, once ``fit`` has ended."""
+        """Folder of the study, once ``fit`` has ended."""
         return self._recording.study
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

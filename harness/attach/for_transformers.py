@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers."""
+"""Callback for the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from harness.attach.callbacks import TrainingRecording
 
 
 class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Records a training from its begin to its end, in rank 0: ``Trainer(..., callbacks=[HarnessCallback()])``.
+    """Callback that records a training run in rank 0: ``Trainer(..., callbacks=[HarnessCallback()])``.
 
-    ``out``: where the study goes; ``warmup``: steps at the beginning that are not measured, at least 4.
+    ``out``: folder of the study. ``warmup``: unmeasured steps at the start, at least 4.
     """
 
     def __init__(self, out: str | Path = "results", *, warmup: int = 5) -> None:
@@ -21,7 +21,7 @@ class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers ha
 
     @property
     def study(self) -> Path | None:
-        """The study's folder, once the training has ended."""
+        """Folder of the study, once the training has ended."""
         return self._recording.study
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

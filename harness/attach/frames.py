@@ -1,6 +1,6 @@
-"""Reads what the agent wrote in each process of a command: see ``agent/record.py`` for the format.
+"""Read the files that the agent wrote in each process of a command. See ``agent/record.py`` for the format.
 
-A process that was killed leaves half a frame at most, at its end, or zeros: what is whole before it counts.
+The file of a killed process may end with a partial frame or zeros. All complete frames before that count.
 """
 
 from __future__ import annotations
@@ -17,72 +17,72 @@ from harness.probes.ledger.rows import PAUSE, STEP
 SUFFIX = ".frames"
 ATTACHED = "attached"  # The name must match agent/record.py.
 _LENGTH_BYTES = 4
-_SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # a line of the kernel; none of a thread that has ended
-MOST_FRAME_BYTES = 1 << 28  # of some steps: more is no frame of ours
+_SCHEDSTAT = re.compile(rb"(\d+ \d+ \d+\s*)?")  # line of the kernel; empty for a thread that has ended
+MOST_FRAME_BYTES = 1 << 28  # bytes of a few steps: a larger frame is invalid
 
 Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
 
 
 class Made(NamedTuple):
-    """One batch as the worker that made it tells: its place among the worker's batches, and its stages."""
+    """One batch as recorded by the worker that made it: worker number and stages."""
 
     worker: int
     pieces: tuple[Piece, ...]
-    items: int = 0  # that it is made of; 0: not known
+    items: int = 0  # items in the batch; 0: unknown
 
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """Who a process is, as the agent in it says."""
+    """Facts about a process, as its agent recorded them."""
 
     pid: int
     tid: int  # thread id of the thread that trains, usually the main thread
-    rank: int | None  # of a distributed program, as its launcher says (torchrun, Slurm)
+    rank: int | None  # rank in a distributed program, as set by its launcher (torchrun, Slurm)
     world: int | None
     python: str  # version
     torch: str  # version
-    threads: int | None  # that torch computes with
-    cores: int  # that the process may use
-    warmup: int  # steps at the beginning that are not measured
-    now_ns: int  # CLOCK_MONOTONIC, when it began its file
+    threads: int | None  # compute threads of torch
+    cores: int  # cores that the process may use
+    warmup: int  # unmeasured steps at the start
+    now_ns: int  # CLOCK_MONOTONIC at the start of its file
     realtime_minus_monotonic_ns: int
 
 
 @dataclass(frozen=True)
 class AttachedProcess:
-    """What one process wrote, without its events, which :func:`events` reads one step at a time."""
+    """Records of one process, without its events. :func:`events` reads those step by step."""
 
     path: Path
     process: ProcessFacts
     notes: tuple[tuple[str, Any], ...] = ()
-    made: tuple[Made, ...] = ()  # batches, where it is a loader worker
-    steps: int = 0  # that it began
+    made: tuple[Made, ...] = ()  # batches, if it is a loader worker
+    steps: int = 0  # steps that it began
 
     @property
     def loader(self) -> tuple[int, int]:
-        """Loader workers, and batches in flight for each, of the loader that had most; (0, 2) where there was none."""
+        """Workers, and batches in flight per worker, of the loader with the most workers; (0, 2) without a loader."""
         workers, prefetch, _ = self._largest_loader
         return int(workers), int(prefetch)
 
     @property
     def persistent_workers(self) -> bool:
-        """Return True if the workers of that loader outlive an epoch."""
+        """Return True if that loader's workers outlive an epoch."""
         return bool(self._largest_loader[2])
 
     @property
     def _largest_loader(self) -> tuple[int, int, bool]:
-        """The note of the loader with most workers."""
+        """Note of the loader with the most workers."""
         found: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
         return found
 
     @property
     def loader_warmup(self) -> int:
-        """Steps until a loader serves no batch that it made before them."""
+        """Number of steps until a loader no longer serves batches that it made before them."""
         workers, prefetch = self.loader
         return workers * prefetch + 1
 
     def noted(self, what: str) -> list[Any]:
-        """The contents of its notes of one kind."""
+        """Return the contents of the process's notes of one kind."""
         return [content for kind, content in self.notes if kind == what]
 
 
@@ -92,11 +92,11 @@ def was_attached(folder: Path) -> bool:
 
 
 def frames(path: Path) -> Iterator[tuple[str, Any]]:
-    """The whole frames of a file, in their order."""
+    """Yield the complete frames of a file, in order."""
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             length = int.from_bytes(head, "little")
-            if not 0 < length <= MOST_FRAME_BYTES:  # zeros come after the last frame, or it is no frame of ours
+            if not 0 < length <= MOST_FRAME_BYTES:  # zeros after the last frame, or an invalid frame
                 return
             frame = file.read(length)
             if len(frame) < length:
@@ -109,12 +109,12 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read(folder: Path) -> list[AttachedProcess]:
-    """Every process that wrote something, in the order of their first word."""
+    """Return all processes that wrote something, in order of their first frame."""
     found = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         written = frames(path)
         word, content = next(written, ("", None))
-        if word != "process" or content is None:  # killed before its first frame was whole
+        if word != "process" or content is None:  # killed before its first frame was complete
             continue
         notes: list[tuple[str, Any]] = []
         made: list[Made] = []
@@ -133,7 +133,7 @@ def read(folder: Path) -> list[AttachedProcess]:
 
 
 def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
-    """The events of each step, ready for ``harness.probes.ledger.rows``."""
+    """Yield the events of each step, in the form of ``harness.probes.ledger.rows``."""
     for word, content in frames(path):
         if word == "events":
             portion: list[tuple[Any, ...]] = []
@@ -148,10 +148,10 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
-    """An event with a run-queue reading: a line of the kernel for each thread, also where one had not changed.
+    """Return an event with a complete run-queue reading: a line of the kernel for each thread.
 
-    Instead of the main thread's line there may be (its CPU time, an earlier line): it has not waited since. A program
-    that closes all descriptors may have opened files of its own under the numbers of these: then nothing was read.
+    (CPU time, earlier line) may stand for the main thread's line: the thread has not waited since. A program may close
+    all file descriptors and open its own files under the same numbers. The reading is then invalid, and dropped.
     """
     kind, now, reading, *rest = event
     if reading and not isinstance(reading[0], bytes):

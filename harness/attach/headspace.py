@@ -1,15 +1,15 @@
-"""Measures in a user's own loop how much faster it would be with free data: ``for batch in harness.headspace(loader)``.
+"""Measure within a user's loop how much faster it would be with free data: ``for batch in harness.headspace(loader)``.
 
-Each batch is served once, in its order: the training is what it was. Some batches are fetched ahead, and then steps of
-two kinds alternate:
+Each batch is served once and in order, so the training does not change. Some batches are fetched ahead into a stock.
+Then steps of two kinds alternate:
 
-    usual   a batch is fetched as always and put at the end of these; the first of them is served
-    free    only the first of them is served: the step waits for no data
+    usual   a batch is fetched as always and put at the end of the stock; the first batch of the stock is served
+    free    only the first batch of the stock is served: the step does not wait for data
 
-Fetching ahead also empties the queue of loader workers, which fills while steps are free. So usual steps start without
-a stock that they would not have for long. The first steps of each kind are not measured: workers fill their queue then.
+Fetching ahead also empties the queue of the loader workers, which fills during free steps. So usual steps do not start
+with a full queue that they could not keep. The first steps of each kind are not measured, as workers refill the queue.
 
-This runs in the user's process: it imports nothing named ``trainer``, which may be a file of his.
+This runs in the user's process. It imports nothing named ``trainer``, because the user may have a file of that name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from typing import Any, Generic, TypeVar, cast
 from harness.explain.statistics import Estimate, reach_of_mean
 
 Batch = TypeVar("Batch")
-PAIR_STEPS = 16  # measured steps of one kind in a row: as many updates in each, where 2, 4, 8 or 16 steps make one
-COMPARED_MIN = 5  # comparisons of usual with free steps, at least
+PAIR_STEPS = 16  # measured steps of one kind in a row: equal numbers of updates, if 2, 4, 8 or 16 steps make one
+COMPARED_MIN = 5  # minimum comparisons of usual and free steps
 
 
 @dataclass(frozen=True)
 class Headspace:
-    """What free data would give. ``speedup``: time of usual by time of free steps, with n comparisons."""
+    """Gain from free data. ``speedup``: time of usual steps / time of free steps, from n comparisons."""
 
     speedup: Estimate
     step_ms: float
@@ -54,17 +54,17 @@ class Headspace:
 
 
 class HeadspaceLoader(Generic[Batch]):
-    """A loader that measures while it is iterated, over epochs if need be. ``result``: None until it is known."""
+    """Loader that measures while it is iterated, over several epochs if needed. ``result``: None until it is known."""
 
     def __init__(self, loader: Iterable[Batch], seconds: float, ahead: int | None) -> None:
         self.loader = loader
         self.result: Headspace | None = None
-        self._least_ns = seconds * 1e9  # time to measure, at least
+        self._least_ns = seconds * 1e9  # minimum measured time
         workers, prefetch = (getattr(loader, name, None) or 0 for name in ("num_workers", "prefetch_factor"))
         self._ahead = int(workers) * int(prefetch) if ahead is None else ahead
-        self._pairs: list[tuple[int, int]] = []  # nanoseconds of so many usual and free steps
+        self._pairs: list[tuple[int, int]] = []  # nanoseconds of PAIR_STEPS usual steps, and of as many free steps
         self._spent_ns = 0
-        self._chance = Random(0)  # not the program's generator
+        self._chance = Random(0)  # separate generator: the program's random state does not change
 
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.loader)
@@ -85,7 +85,7 @@ class HeadspaceLoader(Generic[Batch]):
         while self.result is None:
             begun_ns = perf_counter_ns()
             stock.extend(islice(batches, self._ahead + 1 + PAIR_STEPS))
-            # By chance, so that steps that are slow now and then (a log, a checkpoint) fall into both kinds alike.
+            # A random number, so that rare slow steps (a log, a checkpoint) fall into both kinds alike.
             yield from self._usual(batches, stock, 2 * self._ahead + 2 + self._chance.randrange(PAIR_STEPS))
             usual_ns = _now_ns()
             steps = yield from self._usual(batches, stock, PAIR_STEPS)
@@ -123,7 +123,7 @@ class HeadspaceLoader(Generic[Batch]):
             return
         usual_ns, free_ns = (sum(pair[kind] for pair in self._pairs) for kind in (0, 1))
         whole = math.log(usual_ns / free_ns)
-        # Jackknife of a ratio of sums: a median of ratios would drop the rare long wait that training pays for.
+        # Jackknife of a ratio of sums: a median of ratios would drop the rare long waits.
         values = [n * whole - (n - 1) * math.log((usual_ns - one) / (free_ns - other)) for one, other in self._pairs]
         reach = reach_of_mean(values)
         speedup = Estimate(math.exp(whole), math.exp(whole - reach), math.exp(whole + reach), n)
@@ -135,11 +135,12 @@ class HeadspaceLoader(Generic[Batch]):
 def headspace(loader: Iterable[Batch], *, seconds: float = 10.0, ahead: int | None = None) -> HeadspaceLoader[Batch]:
     """Return ``loader`` wrapped: iterating it measures how much faster the loop would be with free data, and prints it.
 
-    Every batch is served once and in order, so the training does not change. While it measures, up to ``ahead`` + 17
-    batches are held, and the loader's own position is so many ahead. Wrap last: after ``accelerator.prepare``, say.
+    Every batch is served once and in order, so the training does not change. During the measurement, up to ``ahead`` +
+    17 batches are held in memory, and the loader's position is that far ahead. Wrap the loader last, for example after
+    ``accelerator.prepare``.
 
-    ``seconds``: to measure, at least. ``ahead``: batches that the loader may make in advance; None takes num_workers *
-    prefetch_factor, and 0 for what is no DataLoader. Raises ValueError if one is negative.
+    ``seconds``: minimum measured time. ``ahead``: batches that the loader may make in advance; None means num_workers *
+    prefetch_factor, or 0 without a DataLoader. Raise ValueError if one is negative.
     """
     if seconds < 0 or (ahead or 0) < 0:
         raise ValueError(f"headspace: seconds {seconds}, ahead {ahead}: neither may be negative")
@@ -147,7 +148,7 @@ def headspace(loader: Iterable[Batch], *, seconds: float = 10.0, ahead: int | No
 
 
 def _now_ns() -> int:
-    """The time at which all work launched so far is done."""
+    """Return the time in nanoseconds at which all launched work is done."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,14 +1,14 @@
-"""For a notebook or a loop of one's own: records what runs within a ``with`` block, with the seams of ``harness exec``.
+"""Record the training in a ``with`` block of a notebook or script, like ``harness exec`` records a program.
 
     with harness.record(out="results") as recording:
         for batch in loader:
             ...
     recording.study  # the study's folder, with the tables, report and timeline of any other
 
-Steps and phases are found as in an attached program. Where they cannot be, say them: ``harness.step()`` begins a step,
-``with harness.span("fetch"):`` is a phase of it, and ``with harness.span("tokenize"):`` a stage of a batch.
+Steps and phases are found as in an attached program. Where this fails, mark them: ``harness.step()`` begins a step,
+``with harness.span("fetch"):`` is a phase of it, and ``with harness.span("tokenize"):`` is a stage of a batch.
 
-This runs in the user's process: it imports nothing named ``trainer``, which may be a file of his.
+This runs in the user's process. It imports nothing named ``trainer``, because the user may have a file of that name.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from harness.attach import LEAST_WARMUP
 from harness.study.contract import PHASES, STAGES
 
 AGENT = "_harness_agent"
-_MARKED = tuple(name for name in (*PHASES, *STAGES) if name not in ("other", "transfer"))  # those are what is left
+_MARKED = tuple(name for name in (*PHASES, *STAGES) if name not in ("other", "transfer"))  # both are remainders
 
 
 @dataclass
 class RecordedBlock:
-    """What :func:`record` gives. ``study``: the study's folder, once the block has ended; None without a step."""
+    """Result of :func:`record`. ``study``: the study's folder after the block; None if it had no step."""
 
     study: Path | None = None
 
@@ -43,8 +43,8 @@ class RecordedBlock:
 def record(out: str | Path = "results", *, warmup: int = 5) -> Iterator[RecordedBlock]:
     """Record the training steps within the block into a new study under ``out``, and print its first screen.
 
-    ``warmup``: steps at the beginning that are not measured, at least 4. Raises ValueError for fewer, and RuntimeError
-    where a block records already. Under ``harness exec``, which records anyway, it does nothing.
+    ``warmup``: unmeasured steps at the start, at least 4. Raise ValueError for fewer, and RuntimeError if another block
+    is recording already. Under ``harness exec``, which records anyway, do nothing.
     """
     if warmup < LEAST_WARMUP:
         raise ValueError(f"warmup {warmup}: at least {LEAST_WARMUP}")
@@ -65,7 +65,7 @@ def record(out: str | Path = "results", *, warmup: int = 5) -> Iterator[Recorded
 
 
 def step() -> None:
-    """Begin a step, and end the one before. Once it is called, nothing else begins one in this block."""
+    """Begin a step and end the previous one. After the first call, only this function begins steps in this block."""
     if (agent := sys.modules.get(AGENT)) is not None:
         agent.step()
 
@@ -74,7 +74,7 @@ def step() -> None:
 def span(name: str) -> Iterator[None]:
     """Time a phase of a step (fetch, forward, ...) or, while a batch is made, a stage of it (read, tokenize, pack).
 
-    Raises ValueError for another name. Does nothing outside of :func:`record`.
+    Raise ValueError for another name. Do nothing outside :func:`record`.
     """
     if name not in _MARKED:
         raise ValueError(f"span {name!r}: allowed: {', '.join(_MARKED)}")
@@ -87,10 +87,10 @@ def span(name: str) -> Iterator[None]:
 
 
 def _agent() -> ModuleType:
-    """The agent in this process, loaded as the shim would."""
+    """Return the agent in this process, loaded in the same way as by the shim."""
     if (found := sys.modules.get(AGENT)) is not None:
         return found
-    import torch  # noqa: F401 - what the agent patches
+    import torch  # noqa: F401 - patched by the agent
 
     place = Path(__file__).parent / "agent"
     spec = spec_from_file_location(AGENT, place / "__init__.py", submodule_search_locations=[str(place)])
@@ -102,7 +102,7 @@ def _agent() -> ModuleType:
 
 
 def _make_study(raw: str, out: str | Path) -> Path | None:
-    """Make the study in a process of its own, which has no files of the user's before ours; print its first screen."""
+    """Create the study in a separate process, whose imports the user's files cannot shadow. Print its first screen."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "harness", "exec", "--recorded", raw, "--out", str(out)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)

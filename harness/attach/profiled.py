@@ -1,8 +1,7 @@
-"""Puts what the profilers left of a command into the study: a run of its own beside the one that it belongs to.
+"""Put the profilers' records of a command into the study, as a separate run beside the profiled arm.
 
-Its steps are those up to the end of the profiled window, or from the beginning of one that comes last. None of them is
-measured. Its files are those of a scenario's
-profiled run, so whatever reads these shows them.
+The run's steps end with the profiled window, or begin with a window that comes last. None of them is measured. Its
+files are those of a scenario's profiled run, so every reader of such runs shows them.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes
 
-ROOT = Path(__file__).parents[2]  # where frames of ours are named from: a program need not import us from there
+ROOT = Path(__file__).parents[2]  # frames of the harness are named from here: a program need not import it from there
 
 
 def profiled_arm(arm: str) -> str:
-    """The name of the arm that is the profiled window of ``arm``."""
+    """Return the name of the arm that holds the profiled window of ``arm``."""
     return f"{arm}+{PROFILED}"
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Steps of a process up to the end of its profiled window; 0 where there was none.
+    """Return the number of steps up to the end of a process's profiled window; 0 without a window.
 
-    All of them where it ended within the window.
+    If the process ended within the window, return all its steps.
     """
     if one.noted("closing"):
         return 0
@@ -49,25 +48,25 @@ def profiled_steps(one: AttachedProcess) -> int:
 
 
 def closing_step(one: AttachedProcess) -> int | None:
-    """The step with which a process began its window after the measured steps; None where it had none."""
+    """Return the step at which a process's window after the measured steps began; None without such a window."""
     began = one.noted("closing")
     return int(began[-1]) if began and int(began[-1]) < one.steps and one.noted("torch_profiler") else None
 
 
 class ProfiledWindows:
-    """What profilers left in ``raw``, and what came of it. ``problems``: what went wrong, a line each."""
+    """Profiler records in ``raw``, and their result in the study. ``problems``: failures, one line each."""
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw
         self._asked = _settings(raw)
-        self._stacks = sampled(raw)  # None once they were given to a process
+        self._stacks = sampled(raw)  # set to None once assigned to a process
         self._was_sampled = self._stacks is not None
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write what was recorded of the process ``one`` into ``folder``, which has its tables already.
+        """Write the profiler records of the process ``one`` into ``folder``, which already has its tables.
 
-        py-spy's samples hold all processes of the command. They go to the one that asked for them.
+        py-spy's samples cover all processes of the command. They go to the process that asked for them.
         """
         found = ProbesRecord()
         if one.noted("import_roots"):
@@ -80,7 +79,7 @@ class ProfiledWindows:
         self.problems += found.problems
 
     def missing(self, one: AttachedProcess) -> list[str]:
-        """What was asked for of the process ``one`` and is not there, and why, a line each."""
+        """Return the profiles that were asked for but are missing, with the reason, one line each."""
         found = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
         found += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
         if one.noted("profile_fault") or one.noted("fault"):
@@ -94,7 +93,7 @@ class ProfiledWindows:
 
 
 def _settings(raw: Path) -> Mapping[str, object]:
-    """The agent's settings as they were written into ``raw``; none where they cannot be read."""
+    """Return the agent's settings in ``raw``; empty if they cannot be read."""
     try:
         content = json.loads((raw / "settings.json").read_text())
     except (OSError, ValueError):
@@ -133,7 +132,7 @@ def _with_stacks(
         record,
         pid=one.process.pid,
         marks=tuple(tuple(mark) for marks in one.noted("clock_marks") for mark in marks),
-        window=(start_ns, end_ns or max(start_ns, record.window[1])),  # it ends where the program did
+        window=(start_ns, end_ns or max(start_ns, record.window[1])),  # the window ends with the program
         roots=(str(ROOT), *one.noted("import_roots")[-1]),
     )
     record = replace(record, steps=_steps_in(folder, record))
@@ -151,6 +150,6 @@ def _with_stacks(
 
 
 def _steps_in(folder: Path, record: PySpyRecord) -> int:
-    """How many steps began within the window of py-spy."""
+    """Return how many steps began within py-spy's window."""
     starts = StoredTable(folder / "steps.parquet", STEP_COLUMNS).read()["start_ns"].to_pylist()
     return sum(record.window[0] <= start < record.window[1] for start in starts)

@@ -1,16 +1,16 @@
-"""Finds causes that are known of a program as a whole: steps or memory that grow, padding, and settings left on.
+"""Find causes that hold for a whole program: steps or memory that grow, padding, and settings left on.
 
-Each row is one of :class:`harness.explain.wall.SlowCause`. A stage of the data has a row with the place where the
-program makes it. ``figures`` by kind:
+Each row is a :class:`harness.explain.wall.SlowCause`. A stage of the data has a row with the place where the program
+makes it. ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
     memory     bytes_per_step, full_s (seconds until no memory is free, at this rate); place: "" or WORKERS
-    padding    share (of the positions that train nothing), column_share (in columns of padding alone)
-    start-up   skipped (batches that came before the first one that is trained on)
-    breaks     breaks (graph breaks in functions that steps call); place and code: of the last one, and why
-    maker      row_us (CPU time of one row in microseconds, where the dataset is read row by row)
-    busy       cores (that other threads and child processes asked for: on a core, or waiting for one)
-    setting    passes (backward passes a step that synchronize gradients), for "gradient synchronization"
+    padding    share (positions that train nothing), column_share (positions in columns of padding only)
+    start-up   skipped (batches before the first one that is trained on)
+    breaks     breaks (graph breaks in functions that steps call); place and code: the last break and its reason
+    maker      row_us (CPU time of one row in microseconds, if the dataset is read row by row)
+    busy       cores (requested by other threads and child processes: running, or waiting for a core)
+    setting    passes (backward passes per step that synchronize gradients), for "gradient synchronization"
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
 
 
 def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield memory that grows from step to step, evenly, if it would be full soon.
+    """Yield a row if memory grows evenly from step to step and would soon be full.
 
-    The first third of the readings is left out: a program fills its caches then. Of one step, the last one counts.
+    The first third of the readings is dropped, because a program fills its caches then. A step's last reading counts.
     """
     readings = list({one[0]: one for totals in blocks for one in totals.memory}.values())
     readings = readings[len(readings) // 3 :]
@@ -142,16 +142,16 @@ def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
 
 
 def _demand(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield what other threads and child processes of the program asked of the cores."""
+    """Yield the number of cores that the program's other threads and child processes asked for."""
     asked_ns, passed_ns = (sum(totals.demand_ns[place] for totals in blocks) for place in range(2))
     if asked_ns and passed_ns:
         yield {"kind": BUSY, "figures": {"cores": asked_ns / passed_ns}}
 
 
 def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonObject]:
-    """Yield padding, with what the forward and backward passes take for it, if they take time by positions.
+    """Yield the padding, with its share of the time of the forward and backward passes.
 
-    That time is not known where a device works while the host goes on.
+    This time is unknown with a device, which works while the host continues.
     """
     positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
@@ -166,7 +166,7 @@ def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonO
 
 
 def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the settings that were on in each look of the second half: a window of a profiler, say, is none."""
+    """Yield settings that were on in every look of the second half (so a profiler's window does not count)."""
     late = looks[len(looks) // 2 :]
     if len(late) >= LOOKS_MIN:
         for name in late[0].settings:
@@ -183,7 +183,7 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[Ste
 
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield where the first training loader's batches are made, stage by stage, and how long the first one took."""
+    """Yield the code that makes the first training loader's batches, by stage, and how long the first batch took."""
     rows = sum(totals.rows for totals in blocks)
     row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     known: set[str] = set()

@@ -1,7 +1,7 @@
-"""Samples a command with py-spy from the launcher's side, once the command asks for it (``agent/profiling.py``).
+"""Sample a command with py-spy from the launcher's side, once the command asks for it (``agent/profiling.py``).
 
-py-spy samples the launcher with its children, so all processes of the command. These are suspended for each sample, and
-the one that asked spins the clock marks at both ends of the window.
+py-spy samples the launcher and its children, so all processes of the command. It suspends them for each sample. The
+process that asked spins the clock marks at both ends of the window.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from trainer.files import write_bytes, write_text
 
 # Files beside the frames: the command asks; py-spy samples; the command has marked the window's end; py-spy has ended.
 ASKED, READY, DONE, OVER = (f"py-spy.{word}" for word in ("asked", "ready", "done", "over"))
-RECORD = "py-spy.json"  # a probes.json: how TRACE, which lies there too, was recorded; or why it was not
+RECORD = "py-spy.json"  # a probes.json: how the TRACE beside it was recorded, or why it was not
 POLL_S = 0.05
-LATE_S = 60  # for the steps at both ends of the window, which may be long ones
+LATE_S = 60  # seconds allowed for the steps at both ends of the window, which may be long
 
 
 def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int) -> None:
     """Wait until the command asks for py-spy (or ends), and sample it until its window of ``seconds`` is over.
 
-    What came of it goes into ``raw``; the command goes on in any case.
+    The result goes into ``raw``. An error in py-spy does not stop the command.
     """
     while not (raw / ASKED).exists():
         if process.poll() is not None:
@@ -54,7 +54,7 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
-    """Sample until the command has marked the window's end, or has ended, or lets wait too long. Raises SpyFailed."""
+    """Sample until the command marks the window's end, ends, or exceeds the time limit. Raise SpyFailed."""
     settings = PySpySettings(seconds=seconds)
     recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
     try:
@@ -67,7 +67,7 @@ def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: P
         recording.end()
     return PySpyRecord(
         **asdict(settings),
-        # The launcher has no part in what is measured: like the metronome, its samples tell the time only.
+        # Samples of the launcher and of the metronome only serve as time marks.
         metronome=(*recording.metronome_pids, os.getpid()),
         started=(recording.started_ns, recording.ready_ns),
         window=(recording.ready_ns, end_ns),
@@ -77,7 +77,7 @@ def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: P
 
 
 def sampled(raw: Path) -> ProbesRecord | None:
-    """What :func:`sample_when_asked` left in ``raw``; None where the command never came so far."""
+    """Return the result of :func:`sample_when_asked` in ``raw``; None if the command never asked."""
     try:
         return read_facts(raw / RECORD) if (raw / RECORD).exists() else None
     except InputError as error:

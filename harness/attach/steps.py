@@ -1,4 +1,4 @@
-"""Turns the events of one attached process into the contract's tables, and into what could not be seen of its steps."""
+"""Convert the events of one attached process into the contract's tables, and add up what these do not show."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
 from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
-# The agent's own kinds of event: see agent/boundaries.py and agent/device.py, whose numbers they are.
+# Kinds of event that only the agent writes. The numbers match agent/boundaries.py and agent/device.py.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
 SAMPLED, COLLECTED, OTHER_RAN, MEMORY, DEMAND = 16, 17, 19, 20, 21  # see agent/own_time.py
-EXACT, LATE, FORCED = range(3)  # how a look of the kind SAMPLED came to its place
+EXACT, LATE, FORCED = range(3)  # method by which a look of the kind SAMPLED found its place
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
     TOKENIZED,
@@ -36,26 +36,26 @@ OWN_KINDS = {
     MEMORY,
     DEMAND,
     PADDED,
-}  # events that no ledger knows
-MARKS = {EVALUATION, INTERRUPTED}  # what keeps a step from being measured
+}  # events that the ledger does not handle
+MARKS = {EVALUATION, INTERRUPTED}  # events that exclude a step from measurement
 ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
 PASSES = ("forward", "backward")  # phases that need a batch
-SAMPLE, READ = "sample", "read"  # the agent's stage in which a sampler chooses what to read, which is part of reading
-ENDED = -2  # in place of a batch's number: the wait ended with the data, not with a batch
-REPETITION_STEPS = 20  # steps that are summed up together
-LEAST_STEPS, MOST_BLOCKS = 10, 10  # of a block, and of a run
-PROFILED_PART = -1  # in place of a block's number: steps up to the end of a profiled window, or of a closing one
+SAMPLE, READ = "sample", "read"  # sampler's stage, in which it chooses items; it counts as reading
+ENDED = -2  # replaces a batch's number: the wait ended with the data, without a batch
+REPETITION_STEPS = 20  # steps per repetition
+LEAST_STEPS, MOST_BLOCKS = 10, 10  # minimum steps of a block, maximum blocks of a run
+PROFILED_PART = -1  # block number of the steps up to the end of a profiled window, or of a closing window
 
 Event = tuple[Any, ...]
-MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process
+MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by process id
 
 
 class StepCount(NamedTuple):
-    """Measured steps in which something happened that the agent counts, an allocator's retries for example."""
+    """Number of measured steps with an event that the agent counts, for example an allocator's retries."""
 
     times: int = 0
     steps: int = 0
-    wall_ns: int = 0  # of these steps
+    wall_ns: int = 0  # wall time of these steps
 
 
 def _floats() -> array[float]:
@@ -64,11 +64,11 @@ def _floats() -> array[float]:
 
 @dataclass
 class StepLengths:
-    """Milliseconds of the measured steps of one block, in their order."""
+    """Lengths in milliseconds of the measured steps of one block, in order."""
 
     wall: array[float] = field(default_factory=_floats)  # without waits for a core
-    parts: dict[str, array[float]] = field(default_factory=dict)  # by phase, without the phases inside it
-    work: array[float] = field(default_factory=_floats)  # tokens, or samples where there are no tokens
+    parts: dict[str, array[float]] = field(default_factory=dict)  # keyed by phase, without inner phases
+    work: array[float] = field(default_factory=_floats)  # tokens, or samples if there are no tokens
 
     def add(self, wall_ns: int, body: Sequence[Event]) -> None:
         for name, ns in _own_ns(body).items():
@@ -83,53 +83,53 @@ class StepLengths:
 
 @dataclass
 class StepTotals:
-    """What the measured steps of one block amount to, in nanoseconds."""
+    """Totals over the measured steps of one block. Times are in nanoseconds."""
 
-    first_ns: int = 0  # when its first step began, and its last one ended; 0: none did
-    last_ns: int = 0
-    first_fetch_ns: int = 0  # waits for batches in the program's first step, before its first pass
+    first_ns: int = 0  # start of the block's first step; 0: no step began
+    last_ns: int = 0  # end of its last step
+    first_fetch_ns: int = 0  # waits for batches in the program's first step, before the first forward or backward pass
     first_ahead: int = 0  # batches that arrived by then
-    first_batches: int = 0  # of that step
-    warming_up: int = 0  # steps at its beginning that are not measured: they were profiled
-    begun: int = 0  # steps, measured or not, but for those that the block before measures
-    ended: int = 0  # of these
+    first_batches: int = 0  # batches of that step
+    warming_up: int = 0  # profiled steps at the start of the block, not measured
+    begun: int = 0  # steps, measured or not, except those that the previous block measures
+    ended: int = 0  # steps of these that ended
     measured: int = 0
-    first_measured: int = 0  # number of the first of these in the program
-    evaluating: int = 0  # steps that are not measured because an evaluation ran within them
-    evaluating_ns: int = 0  # how long these took
-    evaluated: Counter[bool] = field(default_factory=Counter)  # batches of evaluations; True: the model made graphs
-    interrupted: int = 0  # steps that are not measured because a signal handler of the program raised within a hook
+    first_measured: int = 0  # number of the first measured step in the program
+    evaluating: int = 0  # steps excluded because an evaluation ran within them
+    evaluating_ns: int = 0  # duration of these steps
+    evaluated: Counter[bool] = field(default_factory=Counter)  # evaluation batches; True: the model made graphs
+    interrupted: int = 0  # steps excluded because a signal handler of the program raised within a hook
     wall_ns: int = 0
-    waiting_ns: int = 0  # the main thread was ready to run and had no core
-    running_ns: int = 0  # the main thread had one
-    clocked_ns: int = 0  # of the steps in which both were read
-    tokenizing_ns: int = 0  # in the training loop itself, in no fetch
-    restarting_ns: int = 0  # waits in which an epoch ended, and for the first batch after a loader began anew
+    waiting_ns: int = 0  # the main thread was runnable but had no core
+    running_ns: int = 0  # the main thread was on a core
+    clocked_ns: int = 0  # duration of the steps for which both were read
+    tokenizing_ns: int = 0  # tokenizers in the training loop, outside a fetch
+    restarting_ns: int = 0  # waits in which an epoch ended, and waits for the first batch after a loader restart
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
-    rows: int = 0  # items that the batches that arrived are made of
-    making_cpu_ns: int = 0  # CPU time of reading and packing these
-    epoch_ends: int = 0  # of a DataLoader, in measured steps; an iterator that is left early ends its epoch as well
-    unseen_blocked_ns: int = 0  # it was blocked, outside every phase
-    marked: list[int] = field(default_factory=list)  # steps, by number, in which one of MARKS is
+    rows: int = 0  # items in the batches that arrived
+    making_cpu_ns: int = 0  # CPU time of reading and packing these items
+    epoch_ends: int = 0  # DataLoader epochs that ended in measured steps; leaving an iterator early counts
+    unseen_blocked_ns: int = 0  # the main thread was blocked outside all phases
+    marked: list[int] = field(default_factory=list)  # numbers of the steps with one of MARKS
     last_unmeasured: bool = False
-    counted: dict[str, StepCount] = field(default_factory=dict)  # by name, see agent/causes.py
-    # Garbage collections in the recorded thread and their nanoseconds, by the place of the longest one of a step.
+    counted: dict[str, StepCount] = field(default_factory=dict)  # keyed by name, see agent/causes.py
+    # Garbage collections in the recorded thread and their nanoseconds, by the place of the longest one in a step
     collections: Counter[int] = field(default_factory=Counter)
     collecting_ns: Counter[int] = field(default_factory=Counter)
-    # Nanoseconds by phase, number of the place, and EXACT, LATE or FORCED (agent/own_time.py).
+    # Nanoseconds by phase, number of the place, and EXACT, LATE or FORCED (agent/own_time.py)
     sampled_ns: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    evaluated_ns: Counter[int] = field(default_factory=Counter)  # in evaluations, by number of the place
-    others_ns: Counter[int] = field(default_factory=Counter)  # that other threads ran, by number of the place
-    held_ns: Counter[int] = field(default_factory=Counter)  # of these, with the interpreter's lock
-    held_shares: Mapping[int, float] = field(default_factory=dict)  # of the whole program, see _held_shares()
-    # For which other threads and child processes ran or waited for a core, and that passed meanwhile.
+    evaluated_ns: Counter[int] = field(default_factory=Counter)  # keyed by number of the place, in evaluations
+    others_ns: Counter[int] = field(default_factory=Counter)  # nanoseconds of other threads, by number of the place
+    held_ns: Counter[int] = field(default_factory=Counter)  # nanoseconds of these with the interpreter lock
+    held_shares: Mapping[int, float] = field(default_factory=dict)  # shares over the whole program, see _held_shares()
+    # Nanoseconds for which other threads and child processes ran or waited for a core, and elapsed nanoseconds
     demand_ns: tuple[int, int] = (0, 0)
-    # Steps, with bytes of the process, of its children, and bytes that are free.
+    # Step, bytes of the process, bytes of its children, free bytes
     memory: list[tuple[int, int, int, int]] = field(default_factory=list)
-    looks: int = 0  # that these nanoseconds stand for
-    fetches: Counter[int] = field(default_factory=Counter)  # measured steps by their number of fetches
+    looks: int = 0  # looks behind the sampled nanoseconds
+    fetches: Counter[int] = field(default_factory=Counter)  # number of measured steps by their number of fetches
     lengths: StepLengths = field(default_factory=StepLengths)
-    # Positions of the batches that were looked at, those of padding, and those in columns of padding alone.
+    # Positions of the examined batches, padding positions, and positions in columns of padding only
     padding: tuple[int, int, int] = (0, 0, 0)
 
     @property
@@ -167,9 +167,9 @@ class StepTotals:
 
 
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
-    """How many measured steps a block has: the run is cut into parts, whose scatter gives the intervals.
+    """Return the number of measured steps in a block. The scatter between blocks gives the intervals.
 
-    At least twice ``loader_warmup``: each begins with as many of the steps before it, which it does not measure.
+    The minimum is twice ``loader_warmup``, because a block starts with that many unmeasured steps of the one before.
     """
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
@@ -184,17 +184,16 @@ def write_tables(
     profiled: int = 0,
     closing: int | None = None,
 ) -> list[StepTotals]:
-    """Write the tables of ``one``, block by block, into ``folder_of(block)``; the totals of each block.
+    """Write the tables of ``one`` block by block into ``folder_of(block)``, and return the totals of each block.
 
-    Every step is measured in one block, so that no rare slow one is lost between two. A block's tables begin with the
-    last steps of the block before, as warm-up: the first batches of the block were made meanwhile. An error (a full
-    disk) leaves nothing half written.
+    Every step is measured in exactly one block, so that no rare slow step is lost. A block's tables start with the last
+    steps of the previous block as warm-up, because the block's first batches were made during them. An error (a full
+    disk) leaves no partial files. The last block includes the remaining steps if they are too few for a block.
 
-    ``made_by``: what its loader workers made. The last block takes what is left over, if that is no block by itself.
-    ``alternating``: it alternated with other programs, repetition by repetition; all of it is one block.
-    ``profiled``: so many steps at its beginning are those up to the end of a profiled window. They come first, as the
-    block PROFILED_PART, and none of them is measured. ``closing``: the step with which such a window begins after the
-    measured ones. Then that block comes last.
+    ``made_by``: batches of its loader workers.
+    ``alternating``: True if it alternated with other programs, repetition by repetition; all of it is one block.
+    ``profiled``: number of unmeasured first steps, up to the end of a profiled window: the block PROFILED_PART.
+    ``closing``: first step of a window after the measured steps. Then the block PROFILED_PART comes last.
     """
     with ExitStack() as unfinished:
         return _write_tables(
@@ -223,7 +222,7 @@ def _write_tables(
     recorder = StepRecorder()
     works = _works(one)
     work = next(works, None)
-    running: list[Kernel] = []  # what the device may be at when the next step begins
+    running: list[Kernel] = []  # kernels that may still run when the next step begins
     recent: deque[_StepSeen] = deque(maxlen=one.loader_warmup)
     for begun, body, ended, marks in _steps(one.path):
         totals = found[-1] if found else None
@@ -264,7 +263,7 @@ def _write_tables(
             totals.first_fetch_ns = _own_ns(ahead).get("fetch", 0)
             totals.first_ahead, totals.first_batches = _arrived(ahead), _arrived(body)
         totals.last_ns = begun[1] if ended is None else ended[1]
-        totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only looked for a batch
+        totals.ended += ended is not None and ended[1] > begun[1]  # else nothing closed it: it only waited for a batch
         if ended is not None and not totals.last_unmeasured:
             _add(totals, begun, body, ended)
             _add_rows(totals, body, made_by)
@@ -280,9 +279,9 @@ def _write_tables(
 
 
 def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
-    """Return the share of their time in which other threads held the interpreter's lock, by the place where they ran.
+    """Return the share of their time for which other threads held the interpreter lock, by place.
 
-    A thread that computes outside of Python, as within a call of torch, holds it for little of its time: 0 then.
+    A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0.
     """
     found = {}
     for place in dict.fromkeys(place for totals in blocks for place in totals.others_ns):
@@ -293,19 +292,19 @@ def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
 
 
 class _StepSeen(NamedTuple):
-    """A step of the program: its beginning, what happened in it, its end (None: it did not end)."""
+    """A step of the program: its start, its events and its end (None: it did not end)."""
 
     begun: Event
     body: Sequence[Event]
     ended: Event | None
-    running: Sequence[Kernel]  # what the device may have been at when it began
-    works: list[Kernel]  # launched in it
+    running: Sequence[Kernel]  # kernels that may have been running at its start
+    works: list[Kernel]  # kernels launched in it
 
 
 def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: Event, made_by: MadeBy) -> None:
-    """Add ``step`` to the tables, beginning with the event ``begun``."""
+    """Add ``step`` to the tables, starting with the event ``begun``."""
     recorder.add([begun])
-    tables.collect()  # between steps: the batches of the one that begins come after this
+    tables.collect()  # between steps: the next step's batches come after this
     recorder.add(list(_ledger_events(step.body, made_by)))
     if any(event[0] == NOT_FINITE for event in step.body):
         recorder.loss(begun[3], math.nan)
@@ -316,12 +315,12 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
 
 
 def _works(one: AttachedProcess) -> Iterator[Kernel]:
-    """What the device did, on the host's clock, in the order of its launches: some steps after them in the file."""
+    """Yield the device's kernels on the host's clock, in launch order. The file holds them some steps later."""
     clocks = one.noted("device_clock")
-    if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, at the end of a program that was killed, say
+    if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, for example in a killed program
         return
     (host_ns, device_ns), (last_host_ns, last_device_ns) = clocks
-    # Both clocks drift apart by tens of parts in a million.
+    # The two clocks drift apart by tens of parts per million.
     scale = (last_host_ns - host_ns) / max(1, last_device_ns - device_ns)
     for portion in events(one.path):
         for event in portion:
@@ -336,9 +335,9 @@ def _left(steps: int, found: Sequence[StepTotals]) -> int:
 
 
 def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[Event]]]:
-    """Each step: its beginning, what happened in it, its end (None: it did not end), and the MARKS that are in it.
+    """Yield each step: its start, its events, its end (None: it did not end) and its MARKS.
 
-    Events of a step end with the beginning of the next one; the last ones of the program with the end of its last step.
+    The events of a step end with the start of the next step. The program's last events belong to its last step.
     """
     begun: Event | None = None
     for portion in events(path):
@@ -352,7 +351,7 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[
 
 
 def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, alternating: bool) -> Event:
-    """The beginning of a step with its repetition, unmeasured where it says so or one of MARKS is in it."""
+    """Return the start event of a step with its repetition. It is unmeasured in warm-up, or with one of MARKS in it."""
     (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
     evaluated = [event[1] for event in marks if event[0] == EVALUATION]
@@ -418,15 +417,15 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.running_ns += cpu_now - cpu_then
     totals.clocked_ns += wall_ns
     totals.lengths.add(wall_ns - min(waited_ns, wall_ns), body)
-    off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside of the phases
-    # A thread waits for a core the more, the more it runs: where the wait was, within phases or not, is not recorded.
+    off_core_ns = (wall_ns - in_phases_ns) - (cpu_now - cpu_then - in_phases_cpu_ns)  # outside the phases
+    # A thread waits for a core in proportion to its CPU time. Whether the wait was within phases is not recorded.
     share = 1 - in_phases_cpu_ns / max(cpu_now - cpu_then, 1)
     waited_outside_ns = max(waited_ns - max(0, in_phases_ns - in_phases_cpu_ns), round(share * waited_ns))
     totals.unseen_blocked_ns += max(0, min(off_core_ns - waited_outside_ns, wall_ns - in_phases_ns))
 
 
 def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
-    """Add the rows of the batches that arrived, and the CPU time of making these."""
+    """Add the rows of the batches that arrived, and the CPU time of making them."""
     for _, (role, pid, _, number, pieces), _, items, _ in (one for one in body if one[0] == RECEIVED and one[1]):
         made = made_by.get(pid, ())
         if role != MAIN:
@@ -444,9 +443,9 @@ def _sampling(received: Event) -> int:
 
 
 def _restarting(body: Sequence[Event]) -> int:
-    """Time of the waits in which an epoch ended, and of those for the first batch after a loader began anew."""
+    """Nanoseconds of waits in which an epoch ended, and of waits for the first batch after a loader restart."""
     total_ns = begun_ns = wait_ns = 0
-    again = False  # the last wait brought an epoch's end, or a loader began anew
+    again = False  # True if the last wait ended an epoch, or a loader restarted
     for event in body:
         if event[0] == ENTER and event[1] == "fetch":
             begun_ns = event[2]
@@ -462,15 +461,15 @@ def _restarting(body: Sequence[Event]) -> int:
 
 
 def _schedstat(line: bytes) -> tuple[int, int]:
-    """Time on a core, and time ready to run without one (Documentation/scheduler/sched-stats.rst)."""
+    """Return nanoseconds on a core, and runnable without one (Documentation/scheduler/sched-stats.rst)."""
     on_core, waited, *_ = line.split()
     return int(on_core), int(waited)
 
 
 def _own_ns(body: Sequence[Event]) -> dict[str, int]:
-    """Wall time of each phase without that of the phases inside it."""
+    """Return the wall time of each phase in nanoseconds, without its inner phases."""
     found: dict[str, int] = {}
-    around: list[list[int]] = []  # beginning of each open phase, and the time of the phases inside it
+    around: list[list[int]] = []  # start of each open phase, and the time of its inner phases
     for event in body:
         if event[0] == ENTER:
             around.append([event[2], 0])
@@ -484,7 +483,7 @@ def _own_ns(body: Sequence[Event]) -> dict[str, int]:
 
 
 def _phases(body: Sequence[Event]) -> tuple[int, int]:
-    """Wall and CPU time within the outermost phases."""
+    """Return wall and CPU time within the outermost phases, in nanoseconds."""
     wall_ns = cpu_ns = depth = 0
     since = (0, 0)
     for event in body:
@@ -501,8 +500,8 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
 
 
 def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
-    """Yield the events that the ledger knows, batches with the stages of their making and their tokens."""
-    padded: Event | None = None  # padding of the batch that arrives next, if it was counted in each batch
+    """Yield the events for the ledger. Batches get the stages of their making and their token counts."""
+    padded: Event | None = None  # padding of the next batch, if every batch is counted
     for event in body:
         if event[0] == PADDED:
             padded = event if event[4] else None
@@ -514,7 +513,7 @@ def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
 
 
 def _with_maker(event: Event, made_by: MadeBy, padded: Event | None) -> Event:
-    """A batch's arrival with the stages of its making; tokens that the batch does not show are not known."""
+    """Return a batch's arrival with the stages of its making. Tokens that the batch does not show are None."""
     kind, trace, tokens, _, samples = event
     if _ended(event):
         return kind, BatchTrace(trace[1], trace[2], MAIN, -1, _stages(trace[4])), 0, None, 0

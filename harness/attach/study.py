@@ -1,4 +1,4 @@
-"""Makes a study of what attached processes wrote: one arm for the command, or one for each rank of it."""
+"""Create a study from the records of attached processes: one arm for the command, or one per rank."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from harness.study.store import StudyFolder
 from trainer.json_types import JsonObject
 
 SCENARIO = "exec"
-LEAST_CAUSE_SHARE = 0.002  # of the measured time: rarer places are left out
-LEAST_FORCED = 0.2  # of the time in Python code: less does not stand for the rest
+LEAST_CAUSE_SHARE = 0.002  # share of the measured time below which places are left out
+LEAST_FORCED = 0.2  # share of the time in Python code: less is not representative of the rest
 
 
 @dataclass(frozen=True)
 class ExecResult:
-    """What a command left: the processes that trained, and what they say of themselves. Empty: none was attached."""
+    """Result of a command: the processes that trained, and their faults. Without arms, no training was recorded."""
 
     trained: tuple[str, ...]  # names of their arms
-    started: bool  # a Python process imported torch with the agent in it
-    faults: tuple[str, ...] = ()  # of ours, a line each
-    profiled: tuple[str, ...] = ()  # arms that are the profiled window of one of these
-    switched_off: bool = False  # in one of these processes, by the first fault of ours
+    started: bool  # True if a Python process imported torch with the agent in it
+    faults: tuple[str, ...] = ()  # faults of the agent, one line each
+    profiled: tuple[str, ...] = ()  # arms that hold the profiled window of a trained arm
+    switched_off: bool = False  # True if the agent switched itself off in a process after an internal error
 
 
 def make_study(
@@ -62,7 +62,7 @@ def make_study(
     begun_utc: str,
     ended: Ended | None = None,
 ) -> ExecResult:
-    """Write the records and tables of everything that was recorded in ``raw`` into ``folder``."""
+    """Write the records and tables of all processes recorded in ``raw`` into ``folder``."""
     processes = read(raw)
     workers = [one for one in processes if one.made]
     trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
@@ -72,7 +72,7 @@ def make_study(
     made_by = {worker.process.pid: worker.made for worker in workers}
     windows = ProfiledWindows(raw)
     arms = dict(zip(_names(trained), trained, strict=True))
-    lost: list[str] = []  # of what was to be profiled
+    lost: list[str] = []  # missing profiles
     notes: list[str] = []
     for arm, one in arms.items():
         found, interrupted = _runs(folder, arm, one, made_by, windows, environment, code, begun_utc, ended)
@@ -127,9 +127,9 @@ def _runs(
     begun_utc: str,
     ended: Ended | None,
 ) -> tuple[list[RunRecord], int]:
-    """Write the tables of the process ``one`` as blocks of ``arm``, its profiled window as a run of its own.
+    """Write the tables of the process ``one`` as blocks of ``arm``, and its profiled window as a separate run.
 
-    Also how many steps are left out because a signal handler raised in them.
+    Return the records, and the number of steps that are left out because a signal handler raised in them.
     """
     profiled, closing = profiled_steps(one), closing_step(one)
 
@@ -152,16 +152,16 @@ def _runs(
     if closing is not None:
         records = [replace(records[-1], block=0), *records[:-1]]
     window, *measured = records
-    # A program that ended within its window has no block of its own: it is a run that failed, for that reason.
+    # A program that ended within its window has no block of its own: the window is then a failed run.
     measured = measured or [window]
     window = replace(window, arm=profiled_arm(arm), control=PROFILED, of=arm, status="done", error=None)
     return [window, *measured], interrupted
 
 
 def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
-    """Return milliseconds of the whole program by part; ``profiled``: place of the profiled window among ``blocks``.
+    """Return the milliseconds of the whole program by part. ``profiled``: index of the profiled window in ``blocks``.
 
-    Start-up and end are known of a command that this process started.
+    Start-up and end are known only for a command that this process started.
     """
     begun = [one.first_ns for one in blocks if one.first_ns]
     if not begun:
@@ -181,12 +181,12 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
 
 
 def _text(program: Sequence[str]) -> str:
-    """Return the command line of a program; in which folder its interpreter lies makes no other program."""
+    """Return the command line of a program, without its interpreter's folder, which does not change the program."""
     return shlex.join([Path(program[0]).name, *program[1:]]) if program else ""
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
-    """``rank-0`` and so on where the processes are ranks of one program, else ``script``, ``script-2``."""
+    """Return arm names: ``rank-0`` and so on for the ranks of one program, else ``script``, ``script-2``."""
     ranks = [one.process.rank for one in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank-{rank}" for rank in ranks]
@@ -203,9 +203,9 @@ def record_of(
     begun_utc: str,
     whole: Sequence[JsonObject] | None = None,
 ) -> RunRecord:
-    """Return what is known of the process ``one``, whose steps amount to ``totals``.
+    """Return the record of the process ``one`` for the steps in ``totals``.
 
-    ``whole``: the causes that are known of it as a whole; None: it has no other steps.
+    ``whole``: causes that hold for the whole process; None if it has no other steps.
     """
     whole = tuple(program_causes(one, [totals])) if whole is None else whole
     workers, prefetch = one.loader
@@ -262,15 +262,15 @@ def record_of(
 
 
 def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
-    """Return the steps of an epoch; None if it is not known, or if training has several datasets."""
+    """Return the steps in an epoch; None if unknown or if training uses several datasets."""
     known = one.noted("epoch_batches")
     return known[0] / totals.fetches_per_step if len(known) == 1 else None
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return where the main thread was blocked in the watched steps; None if that is not most of what was not seen.
+    """Return where the main thread was blocked in the watched steps; None if this is under half of the unseen time.
 
-    A few early steps are watched, so a rare long wait (a checkpoint) is not among them.
+    Only a few early steps are watched, so a rare long wait (a checkpoint) is not among them.
     """
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
     most = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
@@ -278,7 +278,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return what slowed the steps of ``totals``, as rows of harness.explain.wall."""
+    """Return the causes of slow steps in ``totals``, as rows of harness.explain.wall."""
     reasons: Counter[tuple[str, str]] = Counter()
     for place, reason, seconds in one.noted("recompiled"):
         reasons[place, reason] += seconds
@@ -300,7 +300,7 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
-    """Yield what was sampled, places by their share of that, and garbage collections by their time."""
+    """Yield rows for the sampled places, the interpreter lock, evaluations and garbage collections."""
     if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
@@ -338,10 +338,10 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
 
 
 def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
-    """Return the nanoseconds that a phase spent at each place, and True if the place is only where that time ended.
+    """Return the nanoseconds that a phase spent at each place, and True if the place only marks the end of that time.
 
-    A late look stands for Python code. Its time is spread over the places that were seen to run Python for long,
-    unless these are few: then it was short pieces, and a place that one of them ended with has its time.
+    A late look stands for Python code. Its time is spread over the places that ran Python code for long (FORCED). If
+    these are few, the code ran in short pieces, and the place at the end of a piece gets its time.
     """
     seen: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
     for (of, number, waited), ns in totals.sampled_ns.items():
@@ -358,9 +358,9 @@ def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
 
 
 def _ns_of_look(totals: StepTotals, phase: str) -> float:
-    """Return the nanoseconds for which one sampled in the phase stands: how long the phase took is known.
+    """Return the real nanoseconds per sampled nanosecond in the phase, as the phase's duration is known.
 
-    Garbage collections are in no look. They lie outside of all phases first, as :mod:`harness.explain.wall` has it.
+    No look includes garbage collections. They count as outside all phases, as in :mod:`harness.explain.wall`.
     """
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
     sampled_ns = sum(ns for (of, _, _), ns in totals.sampled_ns.items() if of in alike)
@@ -377,7 +377,7 @@ def _too_short(totals: StepTotals) -> str:
 
 
 def _attached(one: AttachedProcess) -> str:
-    """What of the program is timed."""
+    """Describe the timed parts of the program."""
     loaders = one.noted("loader")
     parts = []
     if (function := _last(one, "fetch")) is not None:
@@ -417,7 +417,7 @@ def _study(
     arms: Mapping[str, AttachedProcess],
 ) -> StudyRecord:
     blocks = max((record.block + 1 for record in records), default=0)
-    first: dict[str, RunRecord] = {}  # run of each arm
+    first: dict[str, RunRecord] = {}  # first run of each arm
     for record in records:
         first.setdefault(record.arm, record)
     notes = [f"the command ended with exit code {code}"] if code else []

@@ -1,4 +1,4 @@
-"""Defines the interface of a probe: the methods that a run calls on every probe, and the settings sent to the run."""
+"""Define the interface of a probe: the methods that a run calls on every probe, and the settings sent to the run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What a probe is to record. Every field is plain JSON, as it travels from the launcher to the run."""
+    """Settings of a probe. Every field is plain JSON, because it is sent from the launcher to the run."""
 
     @classmethod
     def from_json(cls, content: JsonObject) -> Self:
-        """Take the fields from ``content``; a missing one has its default, an unknown one is left out."""
+        """Take the fields from ``content``. Missing fields get their default; unknown fields are ignored."""
         return cls(**{one.name: content[one.name] for one in fields(cls) if one.name in content})
 
     def to_json(self) -> dict[str, Json]:
@@ -29,18 +29,18 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a probe has to report of a run that is over, besides its tables."""
+    """Report of a probe about a finished run, besides its tables."""
 
-    problems: Sequence[str] = ()  # what went wrong, a line each, with the fix where there is one
-    facts: JsonObject = field(default_factory=dict)  # its part of probes.json
-    failed: bool = False  # it recorded nothing; ``problems`` says why
+    problems: Sequence[str] = ()  # one line per problem, with the fix if there is one
+    facts: JsonObject = field(default_factory=dict)  # entries for probes.json
+    failed: bool = False  # True if nothing was recorded; ``problems`` contains the reason
 
 
 class Pausable(Recorder, Protocol):
-    """The ledger's recorder in the main process."""
+    """Ledger recorder in the main process."""
 
     def pause(self) -> None:
-        """End the open step: what follows until the next step belongs to none."""
+        """End the open step. Time until the next step belongs to no step."""
         ...
 
 
@@ -59,57 +59,57 @@ class Probe(Protocol):
         close                   once, after the last repetition and after the workers have ended
         tables, report          once, at the end
 
-    Whatever beginning and ending take falls outside the measured steps. A probe that disturbs (``ProbeKind.disturbs``)
-    is kept off the measured steps: it gets one call of ``run_window`` in a run of its own, without measured steps.
-    Repetitions it sees only where a control measures what the probe costs.
+    Beginning and ending a probe happens outside the measured steps. A probe that disturbs (``ProbeKind.disturbs``) gets
+    one call of ``run_window``, in a separate run without measured steps. It sees repetitions only in a control that
+    measures the probe's cost.
     """
 
     settings_type: ClassVar[type[ProbeSettings]]
 
     @classmethod
     def attach(cls, settings: Any, folder: Path) -> Self:
-        """Make the probe. ``settings`` is of ``settings_type``; ``folder`` is the run's own, for the probe's files."""
+        """Create the probe. ``settings``: of ``settings_type``. ``folder``: the run's folder, for the probe's files."""
         ...
 
     @classmethod
     def attach_in_worker(cls, settings: Any, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
-        """Do what the probe needs inside a loader worker, whose stage recorder is attached already.
+        """Prepare the probe inside a loader worker, after its stage recorder is attached.
 
-        ``windows``: whether this is the run in which probes have windows of their own.
+        ``windows``: True in the run in which probes have their own windows.
         """
         return
 
     def begin_repetition(self) -> None:
-        """Start what takes long to start: the warm-up steps of a repetition follow."""
+        """Start slow parts of the probe. The warm-up steps of a repetition follow."""
         return
 
     def begin_steps(self) -> None:
-        """Start to record: measured steps, or another probe's window, follow."""
+        """Start recording. Measured steps, or another probe's window, follow."""
         return
 
     def end_repetition(self) -> None:
-        """Stop to record: the measured steps are over."""
+        """Stop recording. The measured steps are over."""
         return
 
     def wait(self) -> None:
-        """Block until nothing is left to do for the repetition."""
+        """Block until all work for the repetition is done."""
         return
 
     def run_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Take as many steps as the probe's window has and record them; ``next_step()`` returns a step's number.
+        """Take and record the steps of the probe's window. ``next_step()`` takes a step and returns its number.
 
-        ``recorder`` is the ledger's: pause it before writing files, so that no step contains that.
+        ``recorder`` is the ledger's. Pause it before writing files, so that no step includes this time.
         """
         return
 
     def close(self) -> None:
-        """End the probe's processes and collect what they recorded. Harmless when called again."""
+        """End the probe's processes and collect their records. Further calls do nothing."""
         return
 
     def tables(self) -> Mapping[str, Columns]:
-        """Rows for the contract's tables, by the table's name ("samples"); complete after :meth:`close`."""
+        """Return rows for the contract's tables, by table name ("samples"); complete after :meth:`close`."""
         return {}
 
     def report(self) -> ProbeReport:
-        """What probes.json keeps of it; complete after :meth:`close`."""
+        """Return the report for probes.json; complete after :meth:`close`."""
         ...

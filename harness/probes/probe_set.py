@@ -1,4 +1,4 @@
-"""Drives the probes of one run together: begins and ends them around repetitions, and gathers what they report."""
+"""Drive the probes of one run together: begin and end them around repetitions, and collect their reports."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer.json_types import Json
 
 
 class ProbeSet:
-    """All probes of one run besides its ledger; see :class:`harness.probes.probe.Probe` for when each method is called.
+    """All probes of one run except its ledger. See :class:`harness.probes.probe.Probe` for when each method is called.
 
-    ``folder`` is the run's own, for the probes' files.
+    ``folder``: the run's folder, for the probes' files.
     """
 
     def __init__(self, probes: RunProbes, folder: Path) -> None:
@@ -25,35 +25,35 @@ class ProbeSet:
         self._probes: list[tuple[ProbeKind, Probe]] = [
             (kind, kind.load().attach(settings, folder)) for kind, settings in probes.chosen()
         ]
-        # Where probes have windows, those that disturb run in their windows and at no other time.
+        # If probes have windows, disturbing probes run only in their windows.
         self._windowed = [probe for kind, probe in self._probes if kind.disturbs and self._windows]
         self._steady = [probe for kind, probe in self._probes if not (kind.disturbs and self._windows)]
         self._closing = None if probes.closing is None else CLOSING.load().attach(probes.closing, folder)
         self._closing_problem: str | None = None
-        self._closed = False  # the closing window was taken
+        self._closed = False  # True once the closing window has been taken
 
     def begin_repetition(self) -> None:
-        """Start what takes long to start: the warm-up steps of a repetition follow."""
+        """Start slow parts of the probes. The warm-up steps of a repetition follow."""
         for probe in self._steady:
             probe.begin_repetition()
 
     def begin_steps(self) -> None:
-        """Start to record: measured steps follow."""
+        """Start recording. Measured steps follow."""
         for probe in self._steady:
             probe.begin_steps()
 
     def end_repetition(self) -> None:
-        """Stop to record, in the opposite order: what ending one probe takes, those before it still see."""
+        """Stop recording, in reverse order, so that earlier probes still see the cost of ending later ones."""
         for probe in reversed(self._steady):
             probe.end_repetition()
 
     def wait(self) -> None:
-        """Let the probes finish their repetition: where no step is measured, before the run may be suspended."""
+        """Wait for the probes to finish their repetition, while no step is measured and before the run is suspended."""
         for _, probe in self._probes:
             probe.wait()
 
     def run_windows(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Take as many steps as the probes' windows have, one probe at a time: each would see the other.
+        """Take the steps of the probes' windows, one probe at a time, because each would record the other.
 
         ``recorder`` is the ledger's: a profile shows its phases, and it pauses while a profile is written.
         """
@@ -63,7 +63,7 @@ class ProbeSet:
         self.end_repetition()
 
     def run_closing_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Take the steps of the closing window. An error is reported and the measured steps stay valid."""
+        """Take the steps of the closing window. An error is reported, and the measured steps stay valid."""
         assert self._closing is not None, "asked of a run without a closing window"
         try:
             self._closing.run_window(next_step, recorder)
@@ -75,12 +75,12 @@ class ProbeSet:
             )
 
     def close(self) -> None:
-        """End the probes' processes and collect what they recorded. Harmless when called again."""
+        """End the probes' processes and collect their records. Further calls do nothing."""
         for _, probe in self._probes:
             probe.close()
 
     def samples(self) -> Columns:
-        """The samples table; empty before :meth:`close`."""
+        """Return the samples table; empty before :meth:`close`."""
         merged: dict[str, list[Any]] = {}
         for _, probe in self._probes:
             for name, values in probe.tables().get("samples", {}).items():
@@ -88,7 +88,7 @@ class ProbeSet:
         return merged
 
     def report(self) -> dict[str, Json]:
-        """What probes.json holds (``harness.study.run_data`` reads it)."""
+        """Return the content of probes.json (read by ``harness.study.run_data``)."""
         problems: list[str] = []
         failed: list[str] = []
         facts: dict[str, Json] = {}
@@ -98,7 +98,7 @@ class ProbeSet:
             failed += [kind.name] * report.failed
             if not kind.disturbs:
                 facts |= report.facts
-            elif self._windows:  # beside repetitions it records for its cost only, and throws that away
+            elif self._windows:  # beside repetitions, it records only to measure its cost
                 facts[kind.name] = report.facts
         if self._closing is not None and self._closed:
             report = self._closing.report()

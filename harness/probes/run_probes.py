@@ -1,4 +1,4 @@
-"""Holds the probes of one run: chosen by the launcher, sent to the run as JSON, passed on to its loader workers."""
+"""Hold the probes of one run: chosen by the launcher, sent to the run as JSON, and passed on to its loader workers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainer.json_types import Json, JsonObject, section
 
 @dataclass(frozen=True)
 class RunProbes:
-    """The probes of one run.
+    """Probes of one run.
 
-    The JSON form is part of the protocol between two states of the code (``harness.launch.protocol``):
-    {"ledger", "windows"} and each probe's settings by its name, null for a probe that the run does not have. "closing"
-    came later and is there only where it is set: an older state would leave it out.
+    The JSON form is part of the protocol between two states of the code (``harness.launch.protocol``): {"ledger",
+    "windows"}, and each probe's settings by name (null: the run does not have the probe). "closing" was added later and
+    is present only if set, because an older state would ignore it.
     """
 
-    ledger: bool = True  # phases and stages are recorded; False only in a bare run
-    windows: bool = False  # probes that disturb have windows of their own after the warm-up, and no step is measured
-    settings: Mapping[str, ProbeSettings] = field(default_factory=dict)  # of the probes that it has, by name
-    # Of torch.profiler, for a window after the last repetition: only if events leave much of the measured steps open.
+    ledger: bool = True  # False only in a bare run, which records no phases or stages
+    windows: bool = False  # True: disturbing probes get their own windows after the warm-up, and no step is measured
+    settings: Mapping[str, ProbeSettings] = field(default_factory=dict)  # settings of the run's probes, by name
+    # Settings of torch.profiler for a window after the last repetition, used only if much time is unexplained
     closing: ProbeSettings | None = None
 
     @classmethod
@@ -48,7 +48,7 @@ class RunProbes:
         }
 
     def chosen(self) -> Iterator[tuple[ProbeKind, ProbeSettings]]:
-        """The probes that the run has, in the order of the list of probes."""
+        """Yield the run's probes, in registry order."""
         for kind in PROBES:
             if (settings := self.settings.get(kind.name)) is not None:
                 yield kind, settings

@@ -1,1 +1,1 @@
-PROPERTY = "harness"  # of a test's report: what its check found
+PROPERTY = "harness"  # property of a test's report that holds the check's result

@@ -1,7 +1,7 @@
-"""Adds a pytest fixture for regression checks: ``scenario(FILE, arm=...).no_slower_than(...)``.
+"""Add a pytest fixture for regression checks: ``scenario(FILE, arm=...).no_slower_than(...)``.
 
-Works with and without pytest-benchmark. Every pytest of the environment loads this module, so everything but pytest is
-imported when a test asks for it.
+It works with and without pytest-benchmark. Every pytest in the environment loads this module, so everything except
+pytest is imported only when a test needs it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
     chosen = config.getini("harness_undecided")
     if chosen not in ON_UNDECIDED:
         raise pytest.UsageError(f"harness_undecided: {chosen!r}; allowed: {', '.join(ON_UNDECIDED)}")
-    # With pytest-benchmark the fixture asks for its `benchmark`, so that --benchmark-only, -skip and the rest see it.
+    # The fixture requests pytest-benchmark's `benchmark`, so that --benchmark-only, --benchmark-skip and others see it.
     has_benchmark = config.pluginmanager.hasplugin("benchmark")
     config.pluginmanager.register(_WithBenchmark() if has_benchmark else _Without(), "harness-scenario")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what each check found: pytest itself shows no reason of a test that passed or was skipped."""
+    """Print the result of each check: pytest itself shows no reason for a test that passed or was skipped."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     found = [
         f"{report.nodeid}: {value}"
@@ -74,7 +74,7 @@ class _Without:
 
 
 class _Scenario:
-    """The fixture's value: called with a scenario and an arm, it returns the subject of a check."""
+    """Value of the fixture. Call it with a scenario and an arm to get the subject of a check."""
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         self._request = request
@@ -83,9 +83,9 @@ class _Scenario:
     def __call__(
         self, path: str | Path, arm: str, control: str | None = None, sets: list[str] | None = None
     ) -> Subject:
-        """``path``: a file, relative to here or to pytest's root, or the name of a shipped scenario.
+        """Return the subject. ``path``: file relative to the current folder or pytest's root, or a shipped scenario.
 
-        ``sets``: overrides as of ``harness run --set``.
+        ``sets``: overrides as for ``harness run --set``.
         """
         from harness.testing.subject import Subject
 

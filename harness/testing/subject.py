@@ -1,4 +1,4 @@
-"""Judges an arm of a scenario in a test: against another arm, another state of the code or a kept baseline."""
+"""Judge an arm of a scenario in a test: against another arm, another state of the code or a kept baseline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Subject:
-    """An arm under a control. ``benchmark``: pytest-benchmark's fixture, which gets the rounds, or None without it."""
+    """Arm under a control. ``benchmark``: pytest-benchmark's fixture, which receives the rounds; None without it."""
 
     path: Path
     arm: str
@@ -55,18 +55,18 @@ class Subject:
         memory_within: str = "5%",
         startup_within: str = "20%",
     ) -> StateComparison:
-        """Fail where the arm is slower than ``other`` by more than ``within``; returns what was found.
+        """Fail if the arm is slower than ``other`` by more than ``within``, else return the comparison.
 
-        ``within``: 1 % without it; 5 % where the figures kept for this environment are compared with, as studies of
-        different times differ by the machine's drift.
+        ``within`` defaults to 1 %, and to 5 % against figures kept for this environment, because studies of different
+        times differ by the machine's drift.
 
-        ``other``: an arm of the same scenario; or "baseline", where no arm has that name: the state of the code that
-        ``--harness-base`` names or, without it, the figures kept for this environment. The code is the harness's where
-        that state holds it, else the user's own that the scenario names. ``memory_within`` and
-        ``startup_within``: "off" leaves them out. Undecided within ``budget``: what ``harness_undecided`` says.
+        ``other`` is an arm of the same scenario, or "baseline" if no arm has that name. "baseline" is the state of the
+        code named by ``--harness-base`` or, without it, the kept figures. The code is the harness's if that state
+        contains it, else the user's own code that the scenario names. ``memory_within`` and ``startup_within``: "off"
+        skips them. If the check stays undecided within ``budget``, the ini option ``harness_undecided`` decides.
         """
         if self.benchmark is not None and not self.benchmark.enabled:
-            self.benchmark._mode = "scenario"  # it was asked: no warning that it was not
+            self.benchmark._mode = "scenario"  # suppresses the benchmark's warning that it was not used
             pytest.skip("benchmarks are disabled (--benchmark-disable, or several processes): nothing is measured")
         if self.benchmark is not None:
             if self.benchmark._mode:
@@ -122,13 +122,13 @@ class Subject:
                     found = run_user_states(asked, base, ".", *self._study(), limits, budget_s)
                 return self._compared(found)
             head, here = Path(__file__).parents[2], Path.cwd()
-            repository = here if holds_code(base, here) is False else head  # it is refused with the right reason
+            repository = here if holds_code(base, here) is False else head  # with_codes() then refuses it
             asked, arms = with_codes(asked, base, str(head), repository)
             return self._comparison(asked, limits, budget_s, arms)
         return self._kept(scenario, limits, budget_s)
 
     def _command(self, scenario: CommandScenario, base: str, limits: Limits, budget_s: float) -> StateComparison:
-        """The arm's command at that state and as it is."""
+        """Compare the arm's command at the base state and at the current state."""
         from harness.regress.run import unknown_arm
         from harness.regress.states import run_command_states
         from harness.scenario.commands import plan_commands
@@ -143,7 +143,7 @@ class Subject:
         return self._compared(found)
 
     def _study(self) -> tuple[Path, list[str], str]:
-        """Where a study goes, and what it says it was asked by and of."""
+        """Return the study's folder, the command that asked for it, and its scenario."""
         return Path(self.config.getoption("--harness-out")), ["pytest", self.test.nodeid], str(self.path)
 
     def _comparison(
@@ -174,7 +174,7 @@ class Subject:
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
-        """The scenario's own number of blocks, as far as the budget lasts."""
+        """Compare with the kept baseline, in up to the scenario's number of blocks within the budget."""
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
         from harness.regress import baselines
@@ -215,7 +215,7 @@ class Subject:
 
     @property
     def _save_command(self) -> str:
-        """The command that keeps the baseline of this test."""
+        """Command that keeps the baseline of this test."""
         folder = self.config.getoption("--harness-baselines")
         options = [] if folder == BASELINES else ["--harness-baselines", folder]
         return shlex.join(["pytest", self.test.nodeid, "--harness-save-baselines", *options])
@@ -234,7 +234,7 @@ class Subject:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Let what is printed reach the terminal: a study takes minutes, and pytest would hold its progress back."""
+        """Show output on the terminal: a study takes minutes, and pytest would hold back its progress."""
         plugins = self.config.pluginmanager
         capture, reporter = plugins.getplugin("capturemanager"), plugins.getplugin("terminalreporter")
         if reporter is not None:
@@ -248,7 +248,7 @@ class Subject:
         self.test.user_properties.append((PROPERTY, text))
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
-        """Report the rounds to pytest-benchmark, then pass or fail."""
+        """Report the rounds to pytest-benchmark, then pass, skip or fail."""
         from harness.regress.text import sentence
 
         message = f"{sentence(comparison)} Evidence: {folder.path}"
@@ -268,16 +268,16 @@ class Subject:
             pytest.skip(message)
 
     def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> None:
-        """Report both sides as rounds of pytest-benchmark, in seconds per step, in a group of their own.
+        """Report both sides as rounds of pytest-benchmark, in seconds per step, in a separate group.
 
-        Its table, its comparisons and its histograms then show the arm beside what it is compared with.
+        Its table, comparisons and histograms then show the arm beside its baseline.
         """
         if self.benchmark is None:
             return
         from harness.regress.text import sentence
 
         found = _rounds_of(folder, arm)
-        # pytest-benchmark times functions; these were timed elsewhere. It has no public way to take over times.
+        # pytest-benchmark times functions and has no public way to import times measured elsewhere.
         if not found or not baseline.step_ms:
             self.benchmark.has_error = True
             return
@@ -307,7 +307,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Row:
-    """One side in the table of pytest-benchmark: milliseconds per step, one value a round."""
+    """One side in pytest-benchmark's table: milliseconds per step, one value per round."""
 
     name: str
     step_ms: Sequence[float]

@@ -1,8 +1,8 @@
-"""The part of ``harness exec`` that runs inside the user's processes: standard library only, nothing of ``harness``.
+"""Part of ``harness exec`` that runs inside the user's processes. It imports the standard library and torch only.
 
-Loaded as ``_harness_agent`` by the shim once torch is imported. It records the step ledger of the main
-thread and the stages of every batch, and writes them to files of its own (``record.py``). It changes nothing that the
-program computes, and it fails open: after a fault of ours every hook does nothing (``guard.py``).
+The shim loads it as ``_harness_agent`` once torch is imported. It records the step ledger of the main thread and the
+stages of every batch, and writes them to its own files (``record.py``). It changes nothing that the program computes.
+After its first internal error, it disables all hooks (``guard.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _patched = False
 
 
 def begin(folder: str) -> bool:
-    """Patch torch and what else is worth watching, once, and record into ``folder``; whether it does."""
+    """Patch torch and tokenizers, once, and start recording into ``folder``. Return True if recording started."""
     global _patched
     from _harness_agent import (
         boundaries,
@@ -55,7 +55,7 @@ def begin(folder: str) -> bool:
 
 
 def end() -> None:
-    """Stop recording: every hook does nothing until :func:`begin`."""
+    """Stop recording: all hooks are disabled until :func:`begin`."""
     from _harness_agent import causes, guard, own_time, record, watching
 
     guard.carefully(watching.forget)
@@ -66,7 +66,7 @@ def end() -> None:
 
 
 def step() -> None:
-    """The program says that a step begins."""
+    """Start a step that the program marks."""
     from _harness_agent import boundaries, guard
 
     if guard.on:
@@ -75,7 +75,7 @@ def step() -> None:
 
 @contextmanager
 def span(name: str, stage: bool) -> Iterator[None]:
-    """The program says what it does: a phase of its step or, where ``stage``, a stage of the batch that it makes."""
+    """Time a phase of a step that the program marks or, with ``stage``, a stage of the batch in preparation."""
     from _harness_agent import boundaries, guard, stages
 
     enter, leave = (stages.enter, stages.leave) if stage else (boundaries.enter_by_hand, boundaries.leave_by_hand)
@@ -88,9 +88,9 @@ def span(name: str, stage: bool) -> Iterator[None]:
 
 
 def _hide_from_dynamo() -> None:
-    """Have Dynamo run what is ours as it is, where that is called while it looks for frames to compile.
+    """Make Dynamo run the agent's functions as they are, if it meets them while looking for frames to compile.
 
-    What a function of ours calls is skipped as well, unless it is a wrapper: the user's function below that is his.
+    Functions that the agent calls are skipped, too. Below a wrapper, the user's function is compiled as usual.
     """
     import sys
     from types import CodeType, FunctionType

@@ -1,7 +1,7 @@
-"""Notes when each batch of a worker had arrived in the main process and when it was unpacked there.
+"""Note when each batch of a worker arrived in the main process, and when it was unpacked there.
 
-A program that always waits for its batches hides what receiving them costs: it is within the wait. See
-trainer/data/arrivals.py, which notes the same in the harness's own loop.
+In a program that always waits for its batches, the wait hides the cost of receiving them. ``trainer/data/arrivals.py``
+notes the same in the harness's own loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from _harness_agent import guard
 
-_NAME = "_harness_arrivals"  # of the attribute of an iterator that has what was noted of it
-_MOST = 10_000  # batches that are noted and not handed out: an iterator with more of them is not as we think
+_NAME = "_harness_arrivals"  # attribute that stores an iterator's notes
+_MOST = 10_000  # noted batches that were not handed out: with more, the iterator does not work as expected
 
 
 class _Noted:
@@ -22,42 +22,42 @@ class _Noted:
 
     def __init__(self) -> None:
         self.arrived_ns = 0
-        self.found: dict[int, tuple[int, int, bool]] = {}  # of batches that were not handed out yet
+        self.found: dict[int, tuple[int, int, bool]] = {}  # batches not yet handed out
 
 
 def watch(iterator: Any) -> None:
-    """Watch the queue that this iterator takes its batches from, from now on; nothing where torch has no such one."""
+    """Watch the queue from which this iterator takes its batches. Do nothing if this torch has no such queue."""
     if hasattr(iterator, _NAME):
         return
     noted = _Noted()
     setattr(iterator, _NAME, noted)
     queue = getattr(iterator, "_data_queue", None)
     if not getattr(iterator, "_in_order", True) or not hasattr(iterator, "_rcvd_idx"):
-        return  # which batch is handed out is not known
-    for name in ("_recv_bytes", "_get"):  # of a queue of processes; of the one that the thread for pinning fills
+        return  # the current batch cannot be identified
+    for name in ("_recv_bytes", "_get"):  # queue of processes, or queue filled by the pinning thread
         if (before := getattr(queue, name, None)) is not None:
             empty = _looks_empty(queue)
-            # Only of a pipe may reading begin before there is anything; a queue of threads holds its lock here.
+            # Only the read of a pipe may begin before a message exists. A queue of threads holds its lock here.
             setattr(queue, name, _arriving(noted, before, empty if name == "_recv_bytes" else lambda: False))
             queue.get = _unpacking(noted, queue.get, empty)  # type: ignore[union-attr]
             break
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """When the batch that is handed out now had arrived, when it was unpacked, whether it was waited for; else None."""
+    """Return (arrival, end of unpacking, True if waited for) of the current batch, in nanoseconds; None if unknown."""
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 
 
 def forget(iterator: Any) -> None:
-    """An epoch begins: its batches are counted from 0 again."""
+    """Drop the notes at the start of an epoch, which counts its batches from 0 again."""
     if (noted := getattr(iterator, _NAME, None)) is not None:
         noted.found.clear()
 
 
 def _arriving(noted: _Noted, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
     def arriving(*values: Any) -> Any:
-        # A queue of the program's own may begin to read before there is a message: when that comes is not known.
+        # A queue of the program may start reading before there is a message: its arrival is then unknown.
         noted.arrived_ns = 0 if guard.carefully(empty) else monotonic_ns()
         return before(*values)
 
@@ -76,7 +76,7 @@ def _unpacking(noted: _Noted, before: Callable[..., Any], empty: Callable[[], bo
     def unpacking(*values: Any, **named: Any) -> Any:
         waited, noted.arrived_ns = bool(guard.on and guard.carefully(empty)), 0
         message = before(*values, **named)
-        # A get of the program's own that reads otherwise leaves unknown when its message came.
+        # If the program's own get reads in another way, the arrival of its message is unknown.
         if guard.on and noted.arrived_ns and isinstance(message, tuple) and message and isinstance(message[0], int):
             noted.found[message[0]] = noted.arrived_ns, monotonic_ns(), waited
             if len(noted.found) > _MOST:

@@ -1,13 +1,13 @@
-"""Finds where a training step ends, and times its phases on the main thread: fetch, forward, backward, optimizer.
+"""Find the ends of training steps, and time the phases of the main thread: fetch, forward, backward, optimizer.
 
-A step is closed by an optimizer: of those that step about as often as the busiest, the one that appeared last. Updates
-within a backward pass collapse into it. The first fetch after that opens the next step, where its batches are trained
-on: an evaluation opens none. What batches of a source are for that comes up later (an evaluation, or the dataset of
-the next epoch) is decided afterwards: a backward pass trains on them. A program without a DataLoader opens its steps
-with a forward or backward pass. Where no optimizer is ever seen, the first of these after a backward pass opens a
-step; that is known after so many passes that nobody accumulates gradients over more, or when the program ends. Who
-calls this: ``loading.py`` for fetches, ``watching.py`` for forward passes, ``updates.py`` for backward passes and
-optimizers.
+An optimizer closes a step. Of the optimizers that step about as often as the busiest, it is the one that appeared last.
+Updates within a backward pass count as part of it. The next fetch of training data opens the next step; a fetch of
+evaluation data does not. For a source that appears later (an evaluation, or the next epoch's dataset), the use of its
+batches is decided afterwards: a following backward pass means training. Without a DataLoader, a forward or backward
+pass opens a step. Without an optimizer, the first pass after a backward pass opens a step. This is decided after
+MOST_ACCUMULATED backward passes, more than gradient accumulation uses, or at the program's end.
+
+Callers: ``loading.py`` (fetches), ``watching.py`` (forward passes), ``updates.py`` (backward passes, optimizers).
 """
 
 from __future__ import annotations
@@ -26,76 +26,76 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED = range(5)  # numbers of harness.probes.ledger.rows
-EVALUATION = 6  # (kind, the model made graphs): a batch was fetched that is not trained on
-TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop itself, in no fetch
-PERHAPS = 12  # (kind, time, run-queue reading): a batch is asked for that may be of training or not; not written
-MAYBE = 8  # (kind, time, run-queue reading): a step begins here if no optimizer is ever seen; not written
-NOT_FINITE = 13  # the loss of this step is NaN or infinite, as those before it were
+EVALUATION = 6  # (kind, True if the model made graphs): an evaluation batch was fetched
+TOKENIZED = 7  # (kind, nanoseconds): a tokenizer ran in the training loop, outside a fetch
+PERHAPS = 12  # (kind, time, run-queue reading): wait for a batch of unknown use; not written
+MAYBE = 8  # (kind, time, run-queue reading): start of a step if no optimizer ever appears; not written
+NOT_FINITE = 13  # the loss of this step and of those before it is NaN or infinite
 UNPACKED = 11  # number of harness.probes.ledger.rows
-BEGUN_ANEW = 14  # (kind, early): the batch that arrives is its loader's first since it began anew
-INTERRUPTED = 10  # a signal handler of the program raised while a hook ran: what the step did is not known
-MOST_DOUBTFUL = 64  # batches that may be of training, until they are taken to be none
-# Short steps share a frame: within a step, after the program's own work, writing one takes several times as long as in
-# a loop. A SIGKILL loses the steps that are not written.
-FRAME_EVENTS = 96  # events of a frame, which ends with a step
-FRAME_NS = 500_000_000  # of steps in a frame
-LASTING = 3  # losses in a row that are not finite: fewer may be of a scaler, which skips such a step
-MOST_ACCUMULATED = 64  # backward passes without an optimizer's step, until there is taken to be none
-ENDED = -2  # replaces a batch's number: the wait ended with the data
+BEGUN_ANEW = 14  # (kind, early): first batch after its loader was restarted
+INTERRUPTED = 10  # A signal handler of the program raised within a hook: the step's phases are unknown.
+MOST_DOUBTFUL = 64  # batches of unknown use, before they count as evaluation
+# Short steps share a frame: within a step, writing a frame takes several times as long as in a tight loop. A SIGKILL
+# loses the steps that are not yet written.
+FRAME_EVENTS = 96  # minimum events in a frame; a frame ends with a step
+FRAME_NS = 500_000_000  # nanoseconds of steps in a frame
+LASTING = 3  # consecutive non-finite losses: fewer may come from a gradient scaler, which skips such steps
+MOST_ACCUMULATED = 64  # backward passes without an optimizer step, before the program counts as having no optimizer
+ENDED = -2  # replaces a batch's number when the data ended
 NO_TRACE = ("unknown", 0, 0, -1, ())
 
-Loader = tuple[int, int, bool]  # workers, batches in flight for each, whether the workers outlive an epoch
-Trace = tuple[str, int, int, int, Any]  # role, pid, thread, which of its batches (-1: not known), pieces
+Loader = tuple[int, int, bool]  # workers, batches in flight per worker, True if the workers outlive an epoch
+Trace = tuple[str, int, int, int, Any]  # role, pid, thread, number of the batch (-1: unknown), pieces
 
 
 @dataclass(slots=True)
 class _State:
-    """State of this process, with the settings that each step reads. A forked child begins with a new one."""
+    """State of this process, with the settings that each step reads. A forked child starts with a new one."""
 
     events: list[tuple[Any, ...]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
-    last: str | None = None  # phase that ended
-    making: stages.Making | None = None  # the main thread's batch
-    core: stages.CpuReading = field(default_factory=stages.CpuReading)  # the main thread's, once it is known
-    here: tuple[str, int, int, int] | None = None  # process and main thread, the beginning of a trace
-    marks: bool = False  # True if launches on a device are recorded
-    optimizers: dict[int, int] = field(default_factory=dict)  # steps by optimizer, in the order of their first
-    trained_on: set[int] = field(default_factory=set)  # sources of batches after which a backward pass came
-    sources: set[int] = field(default_factory=set)  # others, whose batches came since a backward pass
+    last: str | None = None  # phase that ended last
+    making: stages.Making | None = None  # batch in preparation by the main thread
+    core: stages.CpuReading = field(default_factory=stages.CpuReading)  # CPU clock of the main thread, once known
+    here: tuple[str, int, int, int] | None = None  # process and main thread, the start of a trace
+    marks: bool = False  # True if kernel launches on a device are recorded
+    optimizers: dict[int, int] = field(default_factory=dict)  # step counts by optimizer, in order of first step
+    trained_on: set[int] = field(default_factory=set)  # sources whose batches were followed by a backward pass
+    sources: set[int] = field(default_factory=set)  # other sources with batches since the last backward pass
     settled: set[int] = field(default_factory=set)  # see fetching()
-    ended: set[int] = field(default_factory=set)  # sources whose last iterator ended with the data
-    anew: bool = False  # the batch that arrives is the first since its loader began anew
-    early: bool = False  # the iterator before it was left before its end
-    doubtful: int = 0  # batches that may be of training or of an evaluation
-    doubtful_loaders: list[Loader] = field(default_factory=list)  # whose they are
-    ran_without_gradients: bool = False  # the model, since a batch was asked for
-    batches: int = 0  # that arrived, training or not
-    not_finite: int = 0  # losses in a row
-    loader_seen: bool = False  # a DataLoader serves this program: its fetches open the steps
-    in_flight: int = 0  # batches at most, of the loader with most
+    ended: set[int] = field(default_factory=set)  # sources whose last iterator ran out of data
+    anew: bool = False  # True if the next batch is the first since its loader restarted
+    early: bool = False  # True if the iterator before it was left before its end
+    doubtful: int = 0  # batches that may be for training or for evaluation
+    doubtful_loaders: list[Loader] = field(default_factory=list)  # loaders of the doubtful batches
+    ran_without_gradients: bool = False  # True if the model did so since the last wait for a batch
+    batches: int = 0  # batches that arrived, for training or not
+    not_finite: int = 0  # consecutive non-finite losses
+    loader_seen: bool = False  # True if a DataLoader serves this program: its fetches open the steps
+    in_flight: int = 0  # maximum batches in flight over all loaders
     maker: Trace | None = None  # maker of the batch that arrives
     unpacked: tuple[int, int, bool] | None = None  # see arrivals
     closing: int | None = None  # the optimizer that closes steps
     only: int | None = None  # ``closing`` if there is no other optimizer
-    closed: bool = True  # nothing has begun yet
-    written_ns: int = 0  # beginning of the step that ended the last frame
+    closed: bool = True  # True before the first step, too
+    written_ns: int = 0  # start of the step that ended the last frame
     closed_ns: int = 0
-    marked: list[tuple[Any, ...]] | None = None  # batches that arrived within the fetch that the program marks
+    marked: list[tuple[Any, ...]] | None = None  # batches that arrived within a fetch marked by the program
     enough: bool = False
-    trained: bool = False  # a backward pass has begun
-    adopted: bool = False  # The recorded thread was adopted: it is not the first one.
+    trained: bool = False  # True once a backward pass has begun
+    adopted: bool = False  # True if the recorded thread replaced the main thread
     backward_since: bool = False
-    updated_within: bool = False  # a backward pass
-    by_hand: bool = False  # the program says itself where a step begins
+    updated_within: bool = False  # True if an optimizer stepped within a backward pass
+    by_hand: bool = False  # True if the program marks the start of each step
     maybe: int = 0  # steps that began if there is no optimizer
     without_optimizer: bool = False
     steps: int = 0
     begun_ns: int = 0  # start of the last step
-    due: int = 0  # first step for which ``on_some_steps`` are called again
-    unmeasured: int = 0  # number of steps that are not measured
+    due: int = 0  # first step for which ``on_some_steps`` run again
+    unmeasured: int = 0  # number of unmeasured steps
     measured_from: int | None = 0  # step; None: a window of profiling comes first
-    window_from: int | None = None  # step that begins a window of profiling after the measured ones
-    warming: bool = True  # no step has been measured, of those that take no turns
+    window_from: int | None = None  # step that starts a profiling window after the measured steps
+    warming: bool = True  # True until the first measured step, outside turns
     noted: set[Any] = field(default_factory=set)
     most_steps: int | None = field(default_factory=lambda: record.number("steps"))
     warmup: int = field(default_factory=lambda: record.number("warmup") or 0)
@@ -110,20 +110,20 @@ _adopting = threading.Lock()
 # Identifier (threading.get_ident) of the thread whose steps are recorded: the main thread, or one taken by adopt().
 recorded_thread = threading.main_thread().ident
 on_step: list[Callable[[int], None]] = []  # called with the number of each step that begins
-# Called like ``on_step``, for each of the first EARLY steps, and from then on more and more rarely: see RARER.
+# Like ``on_step``, but called for the first EARLY steps and then ever more rarely (see RARER).
 on_some_steps: list[Callable[[int], None]] = []
 EARLY = 64  # steps
-RARER = 1.5  # step of a call / step of the call before
-# Called as a step ends that took LONG_NS, or that is the last one of a frame; return events.
+RARER = 1.5  # ratio of the step numbers of two calls
+# Called at the end of a step that took LONG_NS or ends a frame; each returns events.
 on_step_end: list[Callable[[], list[tuple[Any, ...]]]] = []
-LONG_NS = 1_000_000  # Nothing that these look for happens in a shorter step: a compilation takes longer.
-on_evaluation: list[Callable[[], None]] = []  # called before each batch that is not trained on
-# Called with the number of each step that begins when all are measured: True if the program may end there.
+LONG_NS = 1_000_000  # The recorded causes do not occur in a shorter step: a compilation takes longer.
+on_evaluation: list[Callable[[], None]] = []  # called before each evaluation batch
+# Called with each new step's number once all requested steps are measured. Return True if the program may end there.
 before_end: list[Callable[[int], bool]] = []
 
 
 def forget() -> None:
-    """Begin anew in a forked child."""
+    """Reset the state in a forked child."""
     global state, recorded_thread
     state, recorded_thread = _State(), threading.main_thread().ident
     device.forget()
@@ -131,10 +131,10 @@ def forget() -> None:
 
 
 def adopt() -> bool:
-    """Record this thread from now on, if the recorded one has not trained or has ended; True if it is recorded now.
+    """Record this thread from now on if the recorded one has ended or has not trained. Return True if it is recorded.
 
-    Called where a backward pass begins in another thread than the recorded one. What the ended thread recorded stays in
-    its file, and this thread begins a file of its own.
+    Called when a backward pass begins in another thread than the recorded one. The ended thread's records stay in its
+    file; this thread starts a new file.
     """
     global state, recorded_thread
     if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
@@ -158,7 +158,7 @@ def adopt() -> bool:
 
 
 def watched() -> bool:
-    """Return True if this call counts: it is in the recorded thread, and no compiler traces it."""
+    """Return True if this call counts: it runs in the recorded thread, and no compiler traces it."""
     return guard.on and get_ident() == recorded_thread and not is_compiling()
 
 
@@ -185,7 +185,7 @@ def leave(name: str) -> None:
     if not open_ or open_[-1] != name:
         if name not in open_:
             return
-        leave(open_[-1])  # inner phases end with it
+        leave(open_[-1])  # close inner phases first
         leave(name)
         return
     core = this.core
@@ -202,13 +202,13 @@ def leave(name: str) -> None:
 
 
 def _read_core() -> tuple[int, int]:
-    """The main thread's CPU time, and the clock then."""
+    """Return the main thread's CPU time and the clock, both in nanoseconds."""
     now: tuple[int, int] = (state.making or making()).core.read()
     return now
 
 
 def making() -> stages.Making:
-    """Return what this thread makes. For the recorded thread, keep it."""
+    """Return the calling thread's batch in preparation. For the recorded thread, also store it in the state."""
     found = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = found, found.core
@@ -219,15 +219,15 @@ def making() -> stages.Making:
 
 
 def here() -> tuple[str, int, int, int]:
-    """Return the beginning of the trace of a batch that the main thread of this process makes."""
+    """Return the start of a trace for a batch that this process's main thread makes."""
     state.here = ("main", *stages.origin(), -1)
     return state.here
 
 
 def interrupted() -> None:
-    """A signal handler of the program raised within a hook: every phase ends here, and the step is not measured.
+    """End every phase after a signal handler of the program raised within a hook. The step is not measured.
 
-    What that hook had still to write down is lost.
+    The data that this hook had not yet recorded are lost.
     """
     stages.forget()
     state.marked = state.maker = state.making = None
@@ -240,7 +240,7 @@ def interrupted() -> None:
 
 
 def _mark() -> None:
-    """Tell the recording of a device what the host launched since the last boundary of phases."""
+    """Pass the phase of the launches since the last phase boundary to the device recording."""
     if not state.open:
         device.mark(device.BETWEEN.get(state.last or "", "other"))
     else:
@@ -248,7 +248,7 @@ def _mark() -> None:
 
 
 def _trains_on(where: torch.device) -> None:
-    """A backward pass is about to run on this device; the program's first, or not on a CPU."""
+    """Record the device of a backward pass: the first pass of the program, or one that is not on the CPU."""
     state.trained = True
     if not device.state.noted:
         device.trains_on(where)
@@ -259,12 +259,11 @@ def _trains_on(where: torch.device) -> None:
 
 
 def fetching(source: int, loader: bool = True) -> bool:
-    """A wait for a batch of ``source`` begins; whether it is one of training, or may be. It may open a step.
+    """Handle the start of a wait for a batch of ``source``. Open a step if needed.
 
-    ``loader``: it is a DataLoader that serves it, not a function.
-
-    Of a source that is ``settled`` nothing of what follows here has to be asked again: it is trained on, by an
-    optimizer that was seen, and so was every batch until now. Whatever makes that doubtful settles all anew.
+    Return True if the batch is for training, or may be. ``loader`` is False if a function serves the batch instead of a
+    DataLoader. A ``settled`` source skips all checks: it is trained on, an optimizer was seen, no batch was doubtful.
+    Anything that makes this uncertain clears ``settled``.
     """
     this = state
     if source in this.settled and is_grad_enabled():
@@ -272,7 +271,7 @@ def fetching(source: int, loader: bool = True) -> bool:
             _open_step()
         return True
     this.settled.clear()
-    if state.ran_without_gradients:  # without a backward pass: earlier batches are not trained on
+    if state.ran_without_gradients:  # without a backward pass: earlier batches were not for training
         state.ran_without_gradients = False
         state.sources &= state.trained_on
         resolve(training=False)
@@ -280,7 +279,7 @@ def fetching(source: int, loader: bool = True) -> bool:
         _evaluates()
         return False
     if source not in state.trained_on:
-        state.sources.add(source)  # if a backward pass follows, it was one of training
+        state.sources.add(source)  # a following backward pass makes it a training source
         if state.trained_on:
             if state.doubtful >= MOST_DOUBTFUL:
                 resolve(training=False)
@@ -288,7 +287,7 @@ def fetching(source: int, loader: bool = True) -> bool:
             state.doubtful += 1
             return True
     if state.doubtful:
-        resolve(training=False)  # training goes on with its earlier source
+        resolve(training=False)  # training continues with an earlier source
     state.loader_seen |= loader
     if state.optimizers and not state.sources and not state.by_hand:
         state.settled.add(source)
@@ -303,7 +302,7 @@ def _evaluates(*, graphs: bool = False) -> None:
 
 
 def resolve(*, training: bool) -> None:
-    """Decide what the batches were for that may have been of training: that is so where a backward pass comes."""
+    """Decide the use of the doubtful batches: for training if a backward pass followed, else for evaluation."""
     if not state.doubtful:
         return
     at = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
@@ -318,7 +317,7 @@ def resolve(*, training: bool) -> None:
             _evaluates(graphs=runs and not state.ran_without_gradients)
         return
     if state.closed and not state.by_hand:
-        _begin(asked_ns, reading)  # no turn begins here, nor what else a step begins with: it is under way
+        _begin(asked_ns, reading)  # The step is already under way: it takes no turn and starts no hooks.
     state.events += since
     for loader in loaders:
         _note_loader(loader)
@@ -329,22 +328,22 @@ def _of_fetch(event: tuple[Any, ...]) -> bool:
 
 
 def tokenized(elapsed_ns: int) -> None:
-    """A tokenizer ran where no batch is being made; only the main thread's calls count."""
+    """Record a tokenizer call of the main thread while no batch is being made."""
     if state.steps and not state.open and watched():
         state.events.append((TOKENIZED, elapsed_ns))
 
 
 def evaluated() -> None:
-    """The model ran without gradients: what was fetched for that is not trained on, but where a backward pass comes.
+    """Record a model run without gradients: the fetched batches are for training only if a backward pass follows.
 
-    (A teacher runs so, on the batch that its student is trained on.)
+    (A teacher model runs like this, on a batch that its student is trained on.)
     """
     state.ran_without_gradients = True
     state.settled.clear()
 
 
 def ran_out(source: int) -> None:
-    """Data of ``source`` ended. If no backward pass came after any batch of it, it is an evaluation's."""
+    """Record that the data of ``source`` ended. If no backward pass followed its batches, it served an evaluation."""
     state.ended.add(source)
     if state.doubtful:
         state.sources.discard(source)
@@ -352,9 +351,9 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """A new iterator begins to serve ``source``; its loader begins anew if a backward pass came after another one.
+    """Handle a new iterator of ``source``: a restart of its loader if ``source`` was trained on.
 
-    Return True if that one had no batches left.
+    Return True if the previous iterator had no batches left.
     """
     this = state
     ended = source in this.ended
@@ -365,7 +364,7 @@ def begins_anew(source: int) -> bool:
 
 
 def trains() -> None:
-    """A backward pass begins: what was fetched is trained on."""
+    """Handle the start of a backward pass: the fetched batches are for training."""
     if state.doubtful:
         resolve(training=True)
     state.ran_without_gradients = False
@@ -375,7 +374,7 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Look at the loss that a backward pass begins with; not on a device, which the program would have to wait for."""
+    """Check the loss of a backward pass on the CPU only: on another device, the program would have to wait."""
     this, on_cpu = state, loss.is_cpu
     if not (this.trained and on_cpu):
         _trains_on(loss.device)
@@ -390,14 +389,14 @@ def backward_of(loss: Tensor) -> None:
 
 
 def made_by(trace: Trace | None) -> None:
-    """Say who made the batch that is about to arrive."""
+    """Set the maker of the batch that is about to arrive."""
     state.maker = trace
     if trace is None:
         state.unpacked = None
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """A batch of training arrived. ``loader``: what serves it. ``items``: what this process made it of; 0: unknown."""
+    """Record a training batch. ``loader`` served it. ``items`` that this process collated into it; 0 if unknown."""
     this = state
     if this.doubtful:
         this.doubtful_loaders.append(loader)
@@ -408,7 +407,7 @@ def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, ite
         this.anew = False
         this.events.append((BEGUN_ANEW, this.early))
     unpacked, this.unpacked = this.unpacked, None
-    if this.marked is not None:  # one wait, maybe for several batches
+    if this.marked is not None:  # a single wait, maybe for several batches
         this.marked.append(arrived)
         return
     if unpacked is not None:
@@ -427,9 +426,9 @@ def _note_loader(loader: Loader) -> None:
 
 
 def begin_step() -> None:
-    """Open the next step, if the last one is closed and no phase of it is open.
+    """Open the next step if the last one is closed and no phase is open.
 
-    Without an optimizer, each backward pass is taken to end a step.
+    Without an optimizer, each backward pass is assumed to end a step.
     """
     if state.open or state.by_hand:
         return
@@ -443,7 +442,7 @@ def begin_step() -> None:
 
 
 def step_by_hand() -> None:
-    """The program says that a step begins; it also ends the one before."""
+    """Start a step that the program marks, and end the previous one."""
     state.by_hand = True
     state.settled.clear()
     state.closed_ns = monotonic_ns()
@@ -451,7 +450,7 @@ def step_by_hand() -> None:
 
 
 def close_step() -> None:
-    """The step is over, whatever it did."""
+    """Close the current step."""
     state.closed, state.closed_ns = True, monotonic_ns()
 
 
@@ -461,7 +460,7 @@ def later(number: int) -> int:
 
 
 def _open_step() -> None:
-    """Begin a step, after others had their turn where this program takes turns."""
+    """Begin a step. In a program that takes turns, first let the others have theirs."""
     this = state
     if this.most_steps is not None and this.steps - this.unmeasured >= this.most_steps and not this.by_hand:
         this.enough = all(may_end(this.steps) for may_end in before_end)
@@ -471,9 +470,9 @@ def _open_step() -> None:
             this.enough = True
             return
         if warmed_up and not gate.state.warmup:
-            _drain()  # a host that runs ahead has launched warm-up steps that are not done: they are no part of others
+            _drain()  # The host may run ahead: unfinished warm-up work would count in measured steps.
     _begin(monotonic_ns(), run_queue.read())
-    this = state  # a forked child has another one now
+    this = state  # a forked child has a new state now
     number = this.steps - 1
     if number >= this.due:
         this.due = number + 1 if number < EARLY else later(number)
@@ -484,12 +483,12 @@ def _open_step() -> None:
 
 
 def _unmeasured() -> int:
-    """Steps at the beginning of a turn that live on batches made before it; one more warms the caches."""
+    """Number of unmeasured steps at the start of a turn: one to warm caches, and those with earlier batches."""
     return 1 + state.in_flight
 
 
 def _pause() -> None:
-    """End the last step, where one is open, once the device has nothing left to do: its work is part of the turn."""
+    """End the last open step once the device is idle: its work is part of the turn."""
     _drain()
     if state.steps:
         flush((PAUSE, monotonic_ns(), run_queue.read()))
@@ -501,7 +500,7 @@ def _drain() -> None:
 
 
 def enter_by_hand(name: str) -> None:
-    """The beginning of a phase that the program marks; a fetch opens a step, as one of a DataLoader does."""
+    """Begin a phase that the program marks. A fetch opens a step, like a fetch of a DataLoader."""
     if name == "fetch" and not state.by_hand:
         fetching(0)
     enter(name)
@@ -510,7 +509,7 @@ def enter_by_hand(name: str) -> None:
 
 
 def leave_by_hand(name: str) -> None:
-    """The end of a phase that the program marks; a fetch brings a batch, with the stages marked within."""
+    """End a phase that the program marks. A fetch brings a batch, with the stages marked within it."""
     leave(name)
     if name == "fetch":
         within, state.marked = state.marked, None
@@ -518,7 +517,7 @@ def leave_by_hand(name: str) -> None:
         if not within:
             received(("main", *stages.origin(), -1, pieces), 0, 0, (0, 1, False))
             return
-        # Loaders within count as one wait. The maker of the last batch stands for all.
+        # Loaders within the fetch count as one wait. The last batch's maker stands for all.
         _, trace, _, items, _ = within[-1]
         if trace is not None and trace[0] == "main":
             trace = (*trace[:4], (*trace[4], *pieces))
@@ -538,7 +537,7 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
         resolve(training=False)
     if this.marks:
         this.events += device.collect()
-    # In a child that Python did not fork, writing has this state begin anew.
+    # Writing resets this state in a child that was not forked by Python.
     whole = len(this.events) >= FRAME_EVENTS or now - this.written_ns > FRAME_NS or not forks.here[0]
     if whole or now - this.begun_ns > LONG_NS:
         for action in on_step_end:
@@ -557,13 +556,13 @@ def _is_warmup(number: int) -> bool:
         return True
     if state.alternates and not gate.state.over:
         return bool(gate.state.warmup)
-    # One of the program's first, or of those up to the end of a profiled window.
+    # True for the first steps of the program, and up to the end of a profiling window.
     state.warming = number < state.warmup or state.measured_from is None or number < state.measured_from
     return state.warming
 
 
 def _may_begin() -> None:
-    """Note where a step begins if there is no optimizer; decide once that is likely."""
+    """Note a step start that applies only without an optimizer. Decide once enough have come."""
     state.backward_since = False
     state.events.append((MAYBE, monotonic_ns(), run_queue.read()))
     state.maybe += 1
@@ -572,7 +571,7 @@ def _may_begin() -> None:
 
 
 def decide(*, optimizer: bool) -> None:
-    """Decide if the steps that may have begun did."""
+    """Decide whether the noted step starts count: only if there is no optimizer."""
     events, state.events, state.maybe = state.events, [], 0
     if optimizer:
         state.events = [event for event in events if event[0] != MAYBE]
@@ -586,9 +585,9 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write all events, with the step that ends; the program goes on after ``pause``, and without one it ends.
+    """Write all events and end the last step. The program continues after ``pause``; without ``pause`` it ends.
 
-    What follows the last update (saving, say) is no part of a step.
+    Work after the last update (saving, for example) is not part of a step.
     """
     begun, ends = pause, pause is None
     resolve(training=False)
@@ -611,7 +610,7 @@ def flush(pause: tuple[Any, ...] | None = None) -> None:
 
 
 def write_whole_steps() -> None:
-    """Write the steps that have ended and share a frame with those that are open. Nothing is waited for."""
+    """Write the ended steps that share a frame with the open one, without waiting for the device."""
     events = state.events
     end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == STEP), 0)
     if end:
@@ -620,7 +619,7 @@ def write_whole_steps() -> None:
 
 
 def leave_if_enough() -> None:
-    """End the program where it has run the steps that ``--steps`` asks for: the one thing that changes its way."""
+    """End the program after the steps that ``--steps`` asks for: the agent's only change to its control flow."""
     if state.enough:
         state.enough = False
         record.note("ended", f"after {state.steps - 1} steps, as asked")

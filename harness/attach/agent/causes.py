@@ -1,10 +1,10 @@
-"""Finds what slows steps and no phase shows: waits for the device, pageable copies, full memory, compilations.
+"""Find causes of slow steps that no phase shows: device waits, pageable copies, full memory, compilations.
 
-A few early steps are audited for calls that wait for a CUDA device. torch warns of most of them
-(``torch.cuda.set_sync_debug_mode``), the others are wrapped by name. These warnings end here, and a program that has a
-mode of its own is left alone. Code in which a call waited is monitored from then on (``sys.monitoring``, Python 3.12),
-so that the time from a call to its warning, which comes as it returns, is the time of the wait. What fails here ends
-this part alone.
+A few early steps are audited for calls that wait for a CUDA device. torch warns about most of these calls
+(``torch.cuda.set_sync_debug_mode``); the other calls are wrapped by name. The audit swallows its own warnings, and does
+not start in a program that has set a mode itself. Once a call has waited, its code is monitored (``sys.monitoring``,
+Python 3.12). torch warns as the call returns, so the wait is the time from the call to its warning. An error in this
+module ends only this module's work.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from typing import Any
 import torch
 from _harness_agent import boundaries, device, guard, record, watching
 
-COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, how often in the step that ends)
+COUNTED = 15  # kind of event: (kind, RETRIES or COMPILED, count in the step that ends)
 RETRIES, COMPILED = "retries", "compiled"
-RECOMPILED = "recompiled"  # note: (place of the function, reason of Dynamo, seconds)
+RECOMPILED = "recompiled"  # note: (place of the function, Dynamo's reason, seconds)
 BREAKS = "breaks"  # note: (graph breaks in functions that the watched steps call, place of the last, reason)
 MAX_RECOMPILED = 64  # notes
 MAX_REASON = 100  # characters
 WAIT, COPY, PAGEABLE = "device wait", "copy", "pageable"  # kinds of a noted cause
-FIRST = watching.FIRST + watching.STEPS  # step that is audited first: sys.setprofile slows those before
+FIRST = watching.FIRST + watching.STEPS  # first audited step: sys.setprofile slows the steps before it
 CAUSE_STEPS = 4  # audited steps
-LEAST_CAUSE_STEPS = 2  # audited steps with waits at a place, for that place to be named
-SPARSELY = 10  # steps from one look at the allocator to the next, until it is seen to retry
-MOST_NOTED, MOST_CODE = 3, 16  # places, and code objects that are monitored
+LEAST_CAUSE_STEPS = 2  # minimum audited steps with waits at a place, to name that place
+SPARSELY = 10  # steps between two looks at the allocator, until it has retried once
+MOST_NOTED, MOST_CODE = 3, 16  # places noted, and code objects monitored
 MAX_CODE_SHOWN = 60  # characters of a line of code
-LARGE_BYTES = 1 << 20  # a step: less pageable memory is no matter
+LARGE_BYTES = 1 << 20  # per step: less pageable memory does not matter
 _MESSAGE = re.compile(r".*(called a synchronizing CUDA operation|ynchronization debug mode is a prototype)", re.DOTALL)
 _SYNCHRONIZING = "called a synchronizing"
-_VALUE = re.compile(r"\.(item|tolist|cpu|numpy|nonzero)\(|\b(float|int|bool)\(")  # asks for values of the device
+_VALUE = re.compile(r"\.(item|tolist|cpu|numpy|nonzero)\(|\b(float|int|bool)\(")  # reads values from the device
 _GUARD = re.compile(r"^\d+/\d+: ")  # number of the compiled code that a guard belongs to
 _WARN, _DEFAULT = 1, 0  # modes of torch.cuda.set_sync_debug_mode
-_TOOLS = (4, 3)  # numbers of sys.monitoring that no tool has by convention
+_TOOLS = (4, 3)  # sys.monitoring tool numbers that no tool has by convention
 
 
 class _Counts:
@@ -51,13 +51,13 @@ class _Counts:
 
     def __init__(self) -> None:
         self.retries: int | None = None
-        self.each_step = False  # the allocator is looked at after each step
+        self.each_step = False  # True if the allocator is checked after each step
         self.compiled: int | None = None
-        self.compiled_us = 0  # start of the last compilation that was noted
-        self.reasons = 0  # notes of reasons
+        self.compiled_us = 0  # start of the last noted compilation
+        self.reasons = 0  # number of noted reasons
 
 
-current: _WaitAudit | None = None  # audit of the steps that run now
+current: _WaitAudit | None = None  # audit of the current steps
 _counts = _Counts()
 
 
@@ -67,7 +67,7 @@ def patch() -> None:
 
 
 def forget() -> None:
-    """Audit nothing now; the next program's early steps are audited when they come."""
+    """Stop the audit. The next program's early steps are audited again."""
     global current, _counts
     audit, current, _counts = current, None, _Counts()
     if audit is not None:
@@ -75,7 +75,7 @@ def forget() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Look where the tensors of a batch are, in an audited step."""
+    """Add the bytes of the batch's pageable tensors, in an audited step."""
     if current is None:
         return
     try:
@@ -118,25 +118,25 @@ def _give_up(error: Exception) -> None:
 
 
 class _WaitAudit:
-    """Every call of the recorded thread that waits for the device, by place, while it lasts."""
+    """Audit of all calls of the recorded thread that wait for the device, grouped by place."""
 
     def __init__(self) -> None:
         self.on = False
-        self.inside = False  # a call that is wrapped by name
-        self.paused = 0  # contexts of the program that catch warnings
+        self.inside = False  # True within a call that is wrapped by name
+        self.paused = 0  # open contexts of the program that catch warnings
         self.pageable_bytes = 0
         self.places: dict[tuple[str, int, bool], _Place] = {}  # key: file, line, True between fetch and forward pass
         self.calls = _CallTimes()
         self.filter: tuple[Any, ...] = ("always", _MESSAGE, Warning, None, 0)
         self.show_before: Any = warnings.showwarning
-        self.show = self._show  # the same object each time it is compared
+        self.show = self._show  # one bound method, so that identity checks work
         self.set_mode: Any = torch._C._cuda_set_sync_debug_mode
         self.replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, before, after
 
     def start(self) -> None:
         self.on = True
         self.calls.start()
-        # Not by filterwarnings(), after which Python shows once more what it shows once.
+        # filterwarnings() would make Python show its once-only warnings again.
         warnings.filters.insert(0, self.filter)  # type: ignore[attr-defined]
         warnings.showwarning = self.show
         cuda: Any = torch._C
@@ -145,12 +145,12 @@ class _WaitAudit:
         self._replace(cuda, "_cuda_set_sync_debug_mode", self._giving_way)
         self._replace(warnings.catch_warnings, "__enter__", self._pausing)
         self._replace(warnings.catch_warnings, "__exit__", self._resuming)
-        # Not documented, but in every Python so far: filterwarnings() and simplefilter() call it.
+        # Undocumented, but filterwarnings() and simplefilter() call it in every Python so far.
         self._replace(sys.modules[warnings.simplefilter.__module__], "_add_filter", self._staying_first)
         self.set_mode(_WARN)
 
     def stop(self) -> None:
-        """Leave everything as it was."""
+        """Undo all changes: the mode, the replaced functions, the warnings and the monitoring."""
         if not self.on:
             return
         self.set_mode(_DEFAULT)
@@ -169,8 +169,8 @@ class _WaitAudit:
             warnings.filters.remove(self.filter)  # type: ignore[attr-defined]
 
     def note(self) -> None:
-        """Note the places with the longest waits, and what was copied from pageable memory."""
-        # Compiling and autotuning wait hundreds of times in one step.
+        """Note the places with the longest waits, and the bytes copied from pageable memory."""
+        # Compiling and autotuning wait hundreds of times, but in one step only.
         found = [one for one in self.places.items() if len(one[1].steps) >= LEAST_CAUSE_STEPS]
         found.sort(key=lambda one: (-one[1].wait_ns, -one[1].calls))
         per_step = self.pageable_bytes // CAUSE_STEPS
@@ -188,7 +188,7 @@ class _WaitAudit:
                 "bytes": size,
             }
             record.note("cause", content)
-        if per_step >= LARGE_BYTES:  # copied by calls that do not wait, or not at all
+        if per_step >= LARGE_BYTES:  # copied by calls that do not wait, or not copied at all
             record.note("cause", {"kind": PAGEABLE, "bytes": per_step})
 
     def _add(self, frame: FrameType | None, wait_ns: int | None) -> None:
@@ -215,7 +215,7 @@ class _WaitAudit:
         file: Any = None,
         line: str | None = None,
     ) -> None:
-        """Stand in for warnings.showwarning: torch's warning comes as the call that waited returns."""
+        """Replace warnings.showwarning: torch warns as the call that waited returns."""
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)
@@ -263,7 +263,7 @@ class _WaitAudit:
 
     def _giving_way(self, before: Any) -> Any:
         def set_mode(*given: Any) -> Any:
-            """End the audit where the program sets a mode of its own."""
+            """End the audit when the program sets a mode of its own."""
             try:
                 self.stop()
             except Exception as error:
@@ -275,7 +275,7 @@ class _WaitAudit:
 
     def _pausing(self, before: Any) -> Any:
         def __enter__(catcher: Any) -> Any:
-            """Warn of nothing where the program catches warnings itself, or makes errors of them."""
+            """Switch torch's warnings off while the program catches warnings or turns them into errors."""
             self.paused += 1
             if self.on:
                 self.set_mode(_DEFAULT)
@@ -285,11 +285,11 @@ class _WaitAudit:
 
     def _staying_first(self, before: Any) -> Any:
         def _add_filter(*given: Any, **named: Any) -> Any:
-            """Keep the audit's filter before one that the program adds, which may make errors of its warnings."""
+            """Keep the audit's filter before a new filter of the program, which may turn warnings into errors."""
             before(*given, **named)
             if not self.on or self.paused:
                 return
-            if self.filter not in warnings.filters:  # the program has reset them
+            if self.filter not in warnings.filters:  # the program has reset the filters
                 self.stop()
                 return
             warnings.filters.remove(self.filter)  # type: ignore[attr-defined]
@@ -304,9 +304,9 @@ class _WaitAudit:
             finally:
                 self.paused = max(0, self.paused - 1)
                 if not self.on:
-                    self._restore_warnings()  # The context brought back what it found in the audit.
+                    self._restore_warnings()  # The context restored the audit's hooks.
                 elif not self.paused:
-                    # A context that was entered before the audit began takes its filter away.
+                    # The exit of a context entered before the audit removes the audit's filter.
                     if warnings.showwarning is self.show and self.filter in warnings.filters:
                         self.set_mode(_WARN)
                     else:
@@ -321,16 +321,16 @@ class _Place:
     def __init__(self) -> None:
         self.steps: set[int] = set()
         self.calls = self.timed = 0
-        self.timed_ns = 0  # calls that were timed
+        self.timed_ns = 0  # nanoseconds of the timed calls
 
     @property
     def wait_ns(self) -> int:
-        """Time of all calls, by the mean of those that were timed."""
+        """Time of all calls in nanoseconds, extrapolated from the mean of the timed calls."""
         return round(self.timed_ns / self.timed * self.calls) if self.timed else 0
 
 
 class _CallTimes:
-    """Times at which code objects began their last line or call, on a Python that reports these of single ones."""
+    """Start times of the current line or call in monitored code objects (Python 3.12 and later)."""
 
     def __init__(self) -> None:
         self.monitoring: Any = getattr(sys, "monitoring", None)
@@ -358,7 +358,7 @@ class _CallTimes:
         self.monitoring.free_tool_id(tool)
 
     def begun(self, code: CodeType) -> int | None:
-        """Return the start of the current run of ``code``; None, and monitor it, if it was not monitored."""
+        """Return the start time of the current line or call in ``code``; None if not yet monitored, and monitor it."""
         if self.tool is not None and id(code) not in self.codes and len(self.codes) < MOST_CODE:
             self.codes[id(code)] = code
             events = self.monitoring.events
@@ -373,7 +373,7 @@ class _CallTimes:
 
 
 def _step_ended() -> list[tuple[Any, ...]]:
-    """Return what the step that ends compiled, and how often the allocator had to free its cached blocks in it."""
+    """Return events: compilations in the step that ends, and how often the allocator had to free cached blocks."""
     try:
         return _counted()
     except Exception as error:
@@ -405,19 +405,19 @@ def _counted() -> list[tuple[Any, ...]]:
 
 
 def _note_reasons(dynamo: Any) -> None:
-    """Note why functions were compiled again since the last call."""
+    """Note the reasons of recompilations since the last call."""
     for one in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
         begun_us, reason = getattr(one, "start_time_us", None) or 0, getattr(one, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
             _counts.compiled_us, _counts.reasons = begun_us, _counts.reasons + 1
-            # A compiled module is called by a function of torch: that is no place of the program.
+            # A compiled module is called by a function of torch, which is not a place in the program.
             of_program = not watching.is_library(one.co_filename or "")
             place = f"{os.path.basename(one.co_filename)}:{one.co_firstlineno}" if of_program else ""
             record.note(RECOMPILED, (place, _first_line(reason), one.entire_frame_compile_time_s or 0.0))
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
-    """Note the graph breaks so far in functions that steps call, which are given by file and name."""
+    """Note all graph breaks so far in the functions that steps call. ``called`` holds (file, name) pairs."""
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     places = [(frame, one.reason) for one in reasons for frame in one.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]
@@ -427,7 +427,7 @@ def note_breaks(called: set[tuple[str, str]]) -> None:
 
 
 def _first_line(reason: str) -> str:
-    """Return ``self.scale == 1.0`` of ``0/0: self.scale == 1.0    # def forward(...)``, and further lines."""
+    """Return ``self.scale == 1.0`` from ``0/0: self.scale == 1.0    # def forward(...)`` and further lines."""
     return _GUARD.sub("", reason.partition("\n")[0]).partition("  #")[0].strip()[:MAX_REASON]
 
 

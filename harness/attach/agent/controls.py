@@ -1,8 +1,10 @@
-"""Serves batches otherwise where the settings ask for a ``control``, once the program takes its turns.
+"""Change how batches are served if the settings name a ``control``, once the program takes its turns.
 
-``ideal-data``: the first batches over and over, so that no step waits for data. ``data-only``: the program gets
-no batch any more; they are made and thrown away, one a step. ``dose-data-2``: each batch is made twice more. A batch
-that may be an evaluation's is served as it is.
+- ``ideal-data``: serve the first batches again and again, so that no step waits for data.
+- ``data-only``: make batches and drop them, one per step; the program gets none.
+- ``dose-data-2``: make each batch two more times.
+
+A batch that may be for evaluation is served unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from _harness_agent import boundaries, gate, record
 
-KEPT = 8  # batches of each source
+KEPT = 8  # batches kept per source
 DOSE = "dose-data-"
 
 _kept: dict[int, list[Any]] = {}
@@ -21,13 +23,13 @@ _served: dict[int, int] = {}
 
 
 def forget() -> None:
-    """In a forked child: nothing has been served."""
+    """Reset in a forked child, which has served nothing."""
     _kept.clear()
     _served.clear()
 
 
 def kept(source: int) -> Any:
-    """A batch of ``source`` that was served before, as it was then; None where it has to be made."""
+    """Return a kept batch of ``source`` in its original state; None if a batch has to be made."""
     batches = _kept.get(source, ())
     if record.settings.get("control") != "ideal-data" or len(batches) < KEPT or boundaries.state.doubtful:
         return None
@@ -36,13 +38,13 @@ def kept(source: int) -> Any:
 
 
 def times_more() -> int:
-    """How many times more often than the program asks for it each batch is made, in whichever process makes it."""
+    """Return how many additional times each batch is made, in the process that makes it."""
     control = str(record.settings.get("control") or "")
     return int(control.removeprefix(DOSE)) if control.startswith(DOSE) and not boundaries.state.doubtful else 0
 
 
 def thrown_away(source: int, batch: Any) -> bool:
-    """Whether this new batch is made for nobody, which ends the step; keeps it for later where that is asked for."""
+    """Return True if the batch is dropped, which ends the step. For ``ideal-data``, keep the first batches."""
     if boundaries.state.doubtful:
         return False
     control = record.settings.get("control")
@@ -55,7 +57,7 @@ def thrown_away(source: int, batch: Any) -> bool:
 
 
 def _again(batch: Any) -> Any:
-    """The same tensors in containers of their own: a program may take things out of its batch, or put them in."""
+    """Copy a batch's containers but not its tensors: a program may add to its batch or take from it."""
     if isinstance(batch, tuple):
         members = [_again(one) for one in batch]
         return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)
@@ -69,5 +71,5 @@ def _again(batch: Any) -> Any:
         return batch
     again = copy.copy(batch)
     for name, one in vars(batch).items():
-        object.__setattr__(again, name, _again(one))  # of a frozen dataclass, too
+        object.__setattr__(again, name, _again(one))  # works on a frozen dataclass, too
     return again

@@ -1,10 +1,10 @@
-"""Compares the first batches of a loader's workers: equal ones show that each worker serves all of the dataset.
+"""Compare the first batches of a loader's workers: equal batches show that each worker serves the whole dataset.
 
-Only a dataset without an index can do that (torch's IterableDataset). A few batches of each worker are hashed, each as
-a whole. Nothing is noted of batches that are too large, or that hold anything but plain values. A batch is only read.
+Only a dataset without an index can do that (torch's IterableDataset). A few whole batches of each worker are hashed.
+Batches that are too large or hold anything but plain values are not compared. A batch is never changed.
 
-Equal batches count only if they are not equal by chance: each batch of a worker must have :data:`LEAST_NEW` values that
-its others lack. Token ids of documents have, also behind a common prompt. Counters and class labels do not.
+Equal batches count only if chance cannot explain it: each batch of a worker needs :data:`LEAST_NEW` values that the
+worker's other batches lack. Token ids of documents do, even behind a common prompt. Counters and class labels do not.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from _harness_agent import record
 from torch import Tensor
 
 BATCHES = 2  # hashed batches per worker; a single batch may be equal by chance
-MOST_COMPARED = 64  # batches of a loader that are compared, enough for each worker to have made some
-MAX_COPY_BYTES = 1 << 22  # bytes of a batch; hashing them takes milliseconds, once for each of the first batches
-ITEM_BYTES = 128  # bytes that a value outside a tensor counts for, as it takes longer
+MOST_COMPARED = 64  # compared batches of a loader, enough for each worker to have made some
+MAX_COPY_BYTES = 1 << 22  # bytes per batch; hashing takes milliseconds, once for each of the first batches
+ITEM_BYTES = 128  # bytes that a value outside a tensor counts as, because hashing it takes longer
 LEAST_NEW = 32  # distinct values of a batch that the worker's other batches lack
-MOST_COUNTED = 1 << 14  # values of a tensor, and of a batch, that are counted
-DEEPEST = 8  # levels of lists within lists
+MOST_COUNTED = 1 << 14  # maximum counted values of a tensor, and of a batch
+DEEPEST = 8  # maximum levels of nested lists
 DIGEST_BYTES = 16
-_FORMATS = {1: "B", 2: "H", 4: "I"}  # of a value, by its bytes; of all others 8 bytes are one
-_MARSHAL_FORMAT = 2  # without references, so that equal values have equal bytes
+_FORMATS = {1: "B", 2: "H", 4: "I"}  # struct format by value size in bytes; other sizes are read as 8 bytes
+_MARSHAL_FORMAT = 2  # format without references, so that equal values have equal bytes
 _PLAIN = (int, float, complex, bool, type(None))
 
 
@@ -39,7 +39,7 @@ class _IncomparableError(Exception):
 
 
 class FirstBatches:
-    """The first batches of one loader by worker: hashes, and values that show if equality is chance."""
+    """First batches of one loader by worker: hashes, and values that show whether equality is chance."""
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
@@ -51,7 +51,7 @@ class FirstBatches:
         self.empty = 0  # workers that had none before their first batch
 
     def add(self, worker: str, batch: Any) -> None:
-        """Compare a batch of ``worker``; note how many workers made the same first batches, once that is known."""
+        """Compare a batch of ``worker``. Note how many workers made the same first batches, once known."""
         if not self.left:
             return
         self.left -= 1
@@ -77,14 +77,14 @@ class FirstBatches:
 
 
 def _is_distinct(made: list[_Content]) -> bool:
-    """True if a worker's batches are unlike enough that no other worker makes the same ones by chance."""
+    """Return True if a worker's batches differ enough that no other worker makes the same ones by chance."""
     return len(made) == BATCHES and all(
         len(one.values - other.values) >= LEAST_NEW for one in made for other in made if other is not one
     )
 
 
 class _Content:
-    """The hash of a whole batch, and its distinct values."""
+    """Hash of a whole batch, and its distinct values."""
 
     __slots__ = ("_hash", "_left", "digest", "values")
 
@@ -156,7 +156,7 @@ class _Content:
         self._hash.update(content)
 
     def _check_room(self, size: int) -> None:
-        """Raise if ``size`` more bytes are too many."""
+        """Raise _IncomparableError if ``size`` more bytes exceed the limit."""
         if size > self._left:
             raise _IncomparableError
 
@@ -168,5 +168,5 @@ def _plain(name: Any) -> Any:
 
 
 def _is_named_tuple(one: Any) -> bool:
-    """True if ``one`` is a named tuple, without attributes beside its fields."""
+    """Return True if ``one`` is a named tuple without additional attributes."""
     return isinstance(one, tuple) and hasattr(type(one), "_fields") and not hasattr(one, "__dict__")

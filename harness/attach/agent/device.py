@@ -1,9 +1,9 @@
-"""Times a CUDA device's work by events at the boundaries of the host's phases, for programs that train on one.
+"""Time a CUDA device's work with events at the boundaries of the host's phases, in programs that train on one.
 
-The events cut the stream into pieces, one for each phase and for what lies between two phases. They are read once they
-are reached: nothing waits for the device but one look at both clocks in the program's first step. The other look, at
-its end, has a time limit. What fails here ends this recording alone, and so does a program that changes its stream:
-without the second look nothing of the device counts, for what is missing would be taken for idle time.
+The events cut the stream into pieces: one per phase, and one between two phases. They are read once the device has
+reached them. Only the first look at both clocks, in the program's first step, waits for the device. The second look, at
+the program's end, has a time limit. An error in this module ends only this recording, and so does a change of the
+stream. Without the second look no device time counts, because missing work would be taken for idle time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from _harness_agent import guard, record
 
-WORK = 9  # kind of event: (kind, name, launch start, launch end, start, end); the last two on the device's own clock
-# What the host launches between two phases, by the phase before; anything else: "other".
+WORK = 9  # event: (kind, name, launch start, launch end, start, end); the last two on the device's clock
+# Name of the work launched between two phases, by the phase before. Other work is named "other".
 BETWEEN = {"fetch": "h2d", "forward": "loss", "backward": "norm"}
-# Limits of harness.explain.bounds for the time that events leave open.
+# Limits for unexplained time, as in harness.explain.bounds.
 TAIL_NS = 100_000
 MOST_MOMENTS = 0.05
 _LOOKS = 10
@@ -27,7 +27,7 @@ _LAST_LOOK_S = 5.0
 
 
 class Open:
-    """Time in which the device worked or waited for launches, in nanoseconds, since the first measured step."""
+    """Nanoseconds of device time that events leave unexplained, since the first measured step: work or launch waits."""
 
     __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
 
@@ -45,27 +45,27 @@ class Open:
             self.moments_ns += meanwhile_ns
 
     def share(self, now_ns: int) -> float:
-        """Share of the time until ``now_ns``."""
+        """Return the unexplained share of the time until ``now_ns``."""
         moments_ns = self.moments_ns if self.moments_ns > MOST_MOMENTS * self.worked_ns else 0.0
         return (self.longer_ns + moments_ns) / max(1, now_ns - self.since_ns)
 
 
 class _Recording:
     def __init__(self) -> None:
-        self.noted = False  # a device that is no CPU trains
+        self.noted = False  # True once training on a device other than the CPU was noted
         self.device: Any = None
-        self.stream: Any = None  # None: no CUDA device, or nothing is recorded any more
-        self.pending: deque[tuple[str | None, int, int, Any]] = deque()  # name, launched from, until, event at its end
-        self.reached: Any = None  # the last event that is known to be reached
-        self.clock_ns = 0.0  # when that was, since the first look
-        self.since_ns = 0  # when the host came to the last boundary
-        self.look_ns = 0  # the first look, on the host's clock
+        self.stream: Any = None  # CUDA stream; None without one, and after the recording
+        self.pending: deque[tuple[str | None, int, int, Any]] = deque()  # name, launch start and end, event
+        self.reached: Any = None  # last event known to be reached
+        self.clock_ns = 0.0  # nanoseconds from the first look to that event
+        self.since_ns = 0  # host time of the last phase boundary
+        self.look_ns = 0  # host time of the first look
         self.open = Open()
-        self.free: list[Any] = []  # events that can be used again
+        self.free: list[Any] = []  # reusable events
 
 
 state = _Recording()
-_inherited: list[_Recording] = []  # a forked child must not destroy the events of its parent's device
+_inherited: list[_Recording] = []  # kept alive: a forked child must not destroy its parent's device events
 
 
 def forget() -> None:
@@ -75,7 +75,7 @@ def forget() -> None:
 
 
 def trains_on(device: Any) -> None:
-    """Note the device that a backward pass is about to run on; of a CUDA device, begin to record."""
+    """Note the device of the coming backward pass. Start recording if it is a CUDA device."""
     if state.noted or device.type == "cpu":
         return
     state.noted = True
@@ -97,7 +97,7 @@ def trains_on(device: Any) -> None:
 
 
 def mark(ended: str | None) -> None:
-    """The host is at a boundary of phases; ``ended``: what it launched since the last one (None: nothing)."""
+    """Record an event at a phase boundary. ``ended``: name of the work launched since the last one (None: no work)."""
     if state.stream is None:
         return
     try:
@@ -116,12 +116,12 @@ def mark(ended: str | None) -> None:
 
 
 def collect() -> list[tuple[Any, ...]]:
-    """The work that has been done since the last call, in its order."""
+    """Return the work completed since the last call, in order."""
     found: list[tuple[Any, ...]] = []
     if state.stream is None:
         return found
     try:
-        if torch.cuda.is_current_stream_capturing():  # asking for an event would end the capture
+        if torch.cuda.is_current_stream_capturing():  # querying an event would end the capture
             return found
         while state.pending and state.pending[0][3].query():
             name, launched_ns, until_ns, event = state.pending.popleft()
@@ -139,7 +139,7 @@ def collect() -> list[tuple[Any, ...]]:
 
 
 def last() -> list[tuple[Any, ...]]:
-    """As the program ends: the rest of the work, and the second look at both clocks, within a time limit."""
+    """Return the rest of the work at the program's end, and look at both clocks again, within a time limit."""
     if state.stream is None:
         return []
     until = time.monotonic() + _LAST_LOOK_S
@@ -162,12 +162,12 @@ def last() -> list[tuple[Any, ...]]:
 
 
 def _event() -> Any:
-    cuda: Any = torch.cuda  # its events have no types
+    cuda: Any = torch.cuda  # torch.cuda's events have no types
     return cuda.Event(enable_timing=True)
 
 
 def _look() -> tuple[Any, int]:
-    """An event of the idle stream, and when it was reached: the tightest of several pairs of readings."""
+    """Return an event of the idle stream and the host time when the device reached it: the tightest of _LOOKS tries."""
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

@@ -1,4 +1,4 @@
-"""Knows a forked child where Python did not fork it, either (a library in C did): it finds this memory empty."""
+"""Detect a forked child, even if a library in C forked it: the child finds this memory empty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, see madvise(2): Linux 4.14
 
 
 def _memory() -> Any:
-    """A page whose first byte is 1 here and 0 in a child; None where the system has none."""
+    """Return a page whose first byte is 1 here and 0 in a child; None if the system does not support this."""
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         page.madvise(_WIPE_ON_FORK)
@@ -20,11 +20,11 @@ def _memory() -> Any:
 
 
 _page = _memory()
-known = _page is not None  # whether a child is found
+known = _page is not None  # True if a child can be detected
 here: Any = _page if known else b"\1"  # its first item is 0 in a child, until settled()
 
 
 def settled() -> None:
-    """This child has begun anew."""
+    """Mark this child as reset."""
     if known:
         _page[0] = 1

@@ -1,15 +1,15 @@
-"""Has a program take turns with others: at the beginning of a step it waits until the launcher lets it go on.
+"""Make a program take turns with others: at the start of a step, it waits until the launcher lets it continue.
 
-Only where the settings name a ``gate``, a Unix socket of the launcher's. Lines of JSON, see ``attach/alternation.py``:
+This happens only if the settings name a ``gate``, a Unix socket of the launcher. Messages are lines of JSON, see
+``attach/alternation.py``:
 
     agent -> launcher   {"pid", "rank", "world"} once it is warm, {"event": "done"} after each turn, {"event": "alive"}
-                        between steps, and {"event": "fault", "error"} where the recording was switched off
-    launcher -> agent   {"repetition", "steps", "beat_s"}: take that many measured steps, with signs of life that often;
+                        between steps, and {"event": "fault", "error"} if the recording was switched off
+    launcher -> agent   {"repetition", "steps", "beat_s"}: run that many measured steps, with a heartbeat that often;
                         or {"end": true}: leave
 
-The first steps of a turn are not measured: their batches were made before it, and they find cold caches. They are a
-few more or less from turn to turn: what comes every so many steps (a checkpoint, a slow batch) would otherwise fall
-among them always, or never, where that is as many as a turn has.
+The first steps of a turn are not measured: their batches were made before the turn, and caches are cold. Their number
+varies, or an event every n steps (a checkpoint, a slow batch) could always or never fall into them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Any
 
 from _harness_agent import record
 
-MORE_UNMEASURED = (0, 3, 1, 4, 2)  # by turn
-LEAST_WARM = 6  # steps before the first turn: by then the watched ones are over
+MORE_UNMEASURED = (0, 3, 1, 4, 2)  # additional unmeasured steps, by turn
+LEAST_WARM = 6  # steps before the first turn: the watched steps are over by then
 
 
 class _Gate:
     def __init__(self) -> None:
-        self.file: Any = None  # None: not at the gate yet
+        self.file: Any = None  # connection; None until the program is at the gate
         self.repetition: int | None = None
-        self.unmeasured = 0  # steps of this turn that have not begun: those that are not measured come first
+        self.unmeasured = 0  # unmeasured steps left in this turn; they come first
         self.measured = 0
-        self.warmup = True  # the step that begins is not measured
+        self.warmup = True  # True if the step that begins is not measured
         self.over = False
-        self.asked = False  # the launcher knows that this program waits for its turn
-        self.beat_s = 0.0  # when the last sign of life was given
+        self.asked = False  # True if the launcher knows that this program waits for its turn
+        self.beat_s = 0.0  # time of the last heartbeat
         self.beat_every_s = 5.0
 
 
@@ -45,20 +45,20 @@ state = _Gate()
 
 
 def forget() -> None:
-    """In a forked child: it has no turn."""
+    """Reset in a forked child, which takes no turns."""
     global state
     state = _Gate()
 
 
 def open_now() -> bool:
-    """Whether a turn has begun, now or before."""
+    """Return True if a turn has begun."""
     return state.repetition is not None
 
 
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
-    """A step is about to begin: wait where a turn has ended. Whether it may begin; else the program is to end.
+    """Wait for the next turn if one has ended. Return True if the step may begin, and False if the program has to end.
 
-    ``steps``: that began before; ``unmeasured``: at the beginning of each turn; ``pause`` ends the last step.
+    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: ends the last step.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0
@@ -70,14 +70,14 @@ def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
         return True
     if state.file is None and steps < max(LEAST_WARM, record.number("warmup") or 0):
         return True
-    if not state.asked:  # else a signal handler of the program, a deadline say, raised while it waited here
+    if not state.asked:  # else a signal handler of the program (a deadline, for example) raised during the wait
         pause()
         if state.file is None:
             _arrive()
         else:
             _send({"event": "done"})
         state.asked = True
-    order = json.loads(state.file.readline() or '{"end": true}')  # the launcher is gone: so is the reason to go on
+    order = json.loads(state.file.readline() or '{"end": true}')  # end if the launcher is gone
     state.asked = False
     if "repetition" not in order:
         state.over = True
@@ -90,7 +90,7 @@ def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
 
 
 def give_up(error: str) -> None:
-    """Tell the launcher that this program takes no more turns: it goes on by itself."""
+    """Tell the launcher that this program takes no more turns. The program then runs on without pauses."""
     file, state.over = state.file, True
     if file is not None:
         file.write(json.dumps({"event": "fault", "error": error}).encode() + b"\n")
@@ -104,7 +104,7 @@ def _arrive() -> None:
 
 
 def _ranks_here() -> int:
-    """How many processes train together here. WORLD_SIZE, or the size of a Slurm job, may be left from elsewhere."""
+    """Return how many processes train together. WORLD_SIZE or a Slurm job's size may be left from an outer job."""
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

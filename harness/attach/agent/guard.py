@@ -1,7 +1,7 @@
-"""Keeps faults of ours away from the user's program: the first one is noted, and all hooks are off from then on.
+"""Keep the agent's errors away from the user's program: the first error is noted and disables all hooks.
 
-What a signal handler of the program raises while a hook runs is no fault of ours, and the program's to see: a deadline
-by SIGALRM, or torch's word that a worker of a DataLoader was killed. It goes on to where the program called.
+An exception from a signal handler of the program, raised while a hook runs, is not an error of the agent. It may be a
+deadline by SIGALRM, or torch's report of a killed DataLoader worker. It propagates to the program.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-on = True  # read by every hook before it does anything
+on = True  # every hook checks this first
 fault: str | None = None
 
 
 def fail(error: BaseException) -> None:
-    """Note what went wrong and switch everything off."""
+    """Note the agent's error and disable all hooks."""
     global on, fault
     if fault is None:
         fault = "".join(traceback.format_exception(error))[-2000:]
@@ -31,11 +31,11 @@ def fail(error: BaseException) -> None:
         gate.give_up(fault.strip().splitlines()[-1])
         profiling.abandon()
     except Exception as another:
-        let_through(another)  # else there is nobody left to tell
+        let_through(another)  # nothing is left to report to
 
 
 def carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Call ``action``; None where it fails, which switches everything off. Raises what the program's handlers raise."""
+    """Call ``action``. On an error of the agent, disable all hooks and return None. Raise the program's exceptions."""
     if not on:
         return None
     try:
@@ -47,29 +47,29 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def swallows(error: BaseException) -> bool:
-    """Whether ``error``, raised within a hook, is a fault of ours, which switches everything off; else it is to go on.
+    """Return True if ``error``, raised within a hook, is the agent's, and disable all hooks. If False, raise it again.
 
-    What every step calls catches by itself and asks this: a call of :func:`carefully` costs as much as a small hook.
+    Hooks that run in every step catch errors themselves and call this: :func:`carefully` costs as much as a small hook.
     """
     if isinstance(error, KeyboardInterrupt) or of_the_program(error):
         _interrupted()
         return False
-    if not isinstance(error, Exception):  # the end that somebody asked for
+    if not isinstance(error, Exception):  # a requested exit
         return False
     fail(error)
     return True
 
 
 def let_through(error: Exception) -> None:
-    """Raise ``error`` again where it is the program's: whatever else of the agent catches an Exception asks this."""
+    """Raise ``error`` again if it belongs to the program. Every other ``except Exception`` of the agent calls this."""
     if of_the_program(error):
         raise error
 
 
 def of_the_program(error: BaseException) -> bool:
-    """Whether a signal handler raised ``error``, in the middle of whatever ran.
+    """Return True if a signal handler raised ``error``, in the middle of other code.
 
-    Python calls a handler with a signal's number and the frame that it interrupts, as no other call is made.
+    Only handlers are called with a signal's number and the interrupted frame.
     """
     handlers = set(_codes_of_handlers())
     return any(frame.f_code in handlers or _called_as_handler(frame) for frame in _frames(error.__traceback__))

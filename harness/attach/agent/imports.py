@@ -1,4 +1,4 @@
-"""Calls something once a module has been imported, at once where it has been already."""
+"""Call functions once a module has been imported, or immediately if it already is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from _harness_agent import guard
 
 
 def after(name: str, action: Callable[[Any], None]) -> None:
-    """``action(module)`` as soon as ``name`` is imported."""
+    """Call ``action(module)`` as soon as ``name`` is imported."""
     module = sys.modules.get(name)
     if module is not None:
         guard.carefully(action, module)
@@ -23,7 +23,7 @@ def after(name: str, action: Callable[[Any], None]) -> None:
 class _Finder:
     def __init__(self) -> None:
         self.wanted: dict[str, list[Callable[[Any], None]]] = {}
-        self._asking: set[str] = set()  # two finders that ask each other would never end
+        self._asking: set[str] = set()  # prevents two finders from asking each other for ever
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.wanted or name in self._asking:
@@ -51,7 +51,7 @@ class _Finder:
 
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # a loader with slots: not ours to change
+        except AttributeError:  # a loader with slots cannot be changed
             pass
 
 

@@ -1,6 +1,6 @@
-"""Looks at a few steps for what slows a program and takes no time of its own: hooks that pile up, and settings left on.
+"""Look in a few steps for causes that have no duration of their own: hooks that pile up, and settings left on.
 
-The looks are rarer and rarer: see ``boundaries.later``. What fails here ends this part alone.
+The looks become rarer with time: see ``boundaries.later``. An error in this module ends only this module's work.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from _harness_agent import boundaries, device, guard, profiling, record, watching
 
-LOOK = "look"  # note: (step, hooks by kind, settings that are on, place of the newest hook of a module)
-SYNCED = "synced"  # note: (backward passes of a DistributedDataParallel, those that synchronized gradients, steps)
-FIRST = watching.FIRST + watching.STEPS  # step of the first look: the outermost modules are known
-SYNCED_STEPS = 16  # steps whose backward passes are counted
+LOOK = "look"  # note: (step, hooks by kind, active settings, place of the newest hook of a module)
+SYNCED = "synced"  # note: (backward passes of a DistributedDataParallel, passes that synchronized gradients, steps)
+FIRST = watching.FIRST + watching.STEPS  # step of the first look: the outermost modules are known by then
+SYNCED_STEPS = 16  # number of steps whose backward passes are counted
 HOOKS = {
     "forward": ("_forward_hooks", "_forward_pre_hooks"),
     "backward": ("_backward_hooks", "_backward_pre_hooks"),
 }  # attributes of a module, by kind
 DEBUGGER, COVERAGE, PROFILER = 0, 1, 2  # tools of sys.monitoring
-ABSENT = ("", "0", "OFF", "INFO")  # values of a variable of the environment that switch nothing on
+ABSENT = ("", "0", "OFF", "INFO")  # values of an environment variable that switch nothing on
 
 
 class _Inspection:
-    """The state of one process."""
+    """Inspection of one process."""
 
     def __init__(self) -> None:
         self.roots: list[Any] = []  # weak references to the outermost modules that training calls
@@ -40,7 +40,7 @@ parallel: Any = None  # weak reference to the DistributedDataParallel whose back
 
 
 def forget() -> None:
-    """Look at nothing of the program before; in a forked child nothing was seen."""
+    """Reset in a forked child, and for the next program."""
     global _inspection, parallel
     _inspection, parallel = _Inspection(), None
 
@@ -50,7 +50,7 @@ def patch() -> None:
 
 
 def trains(roots: list[Any]) -> None:
-    """Take the outermost modules that training calls."""
+    """Store the outermost modules that training calls."""
     global parallel
     _inspection.roots = [weakref.ref(one) for one in roots]
     found = next((one for one in roots if type(one).__name__ == "DistributedDataParallel"), None)
@@ -58,13 +58,13 @@ def trains(roots: list[Any]) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward pass of a DistributedDataParallel, and whether it synchronizes gradients."""
+    """Count a backward pass of a DistributedDataParallel, and separately if it synchronizes gradients."""
     global parallel
     module = parallel() if parallel is not None else None
     if module is None:
         return
     this, steps = _inspection, boundaries.state.steps - FIRST
-    if steps > SYNCED_STEPS:  # all passes of the steps before are counted
+    if steps > SYNCED_STEPS:  # all passes of the earlier steps are counted
         parallel = None
         record.note(SYNCED, (this.passes, this.synced, SYNCED_STEPS))
     elif steps > 0:
@@ -78,7 +78,7 @@ def _on_step(number: int) -> None:
         return
     this.next = boundaries.later(number)
     try:
-        if profiling.state.profiler is None:  # the agent's profiler is no setting of the program
+        if profiling.state.profiler is None:  # the agent's profiler is not a setting of the program
             hooks, place = _hooks(this)
             record.note(LOOK, (number, hooks, _settings(this), place))
     except Exception as error:
@@ -91,7 +91,7 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of hooks by kind, and the place of the newest of the module with most."""
+    """Return the number of hooks by kind, and the place of the newest hook in the module with the most hooks."""
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     most, newest = 0, None
     for module in _modules(this):
@@ -136,7 +136,7 @@ def _is_distributed() -> bool:
 
 
 def _is_monitored() -> bool:
-    """Return True if a debugger, a coverage tool or a profiler of the program follows its lines or calls."""
+    """Return True if a debugger, coverage tool or profiler of the program traces its lines or calls."""
     monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12
     tools = () if monitoring is None else (DEBUGGER, COVERAGE, PROFILER)
     return sys.gettrace() is not None or any(monitoring.get_tool(one) is not None for one in tools)
@@ -160,7 +160,7 @@ SETTINGS: dict[str, Callable[[_Inspection], bool]] = {
     "logs": lambda _: _is_set("TORCH_LOGS"),
     "distributed debug": lambda _: _is_set("TORCH_DISTRIBUTED_DEBUG") and _is_distributed(),
     "unused parameters": _looks_for_unused,
-}  # by name: whether it is on
+}  # functions by setting; each returns True if the setting is on
 
 
 def _settings(this: _Inspection) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Watches torch's DataLoader: how long the main thread waits for each batch, and how it was made, by whom.
+"""Watch torch's DataLoader: how long the main thread waits for each batch, and which code and process made it.
 
-Every wrapper calls what was there before with the same arguments and hands on its result as it is.
+Every wrapper calls the original function with the same arguments and returns its result unchanged.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-_received_of: dict[int, int] = {}  # batches received from each worker, by process
-_doubtful: set[int] = set()  # workers whose batches may have been thrown away, so that their numbers are unknown
-_made_here = 0  # batches of this process, where it is a worker
+_received_of: dict[int, int] = {}  # batches received from each worker, by process id
+_doubtful: set[int] = set()  # workers that may have lost batches: their batch numbers are unknown
+_made_here = 0  # batches made by this process, if it is a worker
 _depth = 0  # depth of nested fetches: a dataset may read another loader
-_MOST_TENSORS = 16  # tensors of a batch that are examined for its size
-_SERVED = "_harness_served"  # attribute of an iterator with its facts
+_MOST_TENSORS = 16  # maximum tensors of a batch that are examined for its size
+_SERVED = "_harness_served"  # attribute that stores an iterator's _Served
 LOADER = "loader-"  # prefix of a loader worker's role, before its number
-LEAST_SAMPLE_NS = 10_000  # a shorter choice is not worth a record of its own in each step
-SAMPLE = "sample"  # the stage in which a sampler chooses what to read; the study counts it as reading
+LEAST_SAMPLE_NS = 10_000  # minimum duration of a separate record
+SAMPLE = "sample"  # stage in which a sampler chooses items; the study counts it as reading
 MAKER = "maker"  # note: (stage, "train.py:31", function, True if it makes one row at a time)
-EPOCH = "epoch_batches"  # note: how many batches an epoch of a dataset has
-_MOST_NESTED = 8  # datasets within datasets, or samplers within samplers
+EPOCH = "epoch_batches"  # note: number of batches in an epoch
+_MOST_NESTED = 8  # maximum depth of datasets within datasets, or samplers within samplers
 
 
 class _Served(NamedTuple):
-    """Source of the batches of an iterator."""
+    """Facts about the source of an iterator's batches."""
 
-    source: int  # stands for the dataset
-    workers: bool  # False: the caller makes them
+    source: int  # id of the dataset
+    workers: bool  # False: the calling process makes the batches
     loader: boundaries.Loader
-    shared: bool  # a dataset without an index: each worker has all of it, unless it shares itself out
-    by_worker: bool  # True if a worker of another loader asks for them
+    shared: bool  # True for a dataset without an index: each worker reads all of it, unless it splits itself
+    by_worker: bool  # True if a worker of another loader asks for the batches
     first: copies.FirstBatches | None  # first batches, if several workers share a dataset
     makers: list[tuple[str, str, str, bool]]  # notes of the kind MAKER
-    batches: int  # of an epoch; 0: not known
+    batches: int  # batches in an epoch; 0 if unknown
 
 
 def forget() -> None:
-    """Begin anew in a forked child, outside of all fetches."""
+    """Reset the nesting depth in a forked child."""
     global _depth
     _depth = 0
 
@@ -119,14 +119,14 @@ def _next(before: Any) -> Any:
                     if not guard.swallows(error):
                         raise
             return batch
-        finally:  # also where a signal handler of the program raised within these hooks
+        finally:  # also if a signal handler of the program raised within these hooks
             _depth = around
 
     return __next__
 
 
 def _controlled(before: Any, iterator: Any) -> Any:
-    """The next batch where a control may serve another one."""
+    """Return the next batch in a controlled run, in which ``controls`` may keep or drop batches."""
     global _depth
     around = _depth
     while True:
@@ -148,7 +148,7 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 
 def _begin(iterator: Any) -> _Served | None:
-    """What serves the main thread, where this is its own wait for a batch; the only hook that may end the program."""
+    """Begin the main thread's own wait and return its source, else None. Only this hook may end the program."""
     known = getattr(iterator, _SERVED, None)
     served = known or _look_at(iterator)
     this = boundaries.state
@@ -167,7 +167,7 @@ def _begin(iterator: Any) -> _Served | None:
 
 
 def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
-    """Note how many workers ran out of items before their first batch, as torch told the main process."""
+    """Note how many workers ran out of items before their first batch, from the status in torch's iterator."""
     status = getattr(iterator, "_workers_status", None)
     if not status or not _received_of or (ended := status.count(False)) == first.ended:
         return
@@ -180,7 +180,7 @@ def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
 
 
 def _look_at(iterator: Any) -> _Served:
-    """Learn where an iterator has its batches from, once for each of its beginnings."""
+    """Collect the facts about an iterator's source. Runs once per epoch of the iterator."""
     dataset = getattr(iterator, "_dataset", iterator)
     workers = int(getattr(iterator, "_num_workers", 0) or 0)
     if workers:
@@ -199,39 +199,39 @@ def _look_at(iterator: Any) -> _Served:
 
 
 def _epoch_batches(iterator: Any) -> int:
-    """Return the number of batches in an epoch, if torch's samplers count it as they begin; 0 of others."""
+    """Return the batches per epoch if torch's own samplers know them at the start, else 0."""
     sampler = getattr(iterator, "_index_sampler", None)
     innermost = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(innermost) not in (RandomSampler, SequentialSampler, DistributedSampler):
-        return 0  # the length of another one is code of the program that nothing else calls
+        return 0  # The length of another sampler is program code that nothing else calls.
     return len(sampler)  # type: ignore[arg-type]
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
-    """Return who makes each stage of a batch: a method of the dataset, the collate function, the sampler."""
+    """Return the code that makes each stage of a batch: dataset method, collate function and sampler."""
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
     batched = _stored(dataset, "__getitems__") is not None
     method = "__iter__" if shared else "__getitems__" if batched else "__getitem__"
-    # A dataset that answers to any name may read whole batches.
+    # A dataset with __getattr__ may read whole batches.
     whole = shared or batched or _stored(dataset, "__getattr__") or not getattr(iterator, "_auto_collation", False)
     found = [("read", type(dataset), method), ("pack", iterator, "_collate_fn"), ("sampler", type(sampler), "__iter__")]
     return [(stage, *_defined(owner, name), stage == "read" and not whole) for stage, owner, name in found]
 
 
 def _stored(owner: Any, name: str) -> Any:
-    """Return a stored attribute without running code of the program; None if there is none."""
+    """Return a stored attribute without running code of the program; None if it does not exist."""
     return inspect.getattr_static(owner, name, None)
 
 
 def _code(function: Any) -> CodeType | None:
-    """Return the code of a function or a method; None of anything else, which may run code if it is asked."""
+    """Return the code of a function or method; None for other objects, whose attributes may run code."""
     function = function.__func__ if type(function) is MethodType else function
     return function.__code__ if type(function) is FunctionType else None
 
 
 def _innermost(one: Any, attribute: str) -> Any:
-    """Return what the wrappers of torch and other libraries are around."""
+    """Unwrap a dataset or sampler from the wrappers of torch and other libraries."""
     for _ in range(_MOST_NESTED):
         code, inner = _code(_stored(type(one), "__init__")), _stored(one, attribute)
         if inner is None or hasattr(type(inner), "__get__"):  # A property is code of the program.
@@ -243,7 +243,7 @@ def _innermost(one: Any, attribute: str) -> Any:
 
 
 def _defined(owner: Any, name: str) -> tuple[str, str]:
-    """Return where the program defines a function ("": a library does), and its name."""
+    """Return the place where the program defines a function ("" if a library does) and its name."""
     code = _code(_stored(owner, name))
     if code is None:
         return "", f"{getattr(owner, '__qualname__', '')}.{name}".lstrip("._")
@@ -265,7 +265,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
     trace: boundaries.Trace | None
     if served.workers:
         trace, this.maker = this.maker or boundaries.NO_TRACE, None
-        if pieces:  # drawn by the main thread for a worker
+        if pieces:  # chosen by the main thread for a worker
             trace = (*trace[:4], pieces)
     else:
         trace = (*(this.here or boundaries.here()), pieces)
@@ -282,14 +282,14 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None:
         items = 0 if served.workers or this.making is None else this.making.items
         arrived(batch, trace, served.loader, items)
-    else:  # an epoch ended: a wait for data all the same, and no batch
+    else:  # an epoch ended: a wait without a batch
         pieces = trace[4] if trace[0] == "main" else ()
         boundaries.received(("main", *stages.origin(), boundaries.ENDED, pieces), 0, 0, served.loader)
         boundaries.ran_out(served.source)
 
 
 def arrived(batch: Any, trace: boundaries.Trace | None, loader: boundaries.Loader, items: int = 0) -> None:
-    """Note a batch of training: see :func:`boundaries.received`."""
+    """Record a training batch. See :func:`boundaries.received`."""
     this = boundaries.state
     this.batches += 1
     if this.batches >= padding.due:
@@ -331,7 +331,7 @@ def _reset(before: Any) -> Any:
 
 
 def _drained(iterator: Any) -> None:
-    """Persistent workers begin anew; if batches are thrown away, it is not known which one a worker sends next."""
+    """Handle a restart of persistent workers. If batches are dropped, the workers' next batch numbers are unknown."""
     arrivals.forget(iterator)
     setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
@@ -373,7 +373,7 @@ def _fetch(before: Any) -> Any:
         try:
             index = possibly_batched_index
             items = len(index) if type(index) is list or type(index) is tuple else 0
-            opened = stages.begin("read", items)  # else it is of a loader within a dataset
+            opened = stages.begin("read", items)  # False for a loader within a dataset
             if opened and type(self.collate_fn) is not _packing:
                 self.collate_fn = _packing(self.collate_fn)
         except BaseException as error:
@@ -385,7 +385,7 @@ def _fetch(before: Any) -> Any:
             if boundaries.state.controlled:
                 for _ in range(guard.carefully(controls.times_more) or 0):
                     before(self, possibly_batched_index)
-                    guard.carefully(stages.end, 1)  # the stage "read" goes on
+                    guard.carefully(stages.end, 1)  # keeps the stage "read" open
             data = before(self, possibly_batched_index)
         except BaseException:
             guard.carefully(stages.end)
@@ -395,7 +395,7 @@ def _fetch(before: Any) -> Any:
         if guard.on:
             try:
                 stages.end()
-                if not _depth:  # else the wait that this is part of takes the pieces
+                if not _depth:  # else the enclosing wait takes the pieces
                     _close(True)
             except BaseException as error:
                 if not guard.swallows(error):
@@ -406,9 +406,9 @@ def _fetch(before: Any) -> Any:
 
 
 class _packing:  # noqa: N801 - stands in for a function
-    """A collate function that is timed; everything else of it is as before.
+    """Collate function that is timed and forwards all other attributes.
 
-    It is the last that torch's fetchers do, so the stage ends with the fetch.
+    Collating is the last work of torch's fetchers, so the stage ends with the fetch.
     """
 
     def __init__(self, collate: Any) -> None:
@@ -428,7 +428,7 @@ class _packing:  # noqa: N801 - stands in for a function
 
 
 def _close(made: bool) -> None:
-    """Write how a batch was ``made``, where this is a worker."""
+    """Write the stages of a batch if this process is a worker. ``made``: False if the fetch failed."""
     global _made_here
     pieces = stages.take()
     info: Any = get_worker_info()
@@ -438,9 +438,9 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """(tokens, samples) of a batch: elements and rows of its first tensor.
+    """Return (tokens, samples) of a batch: elements and rows of its first tensor.
 
-    Zero where it has none, and no tokens where that tensor holds no integers.
+    Both are 0 without a tensor. Tokens are 0 if the tensor is not of integers.
     """
     first = first_tensor(batch)
     if first is None:
@@ -455,7 +455,7 @@ def sizes(batch: Any) -> tuple[int, int]:
 
 
 def first_tensor(batch: Any) -> Any:
-    """Return the first tensor of a batch, ``input_ids`` before others; None if it has none."""
+    """Return the first tensor of a batch, preferring ``input_ids``; None if there is no tensor."""
     kind, first = type(batch), batch
     if (kind is list or kind is tuple) and batch:
         first = batch[0]

@@ -1,6 +1,6 @@
-"""Reads the memory of this process and of its workers, where a page that several share counts in parts.
+"""Read the memory of this process and of its workers. A page shared by several counts in proportion.
 
-Pages of files and of shared memory do not count: the kernel drops those of a memory-mapped dataset when it needs room.
+Pages of files and of shared memory do not count: the kernel drops a memory-mapped dataset's pages when it needs room.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import os
 import sys
 from typing import Any
 
-CHILDREN_MAX = 16  # workers that are read
+CHILDREN_MAX = 16  # maximum number of workers that are read
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUP = "/sys/fs/cgroup/memory."
 
 
 def read() -> tuple[int, int, int] | None:
-    """Return the bytes of this process, those of its workers, and those that are free; None if they are unknown."""
+    """Return the bytes of this process, the bytes of its workers, and the free bytes; None if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -43,13 +43,13 @@ def _line(path: str, name: bytes, unit: int = 1024) -> int:
 
 
 def _left_of_limit() -> int:
-    """Return the bytes left of the memory limit of the cgroup, with the file pages that the kernel drops first.
+    """Return the bytes left below the cgroup's memory limit, including file pages that the kernel drops first.
 
-    Return very many if there is no limit.
+    Return sys.maxsize without a limit.
     """
     try:
         with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:
             left = int(most.read()) - int(used.read())
         return left + _line(_CGROUP + "stat", b"inactive_file ", 1)
-    except (OSError, ValueError):  # no limit: "max"
+    except (OSError, ValueError):  # "max": no limit
         return sys.maxsize

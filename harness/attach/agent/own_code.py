@@ -1,6 +1,6 @@
-"""Fingerprints the code that the program itself consists of: the modules that it has loaded from outside of libraries.
+"""Fingerprint the program's own code: its loaded modules outside of libraries.
 
-Two runs of one command whose fingerprints differ ran different code: somebody edited it in between.
+If the fingerprints of two runs of one command differ, the code was edited in between.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from _harness_agent import boundaries, record, watching
 
 _ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3))
 _OURS = tuple(os.path.join(_ROOT, one) + os.sep for one in ("harness", "trainer"))
-_MOST_FILES = 2000  # a repository that loads more is fingerprinted by the first, in the order of their names
+_MOST_FILES = 2000  # maximum number of files, in order of module names
 
 
 def patch() -> None:
-    """Note the fingerprint at the first step: until then a program has loaded what it trains with."""
+    """Note the fingerprint at the first step: by then, the program has loaded its training code."""
     boundaries.on_some_steps.append(_on_step)
 
 
@@ -29,14 +29,14 @@ def _on_step(number: int) -> None:
 
 
 def fingerprint() -> str:
-    """Digest of the contents of the program's own Python files, under the names that its modules have."""
+    """Return a digest of the contents of the program's own Python files and their module names."""
     digest = hashlib.sha256()
     for name, path in sorted(_own_files())[:_MOST_FILES]:
         try:
             with open(path, "rb") as file:
                 content = file.read()
         except OSError:
-            continue  # gone meanwhile, or within an archive
+            continue  # deleted meanwhile, or within an archive
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
 

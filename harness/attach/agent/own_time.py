@@ -1,31 +1,36 @@
-"""Samples where the recorded thread is, and times its garbage collections: what no phase of a step shows.
+"""Sample the place of the recorded thread, and time its garbage collections: time that no phase of a step shows.
 
-A thread looks at the stack of the recorded one. A look stands for the time since the look before: a call that keeps the
-interpreter's lock (a garbage collection, say) delays the look, which then finds that call.
+A second thread looks at the recorded thread's stack. A look stands for the time since the previous look. A call that
+holds the interpreter lock (a garbage collection, for example) delays the look, which then finds that call.
 
-Python code keeps the lock until it calls something that lets go of it, for 5 ms at most. A look that waited for less
-than that found such a call, and the time was spent in Python code before it: its place is ``LATE``. A look that waited
-for longer found Python code: ``FORCED``. If another phase began meanwhile, the place is unknown and the look counts for
-the phase that it was due in.
+Python code holds the lock until it calls something that releases it, for 5 ms at most. There are two kinds of delay:
 
-A line of the program that a backward pass calls, in the recorded thread or in one of autograd's, is no work of the
-model if a hook is called there: its phase is ``HOOKS``.
+- ``LATE``: the look waited for less than that. It found the releasing call, but the time was spent in Python code
+  before the call.
+- ``FORCED``: the look waited for longer, and found the Python code itself.
 
-Each look also reads how long the other threads of Python code ran. Such a thread holds the lock while it runs Python:
-then the look waited for the lock, and not for a core. A thread within a call of torch has let go of it.
+If another phase began meanwhile, the place is unknown, and the look counts for the phase in which it was due.
 
-Until one ran, only this thread waits for the lock, and the interpreter's switch interval is ``INTERVAL_S`` for it.
-Where threads compete for the lock, that would change what they wait.
+In a backward pass, program code that runs as a hook is not the model's work: its phase is ``HOOKS``. This holds for the
+recorded thread and for autograd's threads.
 
-Looks are frequent at first and rarer later, so that a long training pays less: see :data:`INTERVALS`. The thread only
-appends to a list. The recorded thread empties that list as a step ends, and writes all records.
+Each look also reads how long the other Python threads ran. Such a thread holds the lock while it runs Python: the look
+then waited for the lock, and not for a core. A thread within a call of torch has released the lock.
 
-Two dangers of a second thread are known. Before Python 3.12, a garbage collection within ``sys._current_frames()`` can
-block the program for ever (CPython issue 106883): where one may be due, a look is left out. And a library in C may fork
-while the thread waits for the interpreter's lock: a child that goes on in Python without ``PyOS_AfterFork_Child()``
-hangs.
+While no other Python thread runs, only this thread waits for the lock. The switch interval is then ``INTERVAL_S``.
+Where several threads compete for the lock, a shorter interval would change their waiting times.
 
-Nothing is sampled where commands take turns, as a stopped program would be seen where it was stopped.
+Looks are frequent at first and rarer later, so that long training runs lose less time: see :data:`INTERVALS`. The
+thread only appends to a list. The recorded thread empties this list at the end of a step, and writes all records.
+
+A second thread has two known dangers:
+
+- Before Python 3.12, a garbage collection within ``sys._current_frames()`` can block the program for ever (CPython
+  issue 106883). A look is skipped if a collection may be due.
+- A library in C may fork while the thread waits for the lock. A child that then runs Python without
+  ``PyOS_AfterFork_Child()`` hangs.
+
+Nothing is sampled where commands take turns: a look would find a stopped program at the place where it was stopped.
 """
 
 from __future__ import annotations
@@ -45,86 +50,85 @@ from typing import Any
 
 from _harness_agent import boundaries, guard, memory, record, run_queue, watching
 
-SAMPLED = 16  # kind of event: (kind, phase or "", number of the place (0: unknown), one of these, nanoseconds, looks)
+SAMPLED = 16  # event: (kind, phase or "", number of the place (0: unknown), one of these, nanoseconds, looks)
 EXACT, LATE, FORCED = 0, 1, 2
 HOOKS = "gradient hooks"  # phase
-# Modules of torch whose calls within a backward pass are the model's work, not a hook's.
+# Modules of torch whose calls within a backward pass are work of the model, and not of a hook.
 MODEL_MODULES = (
     "torch.autograd.function", "torch.utils.checkpoint", "torch.nn.modules", "torch.optim", "torch.distributed",
 )  # fmt: skip
-PROMPT_NS = 300_000  # a look that came so soon waited for no lock
-INTERVAL_S = 1e-4  # sys.setswitchinterval(): short pieces of Python are found, too
-ROUNDING_S = 2e-6  # A program that restores an interval sets one that is a microsecond shorter.
-ALONE_LOOKS = 5  # so many must find no other thread of Python running first
-# Kind of event: (kind, number of the place, nanoseconds that another thread ran there, of these with the lock held).
+PROMPT_NS = 300_000  # nanoseconds: a look with a shorter delay did not wait for the lock
+INTERVAL_S = 1e-4  # seconds for sys.setswitchinterval(): short pieces of Python are found, too
+ROUNDING_S = 2e-6  # seconds: a program that restores an interval sets one that is a microsecond shorter
+ALONE_LOOKS = 5  # looks without another Python thread before the interval is shortened
+# Event: (kind, number of the place, nanoseconds that another thread ran there, nanoseconds of these with the lock).
 OTHER_RAN = 19
-# Kind of event: (kind, nanoseconds for which other threads and child processes ran or waited for a core, and those that
-# passed meanwhile).
+# Event: (kind, nanoseconds for which other threads and child processes ran or waited for a core, elapsed nanoseconds).
 DEMAND = 21
-MEMORY = 20  # kind of event: (kind, bytes of this process, of its children, bytes that are free)
-COLLECTED = 17  # kind of event: (kind, garbage collections, nanoseconds, number of the place of the longest)
+MEMORY = 20  # event: (kind, bytes of this process, bytes of its children, free bytes)
+COLLECTED = 17  # event: (kind, garbage collections, nanoseconds, number of the place of the longest)
 PLACE = "place"  # note: (number, "train.py:31", function, line of code, library function called there)
 FIRST = watching.FIRST + watching.STEPS  # sys.setprofile slows the steps before
-INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (looks up to which, mean seconds between two)
-SPARE_OBJECTS = 64  # objects that a look may allocate: a dictionary, and a frame of each thread
-MAX_LOOK_NS = 2_000_000_000  # a longer pause was the machine's
+INTERVALS = ((250, 0.02), (1000, 0.1), (sys.maxsize, 0.5))  # (last look, mean seconds between two)
+SPARE_OBJECTS = 64  # objects that a look may allocate: a dictionary, and a frame per thread
+MAX_LOOK_NS = 2_000_000_000  # a longer pause comes from the machine
 STOP_S = 1.0  # seconds to wait for the end of the thread
 MAX_FRAMES = 200  # frames of a stack that are examined
 MAX_PLACES = 256
-HELD_NS = 2_500_000  # A look that waited longer for the lock found one that Python code held, as for FORCED.
-LEAST_PLACED_NS = 1_000_000  # a shorter collection is not worth finding its place
+HELD_NS = 2_500_000  # a look that waited longer found Python code that held the lock, as for FORCED
+LEAST_PLACED_NS = 1_000_000  # shorter collections are not placed
 MAX_CODE = 60  # characters of a line of code
-OTHER_SHARE_MIN = 0.05  # share of the time between two looks; a thread that ran for less hardly holds the lock
-MAX_THREADS = 16  # other threads whose time is read
-THREAD_CLOCK = 0b110  # low bits of the kernel's number of a clock: CPU time of a thread
+OTHER_SHARE_MIN = 0.05  # share of the time between two looks: a thread that ran for less hardly holds the lock
+MAX_THREADS = 16  # maximum number of other threads that are read
+THREAD_CLOCK = 0b110  # low bits of a kernel clock number: CPU time of a thread
 _THREADS: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # by get_ident()
-_FOREIGN = threading._DummyThread  # a thread that Python did not start, once it has asked for its name
-_ENGINE = "_engine_run_backward"  # function of torch in which a backward pass lasts, and of the agent's wrapper
-MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # seconds between readings of memory at least, and of the time so far
-MEMORY_COST = 0.01  # share of the time that readings take at most
+_FOREIGN = threading._DummyThread  # a thread that Python did not start, once its name was asked for
+_ENGINE = "_engine_run_backward"  # function of torch, and of the agent's wrapper, that runs a backward pass
+MEMORY_S, MEMORY_SHARE = 0.1, 0.02  # minimum seconds between two memory readings, and as a share of the elapsed time
+MEMORY_COST = 0.01  # maximum share of the time that readings take
 
-# Code of the program, line, library code called there, and its module; without such code the name of what is called.
+# Program code, line, library code called there, and the module of that code. Without library code: name of the call.
 Where = tuple[CodeType, int, CodeType | None, str]
-LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # which the agent wraps
-# Instruction of a statement "with" that enters an object: one that lasts and has no frame of Python code is a lock's.
-# From Python 3.14 on it is a call, the instruction before which is the second one.
+LOADER_NEXT = "torch.utils.data.dataloader._BaseDataLoaderIter.__next__"  # wrapped by the agent
+# Instruction of a statement "with" that enters an object. If it lasts without a frame of Python code, it takes a lock.
+# Since Python 3.14, the instruction is a call, and ENTERS_NEXT comes just before it.
 ENTERS, ENTERS_NEXT = opmap.get("BEFORE_WITH"), opmap.get("LOAD_SPECIAL")
 THREAD_LOCK = "threading.Lock"
 
 
 class _Sampler:
-    """The state of one process's sampling."""
+    """Sampling of one process."""
 
     def __init__(self) -> None:
-        self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, nanoseconds since the last look
+        self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, delay, nanoseconds
         self.places: dict[tuple[CodeType, int, CodeType | str], int] = {}
-        self.ended = _thread.allocate_lock()  # released as the sampling ends
+        self.ended = _thread.allocate_lock()  # released when the sampling ends
         self.ended.acquire()
-        self.left = _thread.allocate_lock()  # held while the thread is there
-        self.thread = 0  # its number
+        self.left = _thread.allocate_lock()  # held while the thread runs
+        self.thread = 0  # kernel's thread id
         self.counted = 0  # looks
-        # Place of another thread, nanoseconds that it ran, and those of looks that waited for the lock.
+        # Place of another thread, nanoseconds that it ran, nanoseconds of these with the lock.
         self.others: list[tuple[Where, int, int]] = []
         self.demand: list[tuple[int, int]] = []  # see DEMAND
-        self.asked: tuple[int, dict[int, int]] | None = None  # time of the last reading, and what it read
-        self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by the kernel's number
-        self.alone = True  # No other thread ran in any look.
-        self.usual_s = self.short_s = 0.0  # the program's switch interval, and the one that this thread set
+        self.asked: tuple[int, dict[int, int]] | None = None  # time of the last reading, and its values
+        self.ran_ns: dict[int, int] = {}  # CPU time of other threads at the last look, by kernel thread id
+        self.alone = True  # True until another thread ran in a look
+        self.usual_s = self.short_s = 0.0  # seconds: the program's switch interval, and the one set here
         self.fault: Exception | None = None  # error that ended the sampling
         self.memory: list[tuple[int, int, int]] = []  # see MEMORY
         self.begun_ns = self.memory_due_ns = 0
-        self.collected_ns = 0  # sum of the garbage collections that ended before the last look
+        self.collected_ns = 0  # nanoseconds of all garbage collections that ended before the last look
 
     def run(self) -> None:
         """Look at the recorded thread until :attr:`ended` is released."""
         process, self.thread = os.getpid(), get_native_id()
         run_queue.own.add(self.thread)
         last_ns = self.begun_ns = monotonic_ns()  # time of the last look
-        uniform = Random(0).random  # a generator of its own: the program's stays as it is
+        uniform = Random(0).random  # separate generator: the program's random state does not change
         try:
             for most, seconds in INTERVALS:
                 while self.counted < most:
-                    wait_s = seconds * (0.5 + uniform())  # else looks fall into step with the program
+                    wait_s = seconds * (0.5 + uniform())  # random, so that looks do not fall into step with the program
                     _, without_core_ns = run_queue.times_ns(process, self.thread)
                     due_ns = monotonic_ns() + int(wait_s * 1e9)
                     if self.ended.acquire(timeout=wait_s):
@@ -132,12 +136,12 @@ class _Sampler:
                     self.counted += 1
                     others, before = self.others, len(self.others)
                     last_ns = self._look(last_ns, due_ns)
-                    # Last, as it lets go of the lock.
+                    # The last call of a look, as it releases the lock.
                     _, until_now_ns = run_queue.times_ns(process, self.thread)
                     if last_ns - due_ns - (until_now_ns - without_core_ns) > HELD_NS:
                         others[before:] = [(where, ns, ns) for where, ns, _ in others[before:]]
                     self._read_memory()
-        except Exception as error:  # The interpreter shuts down, or the agent has a fault: only this part ends.
+        except Exception as error:  # The interpreter shuts down, or the agent has an error: only the sampling ends.
             guard.let_through(error)
             self.fault = error
         finally:
@@ -146,12 +150,12 @@ class _Sampler:
             self.left.release()
 
     def start(self) -> None:
-        """Start the thread. Not a threading.Thread, which the program would see among its own."""
+        """Start the thread. It is not a threading.Thread, because the program would see it among its own."""
         if self.left.acquire(blocking=False):
             _thread.start_new_thread(self.run, ())
 
     def stop(self) -> None:
-        """End the thread, and wait until it has ended."""
+        """End the thread and wait for its end."""
         if self.ended.locked():
             self.ended.release()
         if self.left.acquire(timeout=STOP_S):
@@ -161,11 +165,11 @@ class _Sampler:
             sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
-        """Look at the recorded thread; return the time of the look, which was due at ``due_ns``."""
+        """Look at the recorded thread and return the time of the look, which was due at ``due_ns``."""
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
-        del frames[get_ident()]  # This frame has the dict: all frames and their objects would wait for a collection.
+        del frames[get_ident()]  # A cycle through this frame's own dict would keep all frames alive.
         frame = frames.get(boundaries.recorded_thread or 0)
         now = monotonic_ns()
         interval_ns = sys.getswitchinterval() * 1e9
@@ -176,8 +180,8 @@ class _Sampler:
         collections = _collections
         if collections is not None:
             if collections.begun_ns:
-                return last_ns  # a garbage collection lasts, and another callback of it runs
-            # Collections are timed by themselves. They also delay a look, which then finds the line after them.
+                return last_ns  # a garbage collection is running, in another callback
+            # Collections are timed separately. They also delay a look, which then finds the line after them.
             collected_ns, self.collected_ns = collections.ended_ns - self.collected_ns, collections.ended_ns
             last_ns = min(last_ns + collected_ns, now)
         since_ns = min(now - last_ns, MAX_LOOK_NS)
@@ -194,7 +198,7 @@ class _Sampler:
         return now
 
     def _wait_shortly(self, shortly: bool) -> None:
-        """Shorten the switch interval for the next look, or restore the program's, unless it has set another one."""
+        """Shorten the switch interval for the next look, or restore the program's own unless it has set another one."""
         now_s = sys.getswitchinterval()
         is_ours = abs(now_s - self.short_s) < ROUNDING_S
         if not is_ours:
@@ -206,15 +210,15 @@ class _Sampler:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note where other threads are that ran since the last look.
+        """Note the places of other threads that ran since the last look.
 
-        A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory then: the kernel is asked.
+        A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory, so ask the kernel.
         """
         others = [one for one in frames if one != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
         for one in others:
             thread = _THREADS.get(one)
-            number = None if thread is None else vars(thread).get("_native_id")  # The property may be the program's.
+            number = None if thread is None else vars(thread).get("_native_id")  # A property could run program code.
             if number is None:
                 continue
             try:
@@ -226,7 +230,7 @@ class _Sampler:
                 self.others.append((where, ns, 0))
 
     def _read_memory(self) -> None:
-        """Read what this process and its children hold, a page that several share counted in parts, if it is time."""
+        """Read the memory of this process and its children if due. A shared page counts in proportion."""
         begun_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if begun_ns < self.memory_due_ns:
             return
@@ -236,7 +240,7 @@ class _Sampler:
             return
         self.memory.append(found)
         self._read_demand()
-        took_ns = thread_time_ns() - cpu_ns  # On a machine in use a reading lasts for longer, and costs no more.
+        took_ns = thread_time_ns() - cpu_ns  # On a busy machine, a reading takes longer but costs no more CPU time.
         wait_ns = max(MEMORY_S * 1e9, MEMORY_SHARE * (begun_ns - self.begun_ns), took_ns / MEMORY_COST)
         self.memory_due_ns = begun_ns + int(wait_ns)
 
@@ -252,13 +256,13 @@ class _Sampler:
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
-        """Return the innermost place in the program and the library function called there, else one in a library."""
+        """Return the innermost place in the program and the library function called there; else a library place."""
         innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
             file = frame.f_code.co_filename
-            if not file.startswith(watching.OURS):  # else it is a wrapper of the agent around what the program calls
+            if not file.startswith(watching.OURS):  # else a wrapper of the agent around a call of the program
                 if not watching.is_library(file):
                     if inner is None:
                         return frame.f_code, frame.f_lineno, None, name or _lock_entered(frame)
@@ -270,7 +274,7 @@ class _Sampler:
         return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")
 
     def number(self, where: Where | None) -> int:
-        """Return the number of a place, 0 if it is unknown or beyond :data:`MAX_PLACES`; note a new one."""
+        """Return the number of a place; 0 if it is unknown or beyond :data:`MAX_PLACES`. Note a new place."""
         if where is None:
             return 0
         code, line, called, module = where
@@ -290,7 +294,7 @@ class _Sampler:
         return number
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Return the looks since the last call as events, one for each phase and place."""
+        """Return the records since the last call as events. Looks are summed by phase and place."""
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, where, late, ns in looks:
@@ -309,24 +313,24 @@ class _Sampler:
 
 
 def _lock_entered(frame: FrameType) -> str:
-    """Return THREAD_LOCK if the frame, which calls no Python code, enters an object in a statement "with"."""
+    """Return THREAD_LOCK if the frame enters an object in a statement "with", and "" otherwise."""
     at, instructions = frame.f_lasti, frame.f_code.co_code
     enters = instructions[at] == ENTERS or (at >= 2 and instructions[at - 2] == ENTERS_NEXT)
     return THREAD_LOCK if at >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:
-    """Return True if a look could begin a garbage collection. From Python 3.12 on, making an object begins none."""
+    """Return True if a look could trigger a garbage collection. From Python 3.12 on, an allocation does not."""
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return False
     return 0 < gc.get_threshold()[0] <= gc.get_count()[0] + SPARE_OBJECTS
 
 
 def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
-    """Return the innermost frame of a hook that a backward pass calls; None if it is at the model's work.
+    """Return the innermost frame of a hook that a backward pass calls; None if the pass is at the model's work.
 
-    ``frame``: of the recorded thread, in a backward pass. Autograd has a thread for each device, which Python did not
-    start: its stack begins with what it calls.
+    ``frame`` is the recorded thread's, in a backward pass. Autograd has a thread per device, not started by Python. The
+    stack of such a thread begins with the code that it calls.
     """
     if frame.f_code.co_name != _ENGINE:
         return frame if _calls_hook(frame, engine=True) else None
@@ -339,9 +343,9 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """Return True if code of the program runs there that no module of the model called within the backward pass.
+    """Return True if the stack holds program code that no module of the model called within the backward pass.
 
-    ``engine``: the pass was called in this thread.
+    ``engine`` is True if the backward pass was called in this thread.
     """
     found = False
     for _ in range(MAX_FRAMES):
@@ -356,7 +360,7 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 
 
 def _phase_at(due_ns: int) -> str | None:
-    """Return the phase at that time, "" outside of all; None if it lasts, or if its beginning is written already."""
+    """Return the phase at that time, "" outside all phases; None if it still lasts or its start is written already."""
     later = False
     for event in reversed(boundaries.state.events):
         if event[0] in (boundaries.ENTER, boundaries.EXIT):
@@ -367,15 +371,15 @@ def _phase_at(due_ns: int) -> str | None:
 
 
 class _Collections:
-    """Garbage collections in the recorded thread since a step began."""
+    """Garbage collections in the recorded thread since the start of a step."""
 
     def __init__(self) -> None:
         self.times = self.total_ns = self.longest_ns = self.begun_ns = 0
-        self.ended_ns = 0  # sum over all that have ended
+        self.ended_ns = 0  # nanoseconds of all collections that have ended
         self.longest: Where | None = None
 
     def __call__(self, phase: str, _information: dict[str, int]) -> None:
-        """Take a callback of :mod:`gc`."""
+        """Handle a callback of :mod:`gc`."""
         if get_ident() != boundaries.recorded_thread:
             return
         now = monotonic_ns()
@@ -395,7 +399,7 @@ class _Collections:
     def _caller() -> Where | None:
         try:
             frame = watching.users_frame(sys._getframe(2))
-        except ValueError:  # the interpreter shuts down: no code runs any more
+        except ValueError:  # The interpreter shuts down: no code runs any more.
             return None
         return None if frame is None else (frame.f_code, frame.f_lineno, None, "")
 
@@ -412,7 +416,7 @@ _collections: _Collections | None = None
 
 
 def patch() -> None:
-    # Python 3.12 warns of a fork with threads, and a program may turn warnings into errors.
+    # Python 3.12 warns about a fork with threads, and a program may turn warnings into errors.
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
     boundaries.on_some_steps.append(_on_step)
     boundaries.on_step_end.append(_step_ended)
@@ -430,7 +434,7 @@ def _after_fork() -> None:
 
 
 def forget() -> None:
-    """End the sampling. In a forked child there is no thread that would sample."""
+    """End the sampling. A forked child has no sampling thread."""
     global _sampler, _collections
     sampler, _sampler = _sampler, None
     collections, _collections = _collections, None

@@ -1,10 +1,11 @@
-"""Counts the positions of some batches that only pad a row: with tensors on the CPU alone, so that no device waits.
+"""Count the padding positions of some batches. Only tensors on the CPU are read, so that no device has to wait.
 
-A position is padding where ``attention_mask`` is 0. Without a mask, it is one of several equal tokens at the end or the
-beginning of a row, with the label -100 or of the commonest such token. A prompt without labels is no padding.
+A position is padding where ``attention_mask`` is 0. Without a mask, padding is a run of equal tokens at the end or
+start of a row. Each of its tokens has the label -100 or, without labels, is the commonest such token. Tokens of a
+prompt (label -100, but different) are not padding.
 
-Every batch is counted where commands take turns, as they are compared by their tokens. What fails here ends this part
-alone.
+Every batch is counted where commands take turns, as they are compared by their tokens. An error in this module ends
+only this module's work.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ import torch
 from _harness_agent import boundaries, guard, record
 from torch import Tensor
 
-PADDED = 18  # kind of event: (kind, positions, padding, those in columns of padding alone, 1: in each batch)
-FIRST_BATCHES = 8  # batches that are counted, before one of EVERY is
+PADDED = 18  # event: (kind, positions, padding, padding in columns of padding only, 1 if every batch is counted)
+FIRST_BATCHES = 8  # batches counted in a row, before one in EVERY
 EVERY = 32
-MISSES = 4  # batches without what shows padding, until no others are looked at
-MAX_POSITIONS = 1 << 17  # of a batch that are counted, unless each batch is
-LEAST_RUN = 2  # equal tokens at the end of a row
+MISSES = 4  # batches that do not show their padding, before the search ends
+MAX_POSITIONS = 1 << 17  # counted positions of a batch, unless every batch is counted
+LEAST_RUN = 2  # minimum equal tokens at the end of a row
 IGNORED = -100  # label of a position without a loss
 IDS = ("input_ids", "ids", "tokens")
 
 
-due = 1  # number of the batch that is counted next, of those that arrive
+due = 1  # number of the next counted batch
 _missed = 0
 
 
 def forget() -> None:
-    """In a forked child, and for the next program: no batch has arrived."""
+    """Reset in a forked child, and for the next program."""
     global due, _missed
     due, _missed = 1, 0
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the padding of a batch of training, whose turn it is."""
+    """Count the padding of a training batch that is due."""
     global due, _missed
     try:
         exact, state = boundaries.state.alternates, boundaries.state
-        if state.doubtful:  # it may be of an evaluation
+        if state.doubtful:  # the batch may be for evaluation
             return
         due = state.batches + (1 if exact or state.batches < FIRST_BATCHES else EVERY)
         found = _count(batch, sys.maxsize if exact else MAX_POSITIONS)
@@ -58,7 +59,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return the positions, those of padding, and those in columns of padding alone; None if no tensor shows it."""
+    """Return (positions, padding, padding in columns of padding only); None if no tensor shows padding."""
     ids, mask, labels = _parts(batch)
     whole = next((one for one in (ids, mask) if one is not None), None)
     if whole is None:
@@ -74,7 +75,7 @@ def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
 
 
 def _parts(batch: Any) -> tuple[Any, Any, Any]:
-    """Return the token ids, the mask and the labels of a batch, each None if it has none; no others are looked at."""
+    """Return the token ids, mask and labels of a batch; None for each one that is missing or unsuitable."""
     if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())
         ids = next((batch[name] for name in IDS if name in names), None)
@@ -105,7 +106,7 @@ def _is_grid(one: Any) -> bool:
 
 
 def _is_mask(one: Tensor) -> bool:
-    """Return True if each row is ones and zeros with one border at most, as masks are and token ids hardly."""
+    """Return True if each row is ones and zeros with at most one border: typical of masks, but not of token ids."""
     values = one.numpy()
     if values.min() < 0 or values.max() != 1:
         return False
@@ -113,8 +114,8 @@ def _is_mask(one: Tensor) -> bool:
 
 
 def _runs(ids: Any, labels: Any) -> Any:
-    """Return where each row ends or begins with several equal tokens that pad it."""
-    padding = ids != ids  # none
+    """Return a mask of the padding runs at the end or start of each row."""
+    padding = ids != ids  # all False
     for step in (-1, 1):
         first = ids[:, -1:] if step < 0 else ids[:, :1]
         equal = ids == first

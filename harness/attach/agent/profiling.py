@@ -1,14 +1,14 @@
-"""Profiles a few steps where the settings ask for it: torch.profiler in this process, or py-spy by the launcher.
+"""Profile a few steps if the settings ask for it: torch.profiler in this process, or py-spy in the launcher.
 
-The window comes once the program is warm, before any step is measured; so do the steps after it whose batches were made
-within it. A closing window comes after the measured steps of a program that ends after so many: only where the device
-worked or waited for launches for more than NOTICEABLE of their time, and its events do not tell which.
+The window starts once the program is warm and before any step is measured. Steps with batches made within the window
+are not measured either. A closing window follows the measured steps of a program that ends after a given number of
+steps. It runs only if events cannot tell device work from waits for launches in more than NOTICEABLE of the time.
 
-The launcher is asked for py-spy by a file and answers by others, see ``attach/sampling.py``; the clock marks of its
-window are spun here, in the thread that is sampled.
+A file asks the launcher for py-spy, and other files answer: see ``attach/sampling.py``. This module spins the clock
+marks of py-spy's window in the sampled thread.
 
-What fails here ends the profiling alone. A program that profiles itself is left to that: torch has one profiler, and a
-second one that begins would be an error in the middle of the user's program.
+An error in this module ends only the profiling. A program that profiles itself is not profiled here: torch has one
+profiler, and starting a second one would raise an error in the user's program.
 """
 
 from __future__ import annotations
@@ -26,57 +26,57 @@ from typing import Any
 import torch
 from _harness_agent import boundaries, device, gate, guard, record, watching
 
-MOST_EVALUATING = 3  # batches of a step that nobody trains on: more are an evaluation, which may be a long one
+MOST_EVALUATING = 3  # evaluation batches within a step: more are a whole evaluation, which may be long
 NOTICEABLE = 0.05  # share of the measured time, as in harness.explain.bounds
 WARMUP = 1  # steps in which torch's profiler gets ready: its first events are slow
-TRACE = ".torch_profile.json"  # ends the name of what torch's profiler wrote, beside the frames
-# Files beside the frames: this program asks for py-spy; the launcher samples; the program has marked the window's end;
-# py-spy has ended.
+TRACE = ".torch_profile.json"  # file suffix of torch's profiler trace, beside the frames
+# Files beside the frames. ASKED: this program asks for py-spy. READY: the launcher samples. DONE: the program has
+# marked the window's end. OVER: py-spy has ended.
 ASKED, READY, DONE, OVER = (f"py-spy.{word}" for word in ("asked", "ready", "done", "over"))
-FROM = "py-spy.from"  # of the process that asked: from which step all ranks of its program go on, see _agree
-MOST_WAIT_S = 240.0  # for the launcher, besides the window itself: more than all its limits together
-# At either end of py-spy's window: functions that its samples show, at known times. See probes.profilers.py_spy.
+FROM = "py-spy.from"  # file of the process that asked: step from which all ranks continue, see _agree
+MOST_WAIT_S = 240.0  # seconds to wait for the launcher, besides the window: more than the sum of its time limits
+# Functions at both ends of py-spy's window, which its samples show at known times. See probes.profilers.py_spy.
 MARK = "harness_clock_mark_"
 MARKS, MARK_NS, GAP_NS = 6, 30_000_000, 20_000_000
-HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # as in harness.study.traces.kineto
+HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # same keys as in harness.study.traces.kineto
 _TRIES = 32  # readings of both clocks: the tightest counts, as in harness.probes.profilers.clocks
-# Kineto prints "USDT:" lines about each window. Their level, 5, is its highest: what hides them hides its errors too.
-# It reads the variable once, as the first profiler of a process starts.
+# Kineto prints "USDT:" lines about each window at its highest level, 5. Hiding these lines hides its errors too.
+# Kineto reads the variable once, when the first profiler of a process starts.
 LOG_LEVEL, QUIET = "KINETO_LOG_LEVEL", "6"
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h: "Yama"
 
 
 class _Window:
-    """Of this process; a forked child has one of its own."""
+    """Profiling window of this process. A forked child has its own."""
 
     def __init__(self) -> None:
-        self.profiler: Any = None  # torch's, from its warm-up to the end of the window
-        self.first = 0  # step that it records first
+        self.profiler: Any = None  # torch's profiler, from its warm-up to the end of the window
+        self.first = 0  # first recorded step
         self.start_ns = 0
-        self.clock = (0, 0)  # realtime clock - CLOCK_MONOTONIC at the start, and by how much that can be off
+        self.clock = (0, 0)  # nanoseconds: CLOCK_REALTIME - CLOCK_MONOTONIC at the start, and its maximum error
         self.torch_over = False
-        self.begun = 0  # step in which it began, or would have: 0 is before that
-        self.agreed = 0  # step from which all ranks go on
-        self.evaluating = 0  # batches of this step that nobody trains on
-        self.asked_ns = 0  # when py-spy was asked for, by this process or another one of the command
-        self.asks = False  # it is this process
-        self.sampled_ns = 0  # since when py-spy's window lasts
-        self.marked = False  # its end
-        self.at_torch = False  # torch's profiler is being called from here, not by the program
+        self.begun = 0  # step in which it began or would have begun; 0: not yet
+        self.agreed = 0  # step from which all ranks continue
+        self.evaluating = 0  # evaluation batches in this step
+        self.asked_ns = 0  # time at which a process of the command asked for py-spy
+        self.asks = False  # True if this process asked for py-spy
+        self.sampled_ns = 0  # start of py-spy's window
+        self.marked = False  # True once the end of py-spy's window is marked
+        self.at_torch = False  # True while this module calls torch's profiler
 
 
 state = _Window()
-_inherited: list[_Window] = []  # a forked child does not end the profiler of its parent
-_program_profiles = False  # the program has begun to profile itself, now or before
+_inherited: list[_Window] = []  # windows of parent processes: a forked child does not end its parent's profiler
+_program_profiles = False  # True once the program has begun to profile itself
 
 
 def asked() -> bool:
-    """Whether steps of this program are to be profiled."""
+    """Return True if the settings ask for a profile of this program's steps."""
     return bool(record.settings.get("profile_steps") or record.settings.get("profile_seconds"))
 
 
 def patch() -> None:
-    """Look at every step, and notice a profiler of the program's own."""
+    """Install the hooks that run on every step, and detect a profiler of the program."""
     closes = bool(record.settings.get("closing_steps"))
     if asked():
         boundaries.on_step.append(_on_step)
@@ -92,7 +92,7 @@ def patch() -> None:
 
 
 def begin() -> None:
-    """Let the launcher's py-spy trace this process under Yama, and have no step measured before the window."""
+    """Let the launcher's py-spy trace this process under Yama, and measure no step before the window."""
     if record.settings.get("profile_seconds"):
         import ctypes
 
@@ -101,7 +101,7 @@ def begin() -> None:
 
 
 def forget() -> None:
-    """In a forked child: its own window is still to come. A worker that was forked within one records nothing."""
+    """Reset the window in a forked child. A worker that was forked within a window records nothing."""
     global state
     if state.profiler is not None:
         torch._C._autograd._enable_record_function(False)
@@ -111,13 +111,13 @@ def forget() -> None:
 
 
 def finish() -> None:
-    """As the program ends: write what torch's profiler has recorded so far."""
+    """Write what torch's profiler has recorded so far, at the end of the program."""
     if state.profiler is not None:
         _carefully(_write, boundaries.state.steps)
 
 
 def abandon() -> None:
-    """Stop torch's profiler, whatever it has recorded."""
+    """Stop torch's profiler, even if its window is incomplete."""
     profiler, state.profiler, state.torch_over = state.profiler, None, True
     if profiler is not None:
         _call(profiler.stop)
@@ -127,7 +127,7 @@ def abandon() -> None:
 
 
 def _on_step(number: int) -> None:
-    """The step ``number`` has begun."""
+    """Advance the window at the start of the step ``number``."""
     state.evaluating = 0
     if boundaries.state.measured_from is not None or watching.busy():
         return
@@ -135,28 +135,28 @@ def _on_step(number: int) -> None:
         return
     state.begun = state.begun or number
     if _over(_torch_is_over, number) and _over(_py_spy_is_over, number):
-        # All ranks have to measure the same steps, whichever of them could be profiled: --steps ends all at one step.
+        # All ranks have to measure the same steps, even if only some could be profiled: --steps ends all at one step.
         active = record.number("profile_steps")
         over = max(number, state.agreed, state.begun + WARMUP + active if active else 0)
-        # What follows is trained on batches that were made meanwhile.
+        # The next batches were made during the window.
         boundaries.state.measured_from = over + 1 + boundaries.state.in_flight
         if state.first or state.asked_ns:
-            record.note("profiled", number)  # the first step that is not
+            record.note("profiled", number)  # first step that is not profiled
 
 
 def _on_measured_step(_number: int) -> None:
-    """Start adding up the time that events leave open at the first measured step."""
+    """Start adding up the unexplained device time at the first measured step."""
     if not boundaries.state.warming and not device.state.open.since_ns:
         device.state.open = device.Open(monotonic_ns())
 
 
 def _may_end(number: int) -> bool:
-    """True if the program may end before the step ``number``: its closing window is over, or not needed."""
+    """Return True if the program may end before the step ``number``: its closing window is over or not needed."""
     if boundaries.state.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
             return True
-        if (record.ranks()[1] or 1) > 1:  # Ranks have to end at the same step, and one of them may need no window.
+        if (record.ranks()[1] or 1) > 1:  # Ranks have to end at the same step, but some may need no window.
             return True
         boundaries.state.window_from = number
         record.note("closing", number)
@@ -164,7 +164,7 @@ def _may_end(number: int) -> bool:
 
 
 def _on_evaluation() -> None:
-    """End torch's window where an evaluation begins within it: it would fill the memory with events of no step."""
+    """End torch's window if an evaluation begins within it: its events belong to no step and would fill the memory."""
     if state.profiler is None or boundaries.state.steps <= state.first:
         return
     state.evaluating += 1
@@ -173,12 +173,12 @@ def _on_evaluation() -> None:
 
 
 def _over(part: Callable[[int], bool], number: int) -> bool:
-    """Whether a part of the window is over; so is one that fails."""
+    """Return True if a part of the window is over or has failed."""
     return _carefully(part, number) is not False
 
 
 def _carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Call ``action``; None where it fails, which ends the profiling alone."""
+    """Call ``action``. If it raises, end the profiling and return None."""
     try:
         return action(*given)
     except Exception as error:
@@ -188,7 +188,7 @@ def _carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def _torch_is_over(number: int) -> bool:
-    """Take torch's profiler one step further; whether it is done, or was not asked for."""
+    """Advance torch's profiler by one step. Return True if it is done or was not asked for."""
     active = record.number("profile_steps") or record.number("closing_steps")
     if state.torch_over or not active:
         return True
@@ -225,11 +225,11 @@ def _start(active: int) -> None:
         _call(state.profiler.start)
     finally:
         if is_quiet:
-            del os.environ[LOG_LEVEL]  # The program's children get what the user set.
+            del os.environ[LOG_LEVEL]  # The program's child processes get the user's value.
 
 
 def _write(number: int) -> None:
-    """Stop torch's profiler at the beginning of the step ``number`` (or after the last one), and write its trace."""
+    """Stop torch's profiler at the start of the step ``number`` (or after the last step), and write its trace."""
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()
@@ -245,7 +245,7 @@ def _write(number: int) -> None:
 
 
 def _call(action: Callable[[], None]) -> None:
-    """Call torch's profiler, which is then not the program that begins to profile itself."""
+    """Call torch's profiler without taking it for a profiler of the program."""
     state.at_torch = True
     try:
         action()
@@ -254,7 +254,7 @@ def _call(action: Callable[[], None]) -> None:
 
 
 def _py_spy_is_over(number: int) -> bool:
-    """Ask the launcher for py-spy's window, once; whether it is over, or was not asked for."""
+    """Ask the launcher for py-spy's window, once. Return True if the window is over or was not asked for."""
     seconds = record.number("profile_seconds")
     if not seconds:
         return True
@@ -280,9 +280,9 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Have all ranks go on from the same step; whether that is known here.
+    """Have all ranks continue from the same step. Return True if that step is known here.
 
-    The one that asked says from which, two steps ahead: ranks that train together are never further apart.
+    The rank that asked for py-spy chooses a step two steps ahead: ranks that train together are never further apart.
     """
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
@@ -299,13 +299,13 @@ def _agree(number: int) -> bool:
             agreed = int(file.read())
     except FileNotFoundError:
         return not _lives(ASKED)
-    if abs(agreed - number) <= 2:  # else they do not train together
+    if abs(agreed - number) <= 2:  # otherwise they do not train together
         state.agreed = agreed
     return True
 
 
 def _lives(name: str) -> bool:
-    """Whether the process that created that file is there."""
+    """Return True if the process that created the file is alive."""
     with open(os.path.join(record.folder(), name), encoding="utf-8") as file:
         pid = file.read()
     return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")
@@ -316,7 +316,7 @@ def _exists(name: str) -> bool:
 
 
 def _create(name: str) -> bool:
-    """Create that file, which says by whom; whether it was not there."""
+    """Create the file with this process's id. Return False if it exists already."""
     try:
         with open(os.path.join(record.folder(), name), "x", encoding="utf-8") as file:
             file.write(str(os.getpid()))
@@ -326,13 +326,13 @@ def _create(name: str) -> bool:
 
 
 def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
-    """Run clock marks from number ``first`` on; when each began and ended."""
+    """Run clock marks from number ``first`` on. Yield the start and end of each in nanoseconds."""
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + GAP_NS)
         name = f"{MARK}{number}"
         code = _spin_until.__code__
         named: dict[str, Any] = {part: name for part in ("co_name", "co_qualname") if hasattr(code, part)}
-        mark = FunctionType(code.replace(**named), globals(), name)  # the stacks show its name
+        mark = FunctionType(code.replace(**named), globals(), name)  # name in the sampled stacks
         start_ns = monotonic_ns()
         mark(start_ns + MARK_NS)
         yield start_ns, monotonic_ns()
@@ -344,11 +344,11 @@ def _spin_until(end_ns: int) -> None:
 
 
 def _give_up(error: Exception) -> None:
-    """Profile no more, and say why; the recording of steps goes on."""
+    """End the profiling and note the reason. The recording of steps continues."""
     try:
         abandon()
     except Exception as another:
-        guard.let_through(another)  # else it could not be stopped: nothing more can be done about it
+        guard.let_through(another)  # The profiler cannot be stopped.
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
     record.note("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
@@ -368,22 +368,22 @@ def _noticed(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _give_way() -> None:
-    """The program begins to profile itself: stop first, as torch refuses a second profiler."""
+    """Stop profiling before the program starts its own profiler, as torch refuses a second one."""
     global _program_profiles
     _program_profiles = True
     if state.profiler is not None:
         try:
             abandon()
         except Exception as error:
-            guard.let_through(error)  # else torch tells the program what it thinks of a second profiler
+            guard.let_through(error)  # torch then reports the second profiler to the program
         record.note("not_profiled", "the program began to profile itself meanwhile")
 
 
 def _own_profiler() -> str | None:
-    """What profiles this program already, or has done so."""
+    """Return a description of the program's own profiler, past or present; None without one."""
     if _program_profiles or torch._C._autograd._profiler_enabled():
         return "the program profiles itself with torch's profiler"
-    monitoring = getattr(sys, "monitoring", None)  # Python 3.12: what cProfile uses there
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12: cProfile uses it
     if sys.getprofile() is not None or (monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID)):
         return "the program profiles itself (sys.setprofile)"
     return None
@@ -393,7 +393,7 @@ def _own_profiler() -> str | None:
 
 
 def _realtime_minus_monotonic() -> tuple[int, int]:
-    """How far CLOCK_REALTIME is ahead, and by how much that can be off, in nanoseconds."""
+    """Return CLOCK_REALTIME - CLOCK_MONOTONIC and its maximum error, in nanoseconds."""
     best_width, best = 1 << 62, 0
     for _ in range(_TRIES):
         before = monotonic_ns()
@@ -405,11 +405,11 @@ def _realtime_minus_monotonic() -> tuple[int, int]:
 
 
 def _import_roots() -> list[str]:
-    """Folders that modules were imported from, the longest first: frames are named from there on."""
+    """Return the folders that modules were imported from, longest first. Frames are named relative to them."""
     roots = {os.path.abspath(entry) for entry in sys.path}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        # Of an editable install, which need not be on sys.path.
+        # An editable install need not be on sys.path.
         if isinstance(path, str) and "." not in name and name != __package__:
             folder = os.path.dirname(os.path.abspath(path))
             roots.add(os.path.dirname(folder) if hasattr(module, "__path__") else folder)

@@ -1,10 +1,10 @@
-"""Writes the facts and events of this process as frames in a file of its own.
+"""Write the facts and events of this process as frames into its own file.
 
-A SIGKILL loses the step that is open, and those before it that share its frame (``boundaries.FRAME_NS``).
+A SIGKILL loses the open step, and earlier steps in the same frame (``boundaries.FRAME_NS``).
 
-A frame is its length (4 bytes, little endian) and the marshal (format 4, which every Python 3 reads) of a pair: a word
-and its content. Words: "process" (who this is), "events" (of steps, as ``probes.ledger.rows`` has them), "batch" (of a
-loader worker: its spans) and "note".
+A frame is its length (4 bytes, little endian) and the marshal (format 4, readable by every Python 3) of a pair: a word
+and its content. Words: "process" (its facts), "events" (of steps, see ``probes.ledger.rows``), "batch" (a loader
+worker's spans) and "note".
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, NoReturn
 from _harness_agent import forks
 
 LENGTH_BYTES = 4  # before each frame, little endian
-MARSHAL_FORMAT = 4  # writes a word that comes again as a reference
+MARSHAL_FORMAT = 4  # writes a repeated word as a reference
 ATTACHED = "attached"  # file that exists once a process of the command has imported torch
 
 _folder = ""  # empty: nothing is recorded
 _registered = False
 _file: FrameFile | None = None
-training_thread: int | None = None  # kernel's number of the thread that trains; None: the main one
-_owner = 0  # the process whose file it is: one that was forked from it begins a file of its own
+training_thread: int | None = None  # kernel thread id of the training thread; None: the main thread
+_owner = 0  # process that owns the file; a forked process starts its own file
 settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
-    """Return True if ``folder`` exists. The file is made with the first frame."""
+    """Start recording into ``folder``. Return False if it does not exist, or if a recording is already active."""
     global _folder, _registered
     if _folder or not os.path.isdir(folder):
         return False
@@ -59,7 +59,7 @@ def begin(folder: str) -> bool:
 
 
 def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return ``os._exit`` so that it first writes the steps that have ended: it calls no ``atexit`` function."""
+    """Return an ``os._exit`` that first writes the ended steps, because it calls no ``atexit`` function."""
 
     @wraps(leave)
     def _exit(status: int) -> NoReturn:
@@ -73,7 +73,7 @@ def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
 
 
 def _forked() -> None:
-    """Begin anew in a child: the file and the record stay the parent's."""
+    """Reset in a forked child. The file and its records belong to the parent."""
     global _file, _owner, training_thread
     _file, _owner, training_thread = None, 0, None
     from _harness_agent import (
@@ -108,11 +108,11 @@ def _forked() -> None:
 
 
 def write(word: str, content: Any) -> None:
-    """Write one frame, all at once."""
-    if not forks.here[0]:  # a child that Python did not fork
+    """Write one frame with a single call."""
+    if not forks.here[0]:  # a child that was not forked by Python
         _forked()
         if word == "events":
-            return  # the parent began this step; its file is not ours
+            return  # the parent began this step, in its own file
     file = _file or _open()
     if file is None:
         return
@@ -120,7 +120,7 @@ def write(word: str, content: Any) -> None:
 
 
 class FrameFile:
-    """Appends frames to a file, each with one call: what is written outlives the process."""
+    """File of frames, each appended with a single call, so that written frames outlive the process."""
 
     __slots__ = ("_descriptor", "_identity", "_path")
 
@@ -146,7 +146,7 @@ class FrameFile:
             os.close(self._descriptor)
 
     def _is_open(self) -> bool:
-        """Return False if the program has closed all files. It may have opened another one under this number."""
+        """Return False if the program has closed all files. Another file may be open under this number."""
         try:
             found = os.fstat(self._descriptor)
         except OSError:
@@ -155,9 +155,9 @@ class FrameFile:
 
 
 def _open() -> FrameFile | None:
-    """Begin this process's file, with who it is; None where nothing is recorded.
+    """Create this process's file and write its facts; return None if nothing is recorded.
 
-    The file becomes known to other threads with its first frame in it: a reader takes no file that begins otherwise.
+    Other threads see the file only after its first frame: readers reject a file that begins otherwise.
     """
     global _file, _owner
     if not _folder:
@@ -175,18 +175,18 @@ def _open() -> FrameFile | None:
 
 
 def begin_anew() -> None:
-    """Close the file. What comes next goes into a new one, with who this is."""
+    """Close the file. The next frame goes into a new file, which begins with the process's facts."""
     global _file
     from _harness_agent import guard, own_time
 
-    guard.carefully(own_time.forget)  # The places that it knows are noted in this file.
+    guard.carefully(own_time.forget)  # Its places are noted only in the old file.
     file, _file = _file, None
     if file is not None and _owner == os.getpid():
         file.close()
 
 
 def note(what: str, text: Any) -> None:
-    """Write a fact of this process that somebody will want to read."""
+    """Write a fact of this process."""
     write("note", (what, text))
 
 
@@ -209,13 +209,13 @@ def folder() -> str:
 
 
 def number(name: str) -> int | None:
-    """A setting that is a number; None where it is not set."""
+    """Return a numeric setting; None if it is not set."""
     found = settings.get(name)
     return found if isinstance(found, int) else None
 
 
 def word(name: str) -> str | None:
-    """A setting that is a word; None where it is not set."""
+    """Return a text setting; None if it is not set."""
     found = settings.get(name)
     return found if isinstance(found, str) and found else None
 
@@ -233,7 +233,7 @@ def _process() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "pid": os.getpid(),
-        "tid": training_thread or os.getpid(),  # on Linux the main thread has the process's number
+        "tid": training_thread or os.getpid(),  # on Linux, the main thread's id is the process id
         "rank": rank,
         "world": world,
         "python": sys.version.split()[0],

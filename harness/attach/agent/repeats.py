@@ -1,7 +1,7 @@
-"""Counts the rows that training gets again, by content, where commands take turns: no loss is recorded of them.
+"""Count rows that training gets again, by content, where commands take turns: their losses are not recorded.
 
-A row of a batch's first tensor counts, if it is on the CPU: no device waits. Each epoch begins anew. What fails here
-ends this part alone.
+Only rows of a batch's first tensor on the CPU count, so that no device has to wait. Each epoch starts from zero. An
+error in this module ends only this module's work.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from _harness_agent import boundaries, guard, record
 from torch import Tensor
 
-NOTE = "repeated_rows"  # repeated ones among the first 1, 2, 4, ... rows
-COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
-DIGESTED_VALUES_MAX = 1 << 16  # values of a batch; of a larger one each n-th counts
+NOTE = "repeated_rows"  # note: number of repeated rows among the first 1, 2, 4, ... rows
+COUNTED_ROWS_MAX = 1 << 16  # maximum rows per run; their digests take about 5 MB
+DIGESTED_VALUES_MAX = 1 << 16  # maximum values of a batch; in a larger batch, each n-th value counts
 WORD_BYTES = 8
 
 
 class _Repeats:
-    """The state of one process."""
+    """Counts of one process."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -34,18 +34,18 @@ _rows = _Repeats()
 
 
 def forget() -> None:
-    """In a forked child, and for the next program: no row has arrived."""
+    """Reset in a forked child, and for the next program."""
     global _rows
     _rows = _Repeats()
 
 
 def epoch_ended() -> None:
-    """Count each row as new that the next epoch serves."""
+    """Start the next epoch: all its rows count as new."""
     _rows.seen.clear()
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the rows of a batch of training, where commands take turns."""
+    """Count the rows of a training batch, where commands take turns."""
     this, state = _rows, boundaries.state
     if state.doubtful or this.rows >= COUNTED_ROWS_MAX:
         return
@@ -57,7 +57,7 @@ def batch_arrived(batch: Any) -> None:
         guard.let_through(error)
         digests = []
     if not digests:
-        this.rows = COUNTED_ROWS_MAX  # Others are like it.
+        this.rows = COUNTED_ROWS_MAX  # Later batches have the same form.
     for digest in digests:
         this.rows += 1
         this.repeated += digest in this.seen
@@ -68,7 +68,7 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _digests(batch: Any) -> list[int]:
-    """Multiply each row's values by random odd numbers, modulo 2**64. Equal rows have equal sums; [] if not known."""
+    """Return a digest per row: the sum of its values times random odd numbers, modulo 2**64; [] if not possible."""
     numpy = sys.modules.get("numpy")
     plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
     if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():
@@ -78,7 +78,7 @@ def _digests(batch: Any) -> list[int]:
     values = values[:, :: -(-values.size // DIGESTED_VALUES_MAX)]
     width = values.shape[1]
     if width not in _rows.weights:
-        drawn = random.Random(0)  # the program's own generators stay as they are
+        drawn = random.Random(0)  # the program's random state does not change
         _rows.weights[width] = numpy.array([2 * drawn.getrandbits(62) + 1 for _ in range(width)], numpy.int64)
     digests: list[int] = (values @ _rows.weights[width]).tolist()
     return digests

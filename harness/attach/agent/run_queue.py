@@ -1,9 +1,9 @@
-"""Reads how long the main thread and the native threads that compute for it ran, and waited for a core (schedstat).
+"""Read how long the main thread and its native compute threads ran and waited for a core (schedstat).
 
-A thread that was not put on a core since it was last asked has not waited for one, either: the kernel adds that up when
-a wait ends. Where the switches of all of them are counted (``switches.py``), their lines are read only after one.
+The kernel adds up a wait when it ends, so a thread that was not switched since the last reading has not waited. If the
+switches of all threads are counted (``switches.py``), the lines are read only after a switch.
 
-It also reads what child processes ask of the cores: loader workers, and others that the program started.
+This module also reads the core time that child processes ask for: loader workers, and others that the program started.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from _harness_agent import forks, switches
 if TYPE_CHECKING:
     from _harness_agent.stages import CpuReading
 
-MAX_COMPUTE_THREADS = 16  # a reading per thread and step
-CHILD_PROCESSES_MAX = 16  # children that are read
-CHILD_THREADS_MAX = 16  # threads of a child that are read
-# So many times in a row lines are not read. A program can stop the counting of its switches (prctl(2),
-# PR_TASK_PERF_EVENTS_DISABLE): lines that changed all the same show it.
+MAX_COMPUTE_THREADS = 16  # one reading per thread and step
+CHILD_PROCESSES_MAX = 16  # maximum number of children that are read
+CHILD_THREADS_MAX = 16  # maximum number of threads of a child that are read
+# Maximum number of skipped readings in a row. A program can stop the counting of its switches (prctl(2),
+# PR_TASK_PERF_EVENTS_DISABLE): lines that still change reveal this.
 MOST_SKIPPED = 32
-MOST_UNCOUNTED = 1  # such changes: on another core, the kernel may be between both
+MOST_UNCOUNTED = 1  # such changes that are ignored: the kernel on another core may be between both updates
 
-_LINE_BYTES = 96  # at most
+_LINE_BYTES = 96  # maximum length of a line
 
 _descriptors: list[int] = []
 _known: set[int] = set()
-own: set[int] = set()  # threads of the agent, which compute nothing for the program
+own: set[int] = set()  # the agent's own threads, which compute nothing for the program
 _begun = False
-_core: CpuReading | None = None  # of the main thread, where its switches are counted
-_counts: list[Any] = []  # of each thread's switches, as long as all are counted
-_counted: list[int] = []  # those when the lines were read last; empty: not yet
-_line = b""  # of these lines the main thread's
+_core: CpuReading | None = None  # CPU clock of the main thread, if its switches are counted
+_counts: list[Any] = []  # switch counters of the threads, while all are counted
+_counted: list[int] = []  # counts at the last reading of the lines; empty: not yet read
+_line = b""  # the main thread's line at that reading
 _others: list[bytes] = []
 _skipped = 0
 _uncounted = 0
-_parents: dict[int, int] = {}  # of processes, by their numbers
+_parents: dict[int, int] = {}  # process ids of the parents, by process id
 
 
 def forget() -> None:
-    """In a forked child: it has other threads. The files stay open, as whoever closes all of them may have done so."""
+    """Reset in a forked child, which has other threads. The files stay open, as their numbers may be reused."""
     global _begun, _core, _skipped, _uncounted
     _begun, _core = False, None
     _skipped = _uncounted = 0
@@ -56,7 +56,7 @@ def forget() -> None:
 
 
 def follow(core: CpuReading) -> None:
-    """From now on ``core`` counts the main thread's switches."""
+    """Use ``core`` as the main thread's CPU clock from now on. It counts the thread's switches."""
     global _core
     _core = core
     _counts[:1] = [core.count]
@@ -64,9 +64,9 @@ def follow(core: CpuReading) -> None:
 
 
 def read() -> tuple[Any, ...]:
-    """The kernel's line of each thread, the main thread's first; empty where this kernel keeps none.
+    """Return the kernel's line of each thread, the main thread's first; empty if this kernel has no lines.
 
-    In place of the main thread's: (its CPU time, an earlier line), where no thread was switched since that one.
+    If no thread was switched since the last reading, (CPU time, earlier line) replaces the main thread's line.
     """
     global _skipped
     if not forks.here[0]:
@@ -90,9 +90,9 @@ def _read_lines() -> tuple[bytes, ...]:
         _open(threading.get_native_id())
     if not _descriptors:
         return ()
-    # First: a switch during what follows is to be noticed.
+    # The counters come first, so that a later switch is noticed.
     counted = [one[0] for one in _counts] if len(_counts) == len(_descriptors) else []
-    # Brings the time on a core in the main thread's line up to date, as else only a tick does.
+    # Reading the CPU time updates the time on a core in the main thread's line, which otherwise only a tick does.
     if _core is not None:
         _core.read()
     else:
@@ -106,17 +106,17 @@ def _read_lines() -> tuple[bytes, ...]:
     if counted and counted == _counted and _runs(lines) != _runs(earlier) and [one[0] for one in _counts] == counted:
         _count_no_more()
         return lines
-    _counted[:] = counted  # last: where a signal handler of the program raises before, the lines are read again
+    _counted[:] = counted  # last, so that the lines are read again if a signal handler of the program raises before
     return lines
 
 
 def _runs(lines: Iterable[bytes]) -> list[bytes]:
-    """How often each thread was put on a core, by its line."""
+    """Return how often each thread was put on a core, from its line."""
     return [line.rpartition(b" ")[2] for line in lines]
 
 
 def _count_no_more() -> None:
-    """Lines changed without a switch that was counted: after several, they are read each time."""
+    """Stop using the switch counters once lines have changed several times without a counted switch."""
     global _core, _uncounted
     _uncounted += 1
     if _core is not None and _uncounted > MOST_UNCOUNTED:
@@ -127,7 +127,7 @@ def _count_no_more() -> None:
 
 
 def find_threads() -> None:
-    """Look for compute threads: native ones, which start with the first parallel region."""
+    """Look for new compute threads: native ones, which start with the first parallel region."""
     if not _descriptors:
         return
     python = {thread.native_id for thread in threading.enumerate()}
@@ -149,7 +149,7 @@ def _open(tid: int) -> bool:
 
 
 def times_ns(process: int, thread: int) -> tuple[int, int]:
-    """Return for how long a thread ran, and was ready without a core; zeros if it has ended, or that is unknown."""
+    """Return nanoseconds that a thread ran, and was runnable without a core; zeros if it ended or both are unknown."""
     try:
         with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
             ran, waited, *_ = file.read().split()
@@ -159,12 +159,12 @@ def times_ns(process: int, thread: int) -> tuple[int, int]:
 
 
 def children_asked_ns() -> dict[int, int]:
-    """Return the nanoseconds for which each child process ran or waited for a core, by its number.
+    """Return the nanoseconds for which each child process ran or waited for a core, by process id.
 
-    A process is asked for its parent once. Children have higher numbers than their parent, until these begin anew.
+    A process's parent is read once. A child has a higher id than its parent, until the ids wrap around.
     """
     own = os.getpid()
-    if own not in _parents:  # The first call, or the first one of a forked child.
+    if own not in _parents:  # first call, or first call in a forked child
         _parents.clear()
         _parents[own] = 0
     here = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) > own)
@@ -183,14 +183,14 @@ def _parent_of(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):  # It has ended.
+    except (OSError, ValueError, IndexError):  # the process has ended
         return 0
 
 
 def _process_asked_ns(pid: int) -> int:
     try:
         threads = os.listdir(f"/proc/{pid}/task")[:CHILD_THREADS_MAX]
-    except OSError:  # It has ended.
+    except OSError:  # the process has ended
         return 0
     return sum(sum(times_ns(pid, int(thread))) for thread in threads)
 

@@ -1,7 +1,7 @@
-"""Splits the making of one batch into stages without overlap: read, tokenize and pack, in whichever process makes it.
+"""Split the making of one batch into stages without overlap (read, tokenize, pack), in the process that makes it.
 
-A stage inside another takes its time from it (tokenizing within a dataset's ``__getitem__`` is no reading), so the
-stages of a batch never sum to more than its making.
+An inner stage's time does not count in the outer stage: tokenizing within a dataset's ``__getitem__`` is not reading.
+So the stages of a batch never sum to more than its making.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 Piece = tuple[str, int, int, int]  # stage, start, end (CLOCK_MONOTONIC), CPU time of the thread (see add_others())
-# Pieces of one batch; more are merged stage by stage, which keeps their sums.
+# Maximum pieces of one batch. More are merged by stage, which keeps their sums.
 MAX_PIECES_OF_A_BATCH = 64
-# The CPU time of a thread is a system call, the clock is not: so soon after a reading the thread is taken to have been
-# on its core since, where nobody counts its switches. The error is at most this.
+# Nanoseconds after a reading in which a thread without a switch counter is assumed to stay on its core. A thread's CPU
+# time is a system call, the clock is not. The error is at most this value.
 NEAR_NS = 20_000
-MOST_LOST = 20  # a twentieth of the time since the last reading may be lost without a switch, for longer use of one
+MOST_LOST = 20  # 1/MOST_LOST of the time since the last reading may be lost without a switch
 
 
 class CpuReading:
-    """Extrapolates the last reading of a thread's CPU time for as long as the thread is on its core.
+    """Last reading of a thread's CPU time, extrapolated while the thread is on its core.
 
-    That is known of a thread whose switches are counted (``switches.py``); of others it is assumed, for ``NEAR_NS``.
-    Who asks has these lines, as a call would cost as much as they do::
+    This is exact for a thread whose switches are counted (``switches.py``). For others it is assumed for ``NEAR_NS``.
+    Callers inline these lines, as a function call would cost as much as they do::
 
         now = monotonic_ns()
         if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
@@ -36,11 +36,11 @@ class CpuReading:
     __slots__ = ("ahead_ns", "count", "counted", "here", "lasts_ns", "longest_ns", "near_ns")
 
     def __init__(self) -> None:
-        self.near_ns = 0  # until when that reading will do
+        self.near_ns = 0  # time until which the reading is valid
         self.ahead_ns = 0  # CPU time - clock
         self.count: Any = (0,)  # the first number changes with each switch of the thread
         self.counted = 0  # value of ``count`` when the CPU time was read
-        self.here: Any = (1,)  # its first item is 0 in a forked child, where nothing may look at ``count``
+        self.here: Any = (1,)  # its first item is 0 in a forked child, which may not read ``count``
         self.lasts_ns = NEAR_NS  # validity of a reading
         self.longest_ns = NEAR_NS
 
@@ -57,13 +57,13 @@ class CpuReading:
         self.counts((0,), NEAR_NS, (1,))
 
     def read(self) -> tuple[int, int]:
-        """The thread's CPU time, and the clock then."""
+        """Return the thread's CPU time and the clock, in nanoseconds."""
         if not self.here[0]:
             self.uncounted()
-        counted = self.count[0]  # first: a switch during what follows is to be noticed
+        counted = self.count[0]  # first, so that a later switch is noticed
         cpu_ns, now = thread_time_ns(), monotonic_ns()
         if self.longest_ns != NEAR_NS:
-            # A hypervisor may take the core away, and interrupts take time: no switches, and no CPU time of the thread.
+            # A hypervisor's preemption and interrupts are not switches, but do not add to the thread's CPU time.
             lost_ns = now + self.ahead_ns - cpu_ns if counted == self.counted else 0
             little = lost_ns * MOST_LOST <= now - self.near_ns + self.lasts_ns
             self.lasts_ns = self.longest_ns if little else NEAR_NS
@@ -72,7 +72,7 @@ class CpuReading:
 
 
 class Making:
-    """The batch that a thread makes: stages that are open, innermost last, and the pieces that have ended."""
+    """Batch in preparation by one thread: the open stages, innermost last, and the completed pieces."""
 
     __slots__ = ("core", "cpu_ns", "items", "open", "pieces", "start_ns")
 
@@ -94,18 +94,18 @@ _thread = _ThisThread()
 
 
 def forget() -> None:
-    """Begin anew in a forked child."""
+    """Reset in a forked child."""
     global _thread
     _thread = _ThisThread()
 
 
 def making() -> Making:
-    """Return what this thread makes."""
+    """Return this thread's batch in preparation."""
     return _thread.making
 
 
 def busy() -> bool:
-    """Return True if this thread makes a batch now."""
+    """Return True if this thread is making a batch."""
     return bool(_thread.making.open)
 
 
@@ -114,7 +114,7 @@ def enter(name: str) -> None:
 
 
 def enter_within(name: str) -> bool:
-    """Enter a stage of a batch that is being made, unless it is in that stage already; whether it did."""
+    """Enter a stage of a batch in preparation, unless that stage is already open. Return True if entered."""
     return cut(name, True)
 
 
@@ -123,10 +123,10 @@ def leave() -> None:
 
 
 def add_others(process_ns: int) -> None:
-    """The open stage has waited for threads of a library, if for most of it: their CPU time is the stage's as well.
+    """Add the CPU time of other threads to the open stage, if the stage mostly waited for threads of a library.
 
-    ``process_ns``: CPU time of the process as it began. No more is added than the time that was waited: whatever else
-    the process does meanwhile counts with it.
+    ``process_ns``: CPU time of the process at the stage's start. The addition is limited to the time waited, because
+    unrelated threads of the process count, too.
     """
     making = _thread.making
     cpu_ns = thread_time_ns() - making.cpu_ns
@@ -136,9 +136,9 @@ def add_others(process_ns: int) -> None:
 
 
 def begin(name: str, items: int = 0) -> bool:
-    """The stage ``name`` begins a batch of ``items``.
+    """Begin a batch of ``items`` with the stage ``name``.
 
-    False where this thread makes one already: a loader within a dataset.
+    Return False if this thread is making a batch already: a loader within a dataset.
     """
     making = _thread.making
     if making.open:
@@ -155,7 +155,7 @@ def begin(name: str, items: int = 0) -> bool:
 
 
 def end(kept: int = 0) -> None:
-    """The batch is made: whatever stage is open ends, but for the first ``kept``."""
+    """End the batch: close all open stages except the first ``kept``."""
     making = _thread.making
     open_ = making.open
     if len(open_) <= kept:
@@ -173,16 +173,16 @@ def end(kept: int = 0) -> None:
 
 
 def cut(name: str | None, within: bool = False) -> bool:
-    """Cut the time here: the stage ``name`` begins, or the innermost one ends (None).
+    """Start the stage ``name``, or end the innermost stage (None). Return True if a stage changed.
 
-    ``within``: only in a batch that is being made, and in another of its stages. Whether it was cut.
+    ``within``: only start a stage in a batch in preparation, and only if it is not the innermost stage already.
     """
     making = _thread.making
     open_ = making.open
     if open_:
         if within and open_[-1] == name:
             return False
-    elif within or name is None:  # None: the program's own signal handler raised within, which ended it
+    elif within or name is None:  # name is None if the program's signal handler raised within the stage and ended it
         return False
     core = making.core
     now = monotonic_ns()
@@ -201,21 +201,21 @@ def cut(name: str | None, within: bool = False) -> bool:
 
 
 def add(name: str, start_ns: int, cpu_ns: int) -> None:
-    """Add a stage that ends now, where none is open. ``cpu_ns``: the thread's CPU time at ``start_ns``."""
+    """Add a stage that ends now, while no stage is open. ``cpu_ns``: the thread's CPU time at ``start_ns``."""
     making = _thread.making
     until_ns, now = making.core.read()
     making.pieces.append((name, start_ns, now, until_ns - cpu_ns))
 
 
 def take() -> list[Piece]:
-    """The pieces since the last call, in their order."""
+    """Return the pieces since the last call, in order."""
     making = _thread.making
     pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
-    """One piece a stage, end to end from the first start: sums and the whole stay, the order within is lost."""
+    """Return one piece per stage, end to end from the first start. Sums are kept; the order within is lost."""
     sums: dict[str, list[int]] = {}
     for name, start, end, cpu_ns in pieces:
         found = sums.setdefault(name, [0, 0])

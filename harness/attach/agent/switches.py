@@ -1,9 +1,9 @@
-"""Counts how often a thread was put on a core, without a system call: a page that the kernel keeps, to be read.
+"""Count how often a thread was put on a core, without a system call: read a page that the kernel updates.
 
-What CPU time a thread took is a system call, of 1 us where it is made in a row and of 2.5 us within a training step. As
-long as the thread has not left its core, its CPU time goes with the clock. The kernel writes down each time when it
-puts a thread with a performance event on a core (``lock`` in the event's page, perf_event_open(2)). The event counts
-nothing. Where a process may have none, ``stages.NEAR_NS`` has to do.
+Reading a thread's CPU time is a system call: 1 us in a tight loop, 2.5 us within a training step. While the thread
+stays on its core, its CPU time advances with the clock. The kernel records each time it puts a thread with a
+performance event on a core (``lock`` in the event's page, perf_event_open(2)). The event counts nothing. If the process
+may not open such an event, ``stages.NEAR_NS`` is used instead.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import os
 import platform
 from typing import Any
 
-# Interrupts, and a hypervisor that takes the core away, are no switches: so often the CPU time is read all the same.
+# Nanoseconds after which the CPU time is read anyway: interrupts and a hypervisor's preemption are not switches.
 LASTS_NS = 5_000_000
 
-_CALL = {"x86_64": 298, "aarch64": 241}  # number of perf_event_open, by machine
+_CALL = {"x86_64": 298, "aarch64": 241}  # system call number of perf_event_open, by machine
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY
-_USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: else it is for privileged users
+_USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv: otherwise only privileged users may open the event
 _CLOSE_ON_EXEC = 1 << 3
-_ATTRIBUTE_BYTES, _FLAGS_AT = 128, 40  # of struct perf_event_attr
-_LOCK_AT = 8  # of struct perf_event_mmap_page
+_ATTRIBUTE_BYTES, _FLAGS_AT = 128, 40  # size of struct perf_event_attr, offset of its flags
+_LOCK_AT = 8  # offset in struct perf_event_mmap_page
 
 _count: Any = None
 _asked = False
 
 
 def forget() -> None:
-    """In a forked child: the kernel does not copy that page to it, so that nothing may touch it any more."""
+    """Drop the page in a forked child: the kernel does not copy it, so nothing may read it there."""
     global _count, _asked
     _count, _asked = None, False
 
 
 def count() -> Any:
-    """A sequence whose first number changes with each switch of this thread, the main one; None: nobody counts them."""
+    """Return a sequence whose first number changes with each switch of the main thread; None if not counted."""
     global _count, _asked
     if not _asked:
         _asked = True
@@ -43,12 +43,12 @@ def count() -> Any:
 
 
 def count_of(thread: int) -> Any:
-    """The same of another thread of this process, where the main thread's switches are counted."""
+    """Return the same for another thread of this process; None if the main thread's switches are not counted."""
     return None if _count is None else _open(thread)
 
 
 def _may() -> bool:
-    """Whether asking for an event does no harm: a filter of system calls may kill who makes one that it forbids."""
+    """Return True if opening an event is harmless: a seccomp filter may kill a process for a forbidden call."""
     try:
         with open("/proc/thread-self/status", encoding="ascii", errors="replace") as file:
             return any(line.split() == ["Seccomp:", "0"] for line in file)
@@ -57,11 +57,11 @@ def _may() -> bool:
 
 
 def _open(thread: int) -> Any:
-    """``thread``: its number, 0 for the one that calls."""
+    """Open the event of a thread and return its counter. ``thread``: kernel thread id, 0 for the calling thread."""
     number = _CALL.get(platform.machine())
     if number is None:
         return None
-    import ctypes  # torch has it already
+    import ctypes  # torch imports it anyway
     import struct
 
     library = ctypes.CDLL(None)
@@ -76,14 +76,14 @@ def _open(thread: int) -> Any:
     if event < 0:
         return None
     try:
-        # Not by the module mmap: its object would unmap the page as it ends; in a forked child, what lies there then.
+        # The module mmap would unmap the page at the end of its object. In a forked child, other memory may lie there.
         library.mmap.restype = ctypes.c_void_p
         library.mmap.argtypes = [
             ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
         ]  # fmt: skip
         page = library.mmap(None, os.sysconf("SC_PAGE_SIZE"), 1, 1, event, 0)  # PROT_READ, MAP_SHARED
     finally:
-        os.close(event)  # the page keeps the event
+        os.close(event)  # the page keeps the event open
     if page is None or page == ctypes.c_void_p(-1).value:
         return None
     return (ctypes.c_uint32 * 1).from_address(page + _LOCK_AT)

@@ -1,7 +1,7 @@
-"""Times tokenizers, the outermost call alone: in the stage ``tokenize`` of the batch that is being made.
+"""Time the outermost calls of tokenizers, as the stage ``tokenize`` of the batch in preparation.
 
-Where none is (a loop that tokenizes what its loader gave), the time counts as seen in no fetch. A list of texts may be
-encoded by threads of the library, for which the caller waits: their CPU time counts as the stage's.
+In a loop that tokenizes its loader's output, no batch is in preparation: the time then counts outside every fetch. A
+library may encode a list of texts in threads while the caller waits. Their CPU time counts as the stage's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from _harness_agent import boundaries, guard, imports, stages
 
-# By module: the class, and its methods that encode.
+# Module: (class, encoding methods)
 ENCODERS = {
     "transformers.tokenization_utils_base": (
         "PreTrainedTokenizerBase", ("__call__", "encode", "encode_plus", "batch_encode_plus", "_encode_plus"),
@@ -25,7 +25,7 @@ ENCODERS = {
 
 
 class _Loose(threading.local):
-    on = False  # whether this thread is in a call that works for no batch
+    on = False  # True if this thread is in a call without a batch in preparation
 
 
 _loose = _Loose()
@@ -45,12 +45,12 @@ def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
             continue
         try:
             setattr(owner, name, _timed(before))
-        except (AttributeError, TypeError):  # a type that cannot be changed: its time is part of the stage around it
+        except (AttributeError, TypeError):  # a type that cannot be changed: its time is part of the enclosing stage
             continue
 
 
 def _several(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether a call is of several texts: of ``self`` and its first argument, or of one by name."""
+    """Return True if a call encodes several texts: as its first argument after ``self``, or as a named one."""
     return any(isinstance(one, (list, tuple)) for one in (*given[1:2], *named.values()))
 
 

@@ -1,6 +1,6 @@
-"""Times backward passes and the updates of optimizers, and finds the optimizer whose update closes a step.
+"""Time backward passes and optimizer updates, and find the optimizer whose update closes a step.
 
-See :mod:`boundaries` for what a step is.
+See :mod:`boundaries` for the definition of a step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from _harness_agent import boundaries, guard, inspection, record
 from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-OFTEN = 0.5  # of the busiest optimizer's steps: as often as that is "about as often"
-IN_BACKWARD = -1  # stands for all optimizers that step within a backward pass
+OFTEN = 0.5  # share of the busiest optimizer's steps that counts as "about as often"
+IN_BACKWARD = -1  # id for all optimizers that step within a backward pass
 
 
 def patch() -> None:
@@ -61,7 +61,7 @@ def _backward(before: Any) -> Any:
 
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
-    """Whether this is a backward pass of training; one within another (checkpointing) is part of that."""
+    """Return True if this is a backward pass of training. A pass within another one (checkpointing) is part of it."""
     if is_compiling() or (get_ident() != boundaries.recorded_thread and not _adopted()):
         return False
     this = boundaries.state
@@ -82,7 +82,7 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
 
 
 def _adopted() -> bool:
-    """True if this thread, which trains, is recorded from now on."""
+    """Return True if this training thread is recorded from now on."""
     if not boundaries.adopt():
         return False
     from _harness_agent import watching
@@ -131,7 +131,7 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
             return
         boundaries.leave("optimizer")
         number, this = id(optimizer), boundaries.state
-        if number == this.only:  # what _count() comes to, where there is nothing else to count
+        if number == this.only:  # shortcut: same result as _count() with a single optimizer
             this.optimizers[number] += 1
             this.closed, this.closed_ns = True, monotonic_ns()
         else:
@@ -142,7 +142,7 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
 
 
 def _count(optimizer: int, name: str) -> None:
-    """Count an update, and close the step where it is by the optimizer that closes steps."""
+    """Count an update. Close the step if this optimizer closes steps."""
     state = boundaries.state
     state.only = None
     if state.maybe:
@@ -167,7 +167,7 @@ def _count(optimizer: int, name: str) -> None:
 
 def _scaler_step(before: Any) -> Any:
     def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        """A scaler skips the update where a gradient is infinite: the step ends all the same."""
+        """Count an update that the scaler skips because of an infinite gradient: the step ends anyway."""
         updates = boundaries.state.optimizers.get(id(optimizer), 0)
         if is_compiling() or not guard.carefully(_update_begins):
             return before(self, optimizer, *given, **named)

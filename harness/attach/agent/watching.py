@@ -1,10 +1,13 @@
-"""Watches two early steps with ``sys.setprofile`` to learn what cannot be known beforehand, then times it by name.
+"""Watch two early steps with ``sys.setprofile``, to find functions that are then timed by name.
 
-It finds the outermost modules that training calls (the forward phase: a GAN has two, and a loss may be one), the
-user's functions whose tensors enter them (a hand-written ``get_batch`` is the fetch phase), and the calls outside all
-phases in which the main thread blocks, for the sentence that says what could not be seen. The modules' classes then get
-a ``__call__`` that times these instances alone, and the function is replaced under its name: nothing of ours lies in
-objects that the user may pickle.
+The module looks for three things:
+
+- the outermost modules that training calls: the forward phase (a GAN has two, and a loss may be one)
+- user functions whose tensors enter these modules: a hand-written ``get_batch`` is the fetch phase
+- calls outside all phases in which the main thread blocks, to name a place for unseen time
+
+The modules' classes then get a ``__call__`` that times only these instances. A function is replaced under its name. No
+object that the user may pickle is changed.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from _harness_agent import boundaries, controls, guard, record, run_queue, stage
 from torch import is_grad_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-FIRST, STEPS = 2, 2  # which steps are watched: before them much is built once
-AGAIN = 50  # compute threads may start late
-_BLOCKED_NS = 100_000  # a call that blocks for less is no place worth naming
-_GENERATOR = 0x20  # inspect.CO_GENERATOR: a running one cannot be replaced
+FIRST, STEPS = 2, 2  # first watched step, and number of watched steps: programs build much in the steps before
+AGAIN = 50  # step of another search: compute threads may start late
+_BLOCKED_NS = 100_000  # a shorter blocking call is not worth naming
+_GENERATOR = 0x20  # inspect.CO_GENERATOR: a running generator cannot be replaced
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(
@@ -36,28 +39,28 @@ _LIBRARIES = tuple(
 )
 OURS = os.path.dirname(os.path.abspath(__file__))
 _MOST_MADE = 256
-MOST_ROOTS = 8  # outermost modules whose calls are timed
+MOST_ROOTS = 8  # timed outermost modules
 
 
 class _Seen:
     def __init__(self) -> None:
-        self.depth = 0  # of modules
+        self.depth = 0  # depth of nested modules
         self.roots: Counter[int] = Counter()
         self.modules: dict[int, Any] = {}
-        self.made: dict[int, tuple[CodeType, Any, Any]] = {}  # by tensor: who returned it last, and where he is named
+        self.made: dict[int, tuple[CodeType, Any, Any]] = {}  # keyed by tensor: last returning code, its namespace
         self.makers: Counter[CodeType] = Counter()
         self.named: dict[CodeType, Any] = {}
-        self.calls: list[tuple[int, int]] = []  # open calls of C functions: wall, CPU
+        self.calls: list[tuple[int, int]] = []  # open calls of C functions: wall and CPU time
         self.called: set[CodeType] = set()
-        self.blocked: list[tuple[str, int, set[CodeType]]] = []  # where, how long, and which of the user's code ran
+        self.blocked: list[tuple[str, int, set[CodeType]]] = []  # place, duration, and the user's running code
 
 
 _seen: _Seen | None = None
-_until = 0  # the step before which watching ends; 0: it has not begun
+_until = 0  # step before which watching ends; 0: not begun
 
 
 def forget() -> None:
-    """Watch nothing now, and the next program's early steps when they come."""
+    """Stop watching. The next program's early steps are watched again."""
     global _seen, _until
     if _seen is not None:
         sys.setprofile(None)
@@ -69,7 +72,7 @@ def patch() -> None:
 
 
 def busy() -> bool:
-    """Whether steps are being watched now."""
+    """Return True if steps are being watched now."""
     return _seen is not None
 
 
@@ -80,7 +83,7 @@ def _on_step(number: int) -> None:
     if number >= FIRST and not _until:
         _until = number + STEPS
         run_queue.find_threads()
-        if sys.getprofile() is None:  # else somebody profiles this program: that is his
+        if sys.getprofile() is None:  # else another profiler is in use
             _seen = _Seen()
             sys.setprofile(_profile)
     elif number >= _until and _seen is not None:
@@ -133,7 +136,7 @@ def _module_begins(seen: _Seen, frame: FrameType) -> None:
 
 
 def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
-    """Remember who returned which tensors last: of functions within functions the outermost."""
+    """Remember the code that returned each tensor last: for nested functions, the outermost."""
     code = frame.f_code
     file = code.co_filename
     if file.startswith("<") or file.startswith(OURS) or is_library(file):
@@ -150,7 +153,7 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
     blocked_ns = (monotonic_ns() - wall_ns) - (thread_time_ns() - cpu_ns)
     if blocked_ns < _BLOCKED_NS or boundaries.state.open or frame.f_code.co_filename.startswith(OURS):
         return
-    if seen.depth:  # the forward pass: no phase yet, but one of every step that is measured
+    if seen.depth:  # the forward pass: not a phase yet, but one in measured steps
         return
     where = users_frame(frame)
     if where is None:
@@ -165,19 +168,19 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
 
 
 def is_installed(path: str) -> bool:
-    """Return True if the file is of an installed package."""
+    """Return True if the file belongs to an installed package."""
     return any(f"{os.sep}{one}{os.sep}" in path for one in _PACKAGES)
 
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Return True if the file is of Python or of an installed package."""
+    """Return True if the file belongs to Python or to an installed package."""
     path = os.path.realpath(file)
     return path.startswith(_LIBRARIES) or is_installed(path)
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that is of no library, or ``frame`` if all are of libraries; None if it is ours."""
+    """Return the innermost frame outside libraries, else ``frame``; None if that frame belongs to the agent."""
     where = frame
     while where is not None and is_library(where.f_code.co_filename):
         where = where.f_back
@@ -198,7 +201,7 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 
 def _conclude(seen: _Seen) -> None:
-    """Patch what was found, and note it."""
+    """Patch the functions and modules that were found, and note them."""
     timed: CodeType | None = None
     from _harness_agent import causes, inspection
 
@@ -251,7 +254,7 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
 
 def _forward_begins() -> bool:
-    """Whether this call is the forward phase of a step."""
+    """Return True if this call is the forward phase of a step."""
     this = boundaries.state
     if get_ident() != boundaries.recorded_thread or "forward" in this.open:
         return False
@@ -268,7 +271,7 @@ def _forward_begins() -> bool:
 
 
 def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
-    """Replace the function ``code`` under its name by one that is timed as the fetch of a batch; whether it could."""
+    """Replace the function ``code`` under its name by one timed as the fetch phase. Return True if that worked."""
     place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     record.note("batches", place)
     if code.co_flags & _GENERATOR:
@@ -287,7 +290,7 @@ def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> boo
 
 
 def _time_named(name: str) -> None:
-    """Time the function that the user names, ``[module:][Class.]function``, as the fetch of a batch."""
+    """Time the function named by the user, ``[module:][Class.]function``, as the fetch phase."""
     module, _, path = name.rpartition(":")
     owner: Any = sys.modules.get(module or "__main__")
     *classes, function = path.split(".")

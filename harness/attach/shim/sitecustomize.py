@@ -1,8 +1,8 @@
-"""Runs at the start of every Python process of a command under ``harness exec``: watches for torch, loads nothing else.
+"""Start of every Python process under ``harness exec``: watch for the import of torch, and load nothing else.
 
-The folder of this file comes first on PYTHONPATH. It chains to the ``sitecustomize`` that would have run without it
-(Debian ships one). Everything here fails open: whatever goes wrong, the user's program runs as if nobody had looked.
-Names begin with an underscore or go away: the user's program finds no module of ours by accident.
+This file's folder comes first on PYTHONPATH. The module then runs the ``sitecustomize`` that would have run without it
+(Debian ships one). Any error here is caught, and the user's program runs as without the harness. All names begin with
+an underscore or are deleted, so that the user's program never finds them by accident.
 """
 
 import os
@@ -13,11 +13,11 @@ _FOLDER = os.environ.get("HARNESS_ATTACH")
 
 
 class _Watch:
-    """A meta path finder that lets the agent in once torch has been imported; until then it only compares names."""
+    """Meta path finder that loads the agent once torch has been imported. Until then it only compares names."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._asking: set[str] = set()  # two finders that ask each other would never end
+        self._asking: set[str] = set()  # prevents two finders from asking each other for ever
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != "torch" or name in self._asking:
@@ -57,7 +57,7 @@ class _Watch:
 
 
 def _load(folder: str) -> None:
-    """Import the agent under a name of its own, from beside this folder."""
+    """Import the agent from beside this folder, under its own name."""
     if "_harness_agent" in sys.modules:
         return
     from importlib.util import module_from_spec, spec_from_file_location
@@ -82,7 +82,7 @@ def _say(line: str) -> None:
 
 
 def _chain() -> None:
-    """Run the next ``sitecustomize`` of the path, under its own name, as if this one had not been there."""
+    """Run the next ``sitecustomize`` on the path under its own name, as if this file did not exist."""
     ours = sys.modules.pop("sitecustomize")
     kept = list(sys.path)
     sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]
@@ -92,7 +92,7 @@ def _chain() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", ours)  # who imports it asks for it
+        sys.modules.setdefault("sitecustomize", ours)  # the importing code expects this entry
         kept = [one for one in kept if os.path.abspath(one or ".") != _HERE]
         sys.path[:] = kept + [one for one in sys.path if one not in kept]
 

@@ -1,4 +1,4 @@
-"""Records only when each step begins and ends. The ledger's own cost is measured against such runs."""
+"""Record only the start and end of each step. The ledger's own cost is measured against such runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
 
 class BareRecorder:
-    """Implements ``trainer.telemetry.Recorder`` with one clock read a step; see :class:`StepRecorder`."""
+    """Implementation of ``trainer.telemetry.Recorder`` with one clock read per step; see :class:`StepRecorder`."""
 
     def __init__(self) -> None:
         self.repetition = 0
         self.warmup = True
         self.steps: list[StepRow] = []
-        self.counts: list[tuple[int, int, int]] = []  # of each step: tokens, trained tokens, samples
+        self.counts: list[tuple[int, int, int]] = []  # tokens, trained tokens and samples of each step
         self.losses: dict[int, float] = {}
         self.learning_rates: dict[int, float] = {}
         self.validations: list[Validation] = []
@@ -28,7 +28,7 @@ class BareRecorder:
         self._open = (index, self.repetition, self.warmup, now)
 
     def pause(self) -> None:
-        """Close the open step: the loop pauses until the next :meth:`step`."""
+        """Close the open step. The loop pauses until the next :meth:`step`."""
         self._close(monotonic_ns())
 
     def _close(self, now: int) -> None:

@@ -1,4 +1,4 @@
-"""Attaches the ledger and the other probes inside a loader worker, when the worker starts."""
+"""Attach the ledger and the other probes inside a loader worker, when the worker starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainer import telemetry
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
-    """The loader's ``worker_init`` hook. It also makes the worker end when its parent ends.
+    """Attach the probes; the loader's ``worker_init`` hook. The worker also ends when its parent ends.
 
-    ``parent`` as in :func:`die_with_parent`; ``folder`` is the run's own. Bind the first three arguments
-    (functools.partial) before giving this to the loader.
+    ``parent``: see :func:`die_with_parent`. ``folder``: the run's folder. Bind the first three arguments
+    (functools.partial) before passing this to the loader.
     """
     die_with_parent(parent)
     if not probes.ledger:

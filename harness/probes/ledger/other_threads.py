@@ -1,20 +1,19 @@
-"""CPU time of the other threads of this process: a library may hand what it is asked for to threads of its own.
+"""Measure the CPU time of the other threads of this process: a library may do its work in its own threads.
 
-SentencePiece does so with each list of texts, even where it is told to use one thread, and so does ``data.tokenize:
-threads``. The thread that asked waits meanwhile: by its own CPU time alone the stage would sleep, as one does that
-waits for a disk, and would take no core from anybody.
+SentencePiece does so for each list of texts, even when set to one thread; so does ``data.tokenize: threads``. The
+calling thread waits meanwhile. Its own CPU time alone would make the stage look like one that waits for a disk.
 """
 
 from time import process_time_ns, thread_time_ns
 
-STAGES = frozenset({"tokenize"})  # that may use other threads, while nothing else in this process runs
+STAGES = frozenset({"tokenize"})  # stages that may use other threads, while nothing else in this process runs
 
 
 def cpu_ns() -> int:
-    """CPU time of this process less that of the calling thread."""
+    """Return the CPU time of this process without the calling thread, in nanoseconds."""
     return process_time_ns() - thread_time_ns()
 
 
 def since_ns(begun_ns: int) -> int:
-    """What that grew by; two clocks that are not read at once may differ by less than nothing."""
+    """Return the growth since ``begun_ns``; at least 0, because the two clocks are not read at the same moment."""
     return max(0, cpu_ns() - begun_ns)

@@ -1,4 +1,4 @@
-"""Reads the last batches off a recorder's events, from the end: what is asked for while a run warms up."""
+"""Read the last batches from a recorder's events, from the end, while a run warms up."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer.telemetry import BatchTrace
 
 
 class BatchMoments(NamedTuple):
-    """When a batch was begun and ready (None: its builder recorded nothing), received, and its fetch began; ns.
+    """Times of a batch in ns: begun and ready (None: its builder recorded nothing), received, and start of its fetch.
 
-    ``awaited``: its message came within that fetch.
+    ``awaited``: True if its message arrived within that fetch.
     """
 
     began: int | None
@@ -23,16 +23,16 @@ class BatchMoments(NamedTuple):
 
 
 class RecentBatches(NamedTuple):
-    """Batches in the order received, and the pauses of the loop among them, from the end of a step to the next."""
+    """Batches in order of receipt, and the loop's pauses among them: (end of a step, start of the next)."""
 
     batches: Sequence[BatchMoments]
     pauses: Sequence[tuple[int, int]]
 
 
 def recent_batches(events: Sequence[tuple[Any, ...]], count: int) -> RecentBatches:
-    """The last ``count`` batches, or as many as there are in ``events`` (``probes.ledger.rows``)."""
+    """Return the last ``count`` batches, or all if fewer, in ``events`` (``probes.ledger.rows``)."""
     batches: list[BatchMoments] = []
-    pauses: dict[int, int] = {}  # by when the loop resumed; of two ends of one step the first counts
+    pauses: dict[int, int] = {}  # keyed by the time the loop resumed; of two ends of one step, the first counts
     resumed_ns: int | None = None
     trace: BatchTrace | None = None
     ended_ns, arrived_ns = 0, -1

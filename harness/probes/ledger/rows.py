@@ -1,15 +1,15 @@
-"""Makes the rows of the step ledger from its recorder's events: one row per step, phase and batch.
+"""Create the rows of the step ledger from its recorder's events: one row per step, phase and batch.
 
-An event is a tuple that begins with its kind, times in CLOCK_MONOTONIC nanoseconds:
+An event is a tuple that begins with its kind, with times in CLOCK_MONOTONIC nanoseconds:
 
-    ENTER, name, time, CPU time of the thread or None for the one read last
+    ENTER, name, time, CPU time of the thread (None: same as the last one)
     EXIT, name, time, CPU time[, CPU time of other threads since its ENTER]
     STEP, time, run-queue reading, number, repetition, warmup   a step begins, and the one before ends
     PAUSE, time, run-queue reading                              the loop pauses until the next STEP
     RECEIVED, trace, tokens, trained tokens, samples            the batch of the last fetch
     TAKEN, number                                               the stages since the last one were batch NUMBER, inline
-    UNPACKED, time, time, waited    the batch that is being fetched had arrived from its worker, and was unpacked;
-                                    whether the main thread waited for its message, which came just then
+    UNPACKED, arrival, end of unpacking, waited    the batch of the open fetch; waited: True if the main thread waited
+                                                   for its message, which arrived at that moment
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from harness.study.contract import PHASES
 from trainer.telemetry import STAGES, BatchTrace, RawSpan
 
 ENTER, EXIT, STEP, PAUSE, RECEIVED, TAKEN = range(6)
-UNPACKED = 11  # those between are events of the agent alone (harness.attach.agent)
+UNPACKED = 11  # the numbers between are used by the agent only (harness.attach.agent)
 MAIN = "main"  # role of a trace made inline
 _STAGES = frozenset(STAGES)
 
 
 class PhaseSpan(NamedTuple):
-    """One phase on the main thread; ``batch`` is the number of the batch it worked on, -1 before the first."""
+    """One phase on the main thread. ``batch``: number of its batch, -1 before the first."""
 
     name: str
     start_ns: int
     end_ns: int
     batch: int
-    cpu_ns: int  # of the main thread
+    cpu_ns: int  # CPU time of the main thread
 
 
 class ArrivedBatch(NamedTuple):
-    """When a batch had arrived from its worker, and when it was unpacked.
+    """Times at which a batch arrived from its worker and was unpacked.
 
-    ``waited``: the main thread waited for its message, which came just then; else it had come earlier.
+    ``waited``: True if the main thread waited for its message; False if the message had arrived earlier.
     """
 
     arrived_ns: int
@@ -51,21 +51,21 @@ class ArrivedBatch(NamedTuple):
 
 
 class Received(NamedTuple):
-    """One batch as the main thread got it: how long it waited for it, and the trace from the batch's loader."""
+    """One batch on the main thread: the wait for it, and the trace from its loader."""
 
     step_row: int  # index into Rows.steps of the same portion
     batch: int  # order of receipt, from 0
     wait_start_ns: int
     wait_end_ns: int
     trace: BatchTrace | None
-    tokens: int | None  # None: not known, as are the next two
+    tokens: int | None  # this and the next two: None if unknown
     trained_tokens: int | None
     samples: int | None
     unpacked: ArrivedBatch | None = None
 
 
 class StepRow(NamedTuple):
-    """One step. ``phases_ns`` in the order of ``study.store.PHASES``, summing to ``wall_ns`` exactly."""
+    """One step. ``phases_ns``: in the order of ``study.store.PHASES``, summing to ``wall_ns`` exactly."""
 
     step: int
     repetition: int
@@ -78,9 +78,9 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds finished steps, phases in the order they ended, and batches in the order they were received.
+    """Finished steps, phases in order of their end, and batches in order of receipt.
 
-    ``first_batch``: how many batches were received before these, in rows that were taken away.
+    ``first_batch``: number of batches received before these, in rows that were taken earlier.
     """
 
     steps: list[StepRow] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Rows:
 
 @dataclass
 class _Open:
-    """A span that has begun. ``nested_ns``: of the phases inside it that have ended."""
+    """Open span. ``nested_ns``: time of the ended phases inside it."""
 
     name: str
     start_ns: int
@@ -108,7 +108,7 @@ class _Step(NamedTuple):
 
 
 class RowMaker:
-    """Turns events into rows, portion by portion. Leaves out a span whose beginning was not recorded."""
+    """Converter from events to rows, portion by portion. Spans whose start was not recorded are skipped."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -118,21 +118,21 @@ class RowMaker:
         }  # fmt: skip
         self._phases: list[_Open] = []
         self._stages: list[_Open] = []
-        self._cpu_ns = 0  # read last
+        self._cpu_ns = 0  # last CPU time
         self._step: _Step | None = None
-        self._spent_ns: dict[str, int] = defaultdict(int)  # of the open step, by phase
+        self._spent_ns: dict[str, int] = defaultdict(int)  # time in the open step, by phase
         self._last_fetch = (0, 0)
-        self._unpacking: ArrivedBatch | None = None  # of the fetch that is open, or just over
-        self._spans: list[RawSpan] = []  # since the last batch made inline
+        self._unpacking: ArrivedBatch | None = None  # batch of the open or last fetch
+        self._spans: list[RawSpan] = []  # stages since the last inline batch
         self._inline: dict[int, tuple[RawSpan, ...]] = {}
 
     def add(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Add what happened since the last call to ``rows``."""
+        """Add the rows of these events to ``rows``."""
         for kind, *values in events:
             self._notes[kind](*values)
 
     def take(self) -> Rows:
-        """Return the rows so far and forget them; batch numbers go on. Call it between steps only."""
+        """Return the rows so far and drop them; batch numbers continue. Call it only between steps."""
         rows, self.rows = self.rows, Rows(first_batch=self.rows.first_batch + len(self.rows.received))
         return rows
 
@@ -154,7 +154,7 @@ class RowMaker:
             self._spans.append((name, span.start_ns, now, cpu_ns - span.cpu_ns + others_ns))
             return
         if self._phases:
-            self._phases[-1].nested_ns += wall  # exclusive: what is nested is not counted twice
+            self._phases[-1].nested_ns += wall  # exclusive time: nested time is not counted twice
         self._spent_ns[name] += wall - span.nested_ns
         batch = self.rows.first_batch + len(self.rows.received) - (name != "fetch")
         self.rows.phases.append(PhaseSpan(name, span.start_ns, now, batch, cpu_ns - span.cpu_ns))

@@ -1,4 +1,4 @@
-"""Reads run-queue delay: how long threads were runnable but had no core (Linux schedstat).
+"""Read run-queue delay: how long threads were runnable but had no core (Linux schedstat).
 
 The kernel keeps it per thread in ``/proc/self/task/TID/schedstat``, second field, nanoseconds
 (Documentation/scheduler/sched-stats.rst). Reading it is a system call per thread.
@@ -10,18 +10,18 @@ import os
 import threading
 from pathlib import Path
 
-MOST_COMPUTE_THREADS = 16  # a reading per thread and step: beyond this the probe would cost what it measures
-# A thread that waits for a core more than so many times as long as it has ever run is not of those that compute: nobody
-# waits for one that wakes up now and then for a moment.
+MOST_COMPUTE_THREADS = 16  # each thread costs a reading per step, so more would distort the measurement
+# Ratio of waiting to running time above which a thread is not a compute thread: no step waits for a thread that wakes
+# up only now and then.
 IDLE_WAITS = 20
-SchedstatReading = tuple[bytes, ...]  # the kernel's line of each thread; b"" of one that has ended
+SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the thread has ended
 
 
 class RunQueue:
-    """The main thread and the native threads that compute for it (OpenMP and its like).
+    """The main thread and its native compute threads (for example of OpenMP).
 
-    On a CPU device the main thread waits at a barrier for the slowest compute thread, so a core taken from that one
-    stretches the step as much as one taken from the main thread: see :func:`most_delayed_ns`.
+    On a CPU device, the main thread waits at a barrier for the slowest compute thread. So a core taken from that thread
+    delays the step as much as a core taken from the main thread: see :func:`most_delayed_ns`.
     """
 
     def __init__(self, compute_threads: bool) -> None:
@@ -32,11 +32,11 @@ class RunQueue:
 
     @property
     def available(self) -> bool:
-        """Whether this kernel has it (schedstat is a build option)."""
+        """True if this kernel supports it (schedstat is a build option)."""
         return bool(self._descriptors)
 
     def find_threads(self) -> None:
-        """Look for compute threads once more (they start at the first parallel region)."""
+        """Look for new compute threads (they start at the first parallel region)."""
         if not self._descriptors or not self._compute_threads:
             return
         python_threads = {thread.native_id for thread in threading.enumerate()}
@@ -72,14 +72,14 @@ class RunQueue:
 
 
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
-    """Return the delay of the most delayed thread between two readings; None where nothing was read.
+    """Return the delay in ns of the most delayed thread between two readings; None without readings.
 
-    It is a lower bound where several threads were delayed one after the other. Of the other threads those that hardly
-    ever run are left out (:data:`IDLE_WAITS`). Whether the main thread waited for one that does run is not known.
+    It is a lower bound if several threads were delayed one after the other. Threads other than the main one are skipped
+    if they hardly ever run (:data:`IDLE_WAITS`). Whether the main thread waited for the delayed thread is unknown.
     """
     if not before or not after:
         return None
-    # A thread found in between is in the second reading alone, at its end.
+    # A thread found between the readings is only in the second one, at its end.
     pairs = zip(before, after, strict=False)
     delays = [_delay_ns(then, now, place > 0) for place, (then, now) in enumerate(pairs) if then and now]
     return max(delays, default=0)

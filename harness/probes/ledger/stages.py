@@ -1,4 +1,4 @@
-"""Records stages inside a loader worker; each batch carries its spans to the main process."""
+"""Record stages inside a loader worker. Each batch carries its spans to the main process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Validation
 
 
 class StageRecorder:
-    """Implements ``trainer.telemetry.Recorder`` in one loader worker, for stages only."""
+    """Implementation of ``trainer.telemetry.Recorder`` in one loader worker, for stages only."""
 
     def __init__(self, role: str) -> None:
         self._role = role

@@ -1,8 +1,8 @@
-"""Records the step ledger in the main process: phases of the main thread, stages of every batch, one row per step.
+"""Record the step ledger in the main process: phases of the main thread, stages of every batch, one row per step.
 
-It is always on, so it must cost next to nothing. On a busy machine its code and data are evicted from the caches
-between calls, so it touches little of both: it reads clocks and counters and appends them to one list.
-``probes.ledger.rows`` makes rows of them when the run is over.
+The ledger is always on, so it must cost next to nothing. On a busy machine, its code and data are evicted from the
+caches between calls. So it touches little of both: it reads clocks and counters, and appends them to one list.
+``probes.ledger.rows`` converts them to rows after the run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP,
 from harness.probes.ledger.run_queue import RunQueue
 from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
-# The CPU time of a thread is a system call, the clock is not: a span that begins so soon after the last reading takes
-# that one. Spans follow one another closely, so that is most; the error is at most this.
+# Nanoseconds within which a span reuses the last reading of the CPU time, which is a system call (the clock is not).
+# Spans follow one another closely, so most spans do. The error is at most this value.
 NEAR_NS = 20_000
 
 
 class StepRecorder:
-    """Implements ``trainer.telemetry.Recorder`` in the trainer's main process.
+    """Implementation of ``trainer.telemetry.Recorder`` in the trainer's main process.
 
-    The driver of the loop sets ``repetition`` and ``warmup``; each step gets their values as it begins.
+    The driver of the loop sets ``repetition`` and ``warmup``; each step takes their values when it begins.
     """
 
     def __init__(self, run_queue: RunQueue | None = None) -> None:
@@ -38,15 +38,15 @@ class StepRecorder:
         self.validations: list[Validation] = []
         self.kernels: list[Kernel] = []
         self.blocking: list[Blocked] = []
-        self.exchanges: list[tuple[str, int, int]] = []  # with other ranks: name, when this one was ready, when over
+        self.exchanges: list[tuple[str, int, int]] = []  # exchanges between ranks: name, start, end
         self._run_queue = run_queue
         self._pid = os.getpid()
         self._tid = threading.get_native_id()
         self._events: list[tuple[Any, ...]] = []  # see probes.ledger.rows
         self._maker = RowMaker()
         self._inline_batches = 0
-        self._read_ns = 0  # when the CPU time was read last
-        self._others_ns = 0  # CPU time of other threads, when a stage began that may use some
+        self._read_ns = 0  # time of the last reading of the CPU time
+        self._others_ns = 0  # CPU time of other threads at the start of a stage that may use them
 
     def rows(self) -> Rows:
         """Return steps, phases and batches since the last :meth:`take_rows`. Call it only while no step is measured."""
@@ -55,32 +55,32 @@ class StepRecorder:
         return self._maker.rows
 
     def take_rows(self) -> Rows:
-        """Return the same rows and forget them. Call it only while no step is open."""
+        """Return the same rows and drop them. Call it only while no step is open."""
         self.rows()
         return self._maker.take()
 
     def take_device(self) -> tuple[list[Kernel], list[Blocked]]:
-        """Return what the device did and which calls waited for it since the last call, and forget it."""
+        """Return and drop the device's kernels, and the calls that waited for it, since the last call."""
         kernels, blocking = self.kernels, self.blocking
         self.kernels, self.blocking = [], []
         return kernels, blocking
 
     def take_exchanges(self) -> list[tuple[str, int, int]]:
-        """Return the exchanges with other ranks since the last call, and forget them."""
+        """Return and drop the exchanges with other ranks since the last call."""
         exchanges, self.exchanges = self.exchanges, []
         return exchanges
 
     def add(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Add events that were recorded elsewhere, in their order."""
+        """Add events that were recorded elsewhere, in order."""
         self._events.extend(events)
 
     @property
     def pending_events(self) -> int:
-        """Count the events since rows were last made; each takes about 150 bytes."""
+        """Number of events since rows were last made; each takes about 150 bytes."""
         return len(self._events)
 
     def recent(self, batches: int) -> RecentBatches:
-        """The last ``batches`` batches; rows are made of them all the same. Call it while no step is measured."""
+        """Return the last ``batches`` batches. They still become rows. Call it while no step is measured."""
         return recent_batches(self._events, batches)
 
     def enter(self, name: str) -> None:
@@ -94,7 +94,7 @@ class StepRecorder:
             self._events.append((ENTER, name, now, None))
 
     def exit(self, name: str) -> None:
-        # A real system call, unlike the clock, so a busy machine may take the core away here: still within the span.
+        # A system call, unlike the clock: a busy machine may take the core away here, which still counts in the span.
         cpu_ns = thread_time_ns()
         self._read_ns = now = monotonic_ns()
         if name in other_threads.STAGES:
@@ -108,7 +108,7 @@ class StepRecorder:
         self._events.append((STEP, now, reading, index, self.repetition, self.warmup))
 
     def pause(self) -> None:
-        """Close the open step: the loop pauses until the next :meth:`step`."""
+        """Close the open step. The loop pauses until the next :meth:`step`."""
         now = monotonic_ns()
         self._events.append((PAUSE, now, self._run_queue.read() if self._run_queue is not None else ()))
 
@@ -137,7 +137,7 @@ class StepRecorder:
         self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
 
     def take(self) -> BatchTrace:
-        """The trace of a batch made inline. Its spans are those recorded since the last call; rows have them."""
+        """Return the trace of an inline batch without spans. Rows add the spans recorded since the last call."""
         number = self._inline_batches
         self._inline_batches = number + 1
         self._events.append((TAKEN, number))

@@ -1,8 +1,8 @@
-"""Reads NVIDIA's counters in the sampling process: power, energy, clocks, utilisation, throttling (nvidia-ml-py).
+"""Read NVIDIA's counters in the sampling process: power, energy, clocks, utilisation, throttling (nvidia-ml-py).
 
-Sources are "nvml:N", where N is CUDA's number of the device. A metric that a card lacks is reported once, with the
-reason, and not read again. A card that is lost is reported once; the others are still read. A counter (energy) is
-sampled as its growth since the last reading, everything else as its current value.
+Sources are "nvml:N", where N is the device's number in CUDA. A metric that a card lacks is reported once, with the
+reason, and not read again. A lost card is reported once; the others are still read. A counter (energy) is sampled as
+its growth since the last reading, everything else as its current value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from harness.probes.nvml.metrics import make_readers
 from harness.probes.nvml.reader import FINAL, LOST, Reader, is_one_of, reason_of
 from harness.probes.sampler.series import SampleSeries
 
-MAX_READING_FAILURES = 3  # in a row, of a metric that may yet come back
+MAX_READING_FAILURES = 3  # consecutive failures after which a metric is dropped
 SLOW_NS = 1_000_000_000
 
 
 def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
-    """The collector of the visible cards, None where there are none; and what went wrong, one line each.
+    """Return the collector of the visible cards (None without cards), and problems, one line each.
 
-    Where there is no driver, "auto" reports nothing and true reports that.
+    Without a driver, ``wanted="auto"`` reports nothing, and True reports the missing driver.
     """
     there = has_nvidia_driver()
     try:
-        ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than finding that there is no driver
+        ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than detecting a missing driver
     except OSError as error:
-        if there:  # as in a container that was given the devices for computing only
+        if there:  # for example a container that was given the devices for computing only
             return None, [f"nvml: cannot be used: {error} (a container needs NVIDIA_DRIVER_CAPABILITIES with utility)"]
         return None, [f"nvml: no NVIDIA driver here ({error})"] if wanted is True else []
     import pynvml
@@ -54,7 +54,7 @@ def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[Nvml
 
 
 class NvmlCollector:
-    """Reads all visible cards one after the other."""
+    """Reader of all visible cards, one after the other."""
 
     source = "nvml"
 
@@ -90,18 +90,18 @@ class _CardReader:
         self._lost = ""
         self._answers = 0
         self._slow_due_ns = 0
-        self._missing: dict[str, list[str]] = {}  # metrics by the reason that there are none, until reported
+        self._missing: dict[str, list[str]] = {}  # missing metrics by reason, until reported
         self._readers, lacking = make_readers(nvml, card)
         for text, reason in lacking:
             self._lacks(text, reason)
 
     def begin(self, pids: set[int]) -> None:
-        """A repetition begins: counters start to count."""
+        """Start a repetition: counters start to count."""
         for reader in list(self._readers):
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample every metric that is due; False where the card did not answer at all."""
+        """Sample every metric that is due. Return False if the card did not answer at all."""
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:
@@ -120,7 +120,7 @@ class _CardReader:
                 self._lacks(reader.text, reason)
 
     def take_problems(self) -> list[str]:
-        """Return what has not been reported yet, one line per reason."""
+        """Return the unreported problems, one line per reason."""
         label = f"{self._card.source} ({self._card.name})"
         lines = [f"{label}: no {', '.join(text)}: {reason}" for reason, text in self._missing.items()]
         if self._lost:
@@ -136,7 +136,7 @@ class _CardReader:
             self._lacks(text, reason)
 
     def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
-        """Whether ``action``, of ``reader``, worked. A reader that never will work is dropped."""
+        """Run the reader's ``action`` and return True if it worked. Drop a reader that will never work."""
         if reader not in self._readers:
             return False
         try:
@@ -149,7 +149,7 @@ class _CardReader:
                 self._readers.remove(reader)
                 self._lacks(reader.text, reason_of(self._nvml, error))
             return False
-        except AttributeError:  # of the bindings, not of the driver
+        except AttributeError:  # missing in the bindings, not in the driver
             self._readers.remove(reader)
             self._lacks(reader.text, "nvidia-ml-py is older than the metric")
             return False

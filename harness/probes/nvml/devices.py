@@ -1,4 +1,4 @@
-"""Finds the cards that a run may use: reads CUDA_VISIBLE_DEVICES as CUDA does, and opens these devices in NVML."""
+"""Find the cards that a run may use: read CUDA_VISIBLE_DEVICES as CUDA does, and open these devices in NVML."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 
 class Card(NamedTuple):
-    """One visible device. ``ordinal``: CUDA's number for it; of a MIG slice ``slice`` is its own handle."""
+    """One visible device. ``ordinal``: its number in CUDA. ``slice``: handle of a MIG slice; None for a whole card."""
 
     ordinal: int
     name: str
-    handle: Any  # of the whole card
+    handle: Any  # handle of the whole card
     slice: Any | None = None
 
     @property
@@ -20,10 +20,10 @@ class Card(NamedTuple):
 
 
 def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
-    """The devices that ``declared`` (CUDA_VISIBLE_DEVICES) leaves: indices into ``uuids``, or the UUID of a MIG slice.
+    """Return the devices in ``declared`` (CUDA_VISIBLE_DEVICES): indices into ``uuids``, or UUIDs of MIG slices.
 
-    ``uuids``: of all cards, in the order of NVML (that of the PCI bus). CUDA's rules: not set leaves all; an entry is
-    an index or the (beginning of a) UUID; the first entry that is neither ends the list.
+    ``uuids``: UUIDs of all cards, in NVML's order (PCI bus). The rules are CUDA's. Unset allows all devices. An entry
+    is an index or the (beginning of a) UUID. The first entry that is neither ends the list.
     """
     if declared is None:
         return list(range(len(uuids)))
@@ -43,7 +43,7 @@ def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
 
 
 def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
-    """The visible cards, and one line for each that cannot be read. ``nvml``: pynvml, initialised."""
+    """Return the visible cards, and one line per unreadable card. ``nvml``: pynvml, initialised."""
     cards: list[Card] = []
     problems: list[str] = []
     handles: list[Any] = []

@@ -1,8 +1,8 @@
-"""Reads GPM, the performance counters of Hopper and newer cards: how busy SMs, tensor cores, DRAM and links were.
+"""Read GPM, the performance counters of Hopper and newer cards: activity of SMs, tensor cores, DRAM and links.
 
 A reading is the difference of two snapshots. The card refreshes its counters every 100 ms, so two snapshots must be
-further apart than that (nvmlGpmMetricsGet in the NVML reference). The first snapshot of a repetition is its baseline:
-what other runs did before does not count. A repetition shorter than 100 ms has no reading.
+further apart than that (nvmlGpmMetricsGet in the NVML reference). The first snapshot of a repetition is its baseline,
+so activity of other runs before it does not count. A repetition shorter than 100 ms has no reading.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from harness.probes.nvml.devices import Card
 from harness.probes.nvml.reader import FINAL, Reader, Sample, is_one_of, reason_of
 
-REFRESH_NS = 105_000_000  # 100 ms, and some for the late
+REFRESH_NS = 105_000_000  # nanoseconds: 100 ms and a margin
 MIB = 2**20
 
 Metric = tuple[str, str, str, int, str]
-# NVML_GPM_METRIC_ name, metric, unit, factor, and its name in messages.
+# NVML_GPM_METRIC_ name, metric, unit, factor, and name in messages
 METRICS: tuple[Metric, ...] = (
     ("SM_UTIL", "sm_active_percent", "%", 1, "SM activity"),
     ("SM_OCCUPANCY", "sm_occupancy_percent", "%", 1, "SM occupancy"),
@@ -34,7 +34,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
-    """A reader of the card's GPM counters; or None, and why there is none. ``nvml``: pynvml."""
+    """Return a reader of the card's GPM counters, or None and the reason. ``nvml``: pynvml."""
     try:
         if not nvml.nvmlGpmQueryDeviceSupport(card.handle).isSupportedDevice:
             return None, "this card has no GPM (Hopper and newer have)"
@@ -44,7 +44,7 @@ def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
 
 
 class GpmReader(Reader):
-    """Means since the last snapshot, of all METRICS that the card has."""
+    """Means since the last snapshot, for all METRICS that the card has."""
 
     def __init__(self, nvml: Any, card: Card) -> None:
         super().__init__("SM, tensor and DRAM activity, link traffic (GPM)")
@@ -70,7 +70,7 @@ class GpmReader(Reader):
         except self._nvml.NVMLError as error:
             if not is_one_of(self._nvml, error, FINAL):
                 raise
-            # A driver refuses a whole question for the sake of one metric that it is too old to know.
+            # A driver rejects a whole query if it is too old for one of the metrics.
             samples = [sample for metric in self._metrics for sample in self._ask_alone(metric)]
         self._before, self._now = self._now, self._before
         self._answered = True

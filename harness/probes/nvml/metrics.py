@@ -1,7 +1,7 @@
-"""Defines the readers of one card's metrics: the NVML calls of each, its units, and how often it reads.
+"""Define the readers of one card's metrics: the NVML calls of each, its units, and its rate.
 
-A call costs some tens of microseconds, the list of processes more. PCIe throughput without GPM is a count over 20 ms
-for which the call blocks, so that it is read once a second, one direction at a time, and never after a repetition.
+A call costs some tens of microseconds; the list of processes costs more. PCIe throughput without GPM is a count over
+20 ms for which the call blocks. So it is read once a second, one direction at a time, and never after a repetition.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from harness.probes.nvml.devices import Card
 from harness.probes.nvml.gpm import open_gpm
 from harness.probes.nvml.reader import Reader, Sample
 
-ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: the sum over the card's links
+ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: sum over the card's links
 
 
 class Gauges(Reader):
-    """What one call returns, as it stands."""
+    """Current values, as returned by one call."""
 
     def __init__(self, text: str, call: Callable[[], Iterable[Sample]]) -> None:
         super().__init__(text)
@@ -50,7 +50,7 @@ class Energy(Reader):
 
 
 class PcieThroughput(Reader):
-    """Of cards without GPM: KB/s over the 20 ms that the call blocks, sent and received alternately."""
+    """PCIe traffic of cards without GPM: KB/s over the 20 ms that the call blocks, sent and received alternately."""
 
     rate = "slow, inside"
 
@@ -66,7 +66,7 @@ class PcieThroughput(Reader):
 
 
 class NvLinkThroughput(Reader):
-    """Of cards without GPM: what all NVLinks carried since the reading before, from counters of KiB."""
+    """NVLink traffic of cards without GPM: the sum over all links since the last reading, from counters of KiB."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         super().__init__("NVLink traffic")
@@ -93,7 +93,7 @@ class NvLinkThroughput(Reader):
 
 
 class Processes(Reader):
-    """Other processes that compute on the card, and the memory they hold."""
+    """Other processes that compute on the card, and their memory."""
 
     rate = "slow"
 
@@ -109,7 +109,7 @@ class Processes(Reader):
     def read(self) -> Iterable[Sample]:
         listed = {process.pid: process.usedGpuMemory for process in self._list()}
         others = {pid for pid in listed.keys() - self._own if not is_sibling(pid, self._own)}
-        # A container sees the card's list in the numbers of the host: its own processes are then not among them.
+        # NVML uses the host's process ids, so a container's own processes are not among them.
         foreign = [pid for pid in others if not Path(f"/proc/{pid}").exists()]
         if foreign and not self._own & listed.keys():
             if not self._reported:
@@ -128,22 +128,22 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """Whether ``pid`` is another arm of the study whose run's processes are ``own``.
+    """Return True if ``pid`` is another arm of the study whose run's processes are ``own``.
 
-    Such a run is suspended between its repetitions: it computes nothing, but keeps its memory on the card.
+    Such a run is suspended between its repetitions: it does not compute, but keeps its memory on the card.
     """
     study = _study(pid)
     return study is not None and study in {_study(one) for one in own} - own
 
 
 def _study(pid: int) -> int | None:
-    """The process that runs the study, if ``pid`` is one of its runs: the parent of the fork server that forked it."""
+    """Return the process of the study if ``pid`` is one of its runs: the parent of the fork server that forked it."""
     server = _parent(pid)
     return _parent(server) if server is not None and _is_fork_server(server) else None
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Whether ``pid`` runs a module of ``harness.launch``: that room has the same name in every state of the code."""
+    """Return True if ``pid`` runs a module of ``harness.launch``, which has this name in every state of the code."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -159,10 +159,10 @@ def _parent(pid: int) -> int | None:
 
 
 def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:
-    """A reader for each metric, and (text, reason) of what is known to be missing. ``nvml``: pynvml."""
+    """Return a reader for each metric, and (text, reason) for each metric known to be missing. ``nvml``: pynvml."""
     handle, inside = card.handle, card.slice if card.slice is not None else card.handle
     readers: list[Reader] = [
-        Energy(nvml, handle),  # first: its error depends most on when a repetition begins and ends
+        Energy(nvml, handle),  # first, because its error depends most on a repetition's exact start and end
         Gauges("power", lambda: [("power_w", nvml.nvmlDeviceGetPowerUsage(handle) / 1000, "W")]),
         Gauges("utilisation", lambda: _utilisation(nvml, inside)),
         Gauges("SM clock", lambda: _clock(nvml, handle, "sm_clock_mhz", nvml.NVML_CLOCK_SM)),
@@ -194,12 +194,12 @@ def _clock(nvml: Any, handle: Any, metric: str, kind: int) -> list[Sample]:
 
 
 def _memory(nvml: Any, handle: Any) -> list[Sample]:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # what the driver keeps for itself counts as used
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # memory reserved by the driver counts as used
     return [("memory_used_bytes", float(memory.used), "bytes"), ("memory_total_bytes", float(memory.total), "bytes")]
 
 
 def _throttle(nvml: Any, handle: Any) -> int:
-    """NVML_CLOCKS_EVENT_REASON_* as bits; drivers before 535 know them as throttle reasons only."""
+    """Return NVML_CLOCKS_EVENT_REASON_* as bits. Drivers before 535 call them throttle reasons."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except nvml.NVMLError_FunctionNotFound:

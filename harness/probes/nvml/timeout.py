@@ -1,4 +1,4 @@
-"""Opens and reads NVML with a timeout: a driver in trouble may not answer for minutes, as when a card is lost."""
+"""Open and read NVML with a timeout: a driver in trouble may not answer for minutes, for example with a lost card."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from harness.probes.nvml.worker import Worker
 from harness.probes.sampler.series import ClosableSeries, SampleSeries
 from trainer.errors import in_words
 
-OPEN_S = 50  # to wake a node's devices takes seconds each; less than sampler.ANSWER_S
+OPEN_S = 50  # seconds: waking each of a node's devices takes several; less than sampler.ANSWER_S
 NVML_READ_LIMIT_S = 20
 
 
 def open_with_timeout(
     series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
 ) -> tuple[TimedNvml | None, list[str]]:
-    """Like ``collector.open_nvml``, but a driver that hangs, or whatever it raises, becomes a problem to report.
+    """Like ``collector.open_nvml``, but report a hanging driver or any exception as a problem.
 
-    ``timeout_s``: how long it may take to open and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
+    ``timeout_s``: limit in seconds for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
     """
     gate, worker = ClosableSeries(series), Worker("nvml")
     try:
@@ -28,13 +28,13 @@ def open_with_timeout(
     except TimeoutError as error:
         gate.shut()
         return None, [f"nvml: the driver gave {error}: nvidia-smi must work first; probes.nvml: false does without"]
-    except Exception as error:  # of the bindings: a name that is no UTF-8, a version they do not know
+    except Exception as error:  # errors of the bindings: a name that is not UTF-8, an unknown version
         return None, [f"nvml: cannot be used: {in_words(error)}"]
     return None if collector is None else TimedNvml(collector, worker, gate, timeout_s or NVML_READ_LIMIT_S), problems
 
 
 class TimedNvml:
-    """The collector, called in a thread. Where the driver hangs, a method raises TimeoutError; call no more then."""
+    """Collector called in a thread. If the driver hangs, a method raises TimeoutError; do not call again after that."""
 
     source = NvmlCollector.source
 

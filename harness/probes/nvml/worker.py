@@ -1,4 +1,4 @@
-"""Runs calls that may hang in a thread, with a timeout."""
+"""Run calls that may hang in a thread, with a timeout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Worker:
-    """One thread that runs one call after the other. It ends with the process."""
+    """Thread that runs one call after the other. It ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -19,9 +19,9 @@ class Worker:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, action: Callable[[], Result], timeout_s: int) -> Result:
-        """Return or raise what ``action`` returns or raises. After a TimeoutError the thread hangs: call no more."""
+        """Run ``action``: return its result or raise its error. After a TimeoutError the thread hangs: do not reuse."""
         self._calls.put(action)
-        for _ in range(timeout_s):  # not in one go: time while this process was suspended must not count
+        for _ in range(timeout_s):  # one second at a time, because time while this process was suspended must not count
             try:
                 result, error = self._results.get(timeout=1)
             except Empty:
@@ -37,5 +37,5 @@ class Worker:
             action = self._calls.get()
             try:
                 self._results.put((action(), None))
-            except Exception as error:  # for the caller
+            except Exception as error:  # raised again by call()
                 self._results.put((None, error))

@@ -1,16 +1,16 @@
-"""Measures how far the realtime clock is ahead of CLOCK_MONOTONIC, to align another program's timestamps."""
+"""Measure the offset of the realtime clock from CLOCK_MONOTONIC, to align another program's timestamps."""
 
 from __future__ import annotations
 
 from time import monotonic_ns, time_ns
 
-CLOCK_READINGS = 32  # a read takes under 0.1 us; the tightest of some was not interrupted
+CLOCK_READINGS = 32  # a reading takes under 0.1 us; the tightest was not interrupted
 
 
 def realtime_minus_monotonic() -> tuple[int, int]:
-    """(nanoseconds that CLOCK_REALTIME is ahead, and by how many that can be off).
+    """Return CLOCK_REALTIME - CLOCK_MONOTONIC and its maximum error, in nanoseconds.
 
-    Both clocks tick at the same rate on Linux, so the figure holds until the clock is set.
+    Both clocks tick at the same rate on Linux, so the offset is valid until the realtime clock is set.
     """
     best_width, best = None, 0
     for _ in range(CLOCK_READINGS):

@@ -1,8 +1,8 @@
-"""Samples the stacks of this process and its children with py-spy: a window with clock marks, one for a flame graph.
+"""Sample the stacks of this process and its children with py-spy: a window with clock marks, and one for a flame graph.
 
-py-spy (github.com/benfred/py-spy) reads the stacks from outside and suspends a process for each reading, so what runs
-under it is not measured. It writes one format at a time, so it runs twice: first for chrometrace, the only format that
-keeps times, then for the flame graph, which has only threads that run.
+py-spy (github.com/benfred/py-spy) reads stacks from outside and suspends a process for each reading, so sampled steps
+are not measured. It writes one format at a time, so it runs twice. The first run writes chrometrace, the only format
+with times. The second one writes the flame graph, which has only running threads.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from trainer.errors import InputError
 from trainer.files import write_bytes
 from trainer.json_types import Json
 
-_SWITCHES = ("native", "gil", "nonblocking")  # of py-spy, each "--name" on its command line
-MARKS = 6  # at either end of the window: each has two edges, and each edge narrows down py-spy's clock
-MARK_PERIODS = 3.0  # of the sampling period; py-spy draws its intervals, so 5 % of such marks go unseen
-GAP_PERIODS = 2.0  # between marks
+_SWITCHES = ("native", "gil", "nonblocking")  # switches of py-spy, each "--name" on its command line
+MARKS = 6  # marks at each end of the window: both edges of a mark narrow down py-spy's clock
+MARK_PERIODS = 3.0  # mark length in sampling periods; py-spy draws random intervals, so 5 % of such marks stay unseen
+GAP_PERIODS = 2.0  # sampling periods between marks
 TRACE, SPEEDSCOPE, FLAME_GRAPH = "stacks.trace.json.gz", "stacks.speedscope.json", "stacks.svg"
-# A process's command line, up to the count in a box's title, or where the picture cuts its label.
+# A process's command line, up to the sample count in a box's title, or to the cut of its label.
 _PROCESS = re.compile(r"process (\d+):[^<]*?(?= \([\d,]+ samples|<)")
-_TITLE = re.compile(r'(<text id="title"[^>]*>)[^<]*')  # py-spy's is its own command line
+_TITLE = re.compile(r'(<text id="title"[^>]*>)[^<]*')  # py-spy's title is its own command line
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class PySpySettings(ProbeSettings):
 
 
 class PySpy(Probe):
-    """Samples this process and its children. ``folder`` is the run's own, for the files.
+    """Sampling of this process and its children. ``folder``: the run's folder, for the files.
 
-    What goes wrong is one line in ``problems``, with the fix; the run continues without its stacks.
+    An error becomes one line in ``problems``, with the fix; the run continues without its stacks.
     """
 
     settings_type = PySpySettings
@@ -89,7 +89,7 @@ class PySpy(Probe):
             self._flame_graph(next_step, Path(scratch) / "stacks.svg")
 
     def begin_repetition(self) -> None:
-        """Sample until :meth:`end_repetition`, to measure what py-spy costs. Not again once it failed."""
+        """Sample until :meth:`end_repetition`, to measure the cost of py-spy. Do nothing after a failure."""
         if self._failed:
             return
         with self._failures_reported():
@@ -103,7 +103,7 @@ class PySpy(Probe):
                 raise
 
     def end_repetition(self) -> None:
-        """Stop to sample, and throw the samples away."""
+        """Stop sampling, and discard the samples."""
         if self._calibrated is None:
             return
         recording, scratch = self._calibrated
@@ -113,11 +113,11 @@ class PySpy(Probe):
 
     @property
     def failed(self) -> bool:
-        """Whether it could not sample: ``problems`` says why."""
+        """True if sampling failed: ``problems`` contains the reason."""
         return self._failed
 
     def facts(self) -> dict[str, Json]:
-        """The entry "py_spy" of probes.json; {} where nothing was recorded."""
+        """Return the entry "py_spy" of probes.json; {} if nothing was recorded."""
         return {} if self._record is None else asdict(self._record)
 
     def report(self) -> ProbeReport:
@@ -160,7 +160,7 @@ class PySpy(Probe):
         write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
 
     def _take(self, next_step: Callable[[], int]) -> int:
-        """Steps until the declared time has passed, at least one; how many."""
+        """Take steps until the declared time has passed, at least one. Return their number."""
         end_ns, steps = monotonic_ns() + int(self._settings.seconds * 1e9), 0
         while monotonic_ns() < end_ns or not steps:
             next_step()
@@ -169,7 +169,7 @@ class PySpy(Probe):
 
     @contextmanager
     def _failures_reported(self) -> Iterator[None]:
-        """Report what goes wrong with py-spy as a problem; what goes wrong in a step is the run's own error."""
+        """Report errors of py-spy as problems. An error in a step is the run's own and is raised."""
         try:
             yield
         except SpyFailed as error:
@@ -178,17 +178,17 @@ class PySpy(Probe):
 
 
 def options(settings: PySpySettings, form: str) -> list[str]:
-    """The options of py-spy for a file in the format ``form``."""
+    """Return py-spy's options for a file in the format ``form``."""
     found = ["--format", form, "--rate", str(settings.rate_hz)]
     switches = {name: getattr(settings, name) for name in _SWITCHES}
     found += [f"--{name}" for name, on in switches.items() if on]
-    # A trace without the threads that wait would draw out, over their waiting, what they did last.
+    # Without waiting threads, a trace would extend a thread's last stack over its wait.
     return found + ["--idle", "--threads"] * (form == "chrometrace")
 
 
 @contextmanager
 def _ended(recording: SpyRecording) -> Iterator[None]:
-    """End the recording in any case; what went wrong in the steps comes before what went wrong at the end."""
+    """End the recording in any case. An error in the steps takes precedence over an error at the end."""
     try:
         yield
     except BaseException:
@@ -199,12 +199,12 @@ def _ended(recording: SpyRecording) -> Iterator[None]:
 
 
 def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
-    """Run :data:`MARKS` clock marks from number ``first`` on; when each began and ended, CLOCK_MONOTONIC."""
+    """Run :data:`MARKS` clock marks from number ``first`` on. Yield the start and end of each, CLOCK_MONOTONIC ns."""
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + int(GAP_PERIODS / rate_hz * 1e9))
         name = f"{MARK}{number}"
         code = _spin_until.__code__.replace(co_name=name, co_qualname=name)
-        mark = FunctionType(code, globals(), name)  # found in the stacks by its name
+        mark = FunctionType(code, globals(), name)  # the name identifies the mark in the stacks
         start_ns = monotonic_ns()
         mark(start_ns + int(MARK_PERIODS / rate_hz * 1e9))
         yield start_ns, monotonic_ns()
@@ -216,16 +216,16 @@ def _spin_until(end_ns: int) -> None:
 
 
 def _import_roots() -> list[str]:
-    """Folders that modules are imported from, the longest first: frames are named from there on."""
+    """Return the folders that modules are imported from, longest first. Frames are named relative to them."""
     roots = {Path(entry).absolute() for entry in sys.path}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and "." not in name:  # of an editable install, which need not be on sys.path
+        if file and "." not in name:  # an editable install need not be on sys.path
             roots.add(Path(file).absolute().parents[1 if hasattr(module, "__path__") else 0])
     return sorted(map(str, roots), key=len, reverse=True)
 
 
 def _renamed(svg: str, title: str, roles: dict[int, str]) -> str:
-    """The flame graph with processes named by their roles, not by the command lines that they share."""
+    """Return the flame graph with processes named by role instead of their shared command line."""
     named = _PROCESS.sub(lambda match: f"{roles.get(int(match[1]), 'process')} {match[1]}", svg)
     return _TITLE.sub(lambda match: match[1] + title, named, count=1)

@@ -1,4 +1,4 @@
-"""Runs the py-spy program as a child: starts it on this very process, waits until it samples, ends it."""
+"""Run the py-spy program as a child: start it on this process, wait until it samples, and end it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from time import monotonic_ns
 
 from harness.machine.ptrace import allow_tracing, find_py_spy, remedy
 
-READY_S = 60.0  # py-spy reads the symbols of every library first: under a second, on a busy network disk much more
-SPY_END_S = 60.0  # from SIGINT until its file is written
-# py-spy 0.4.3 where it may not trace: the kernel's words by way of its log, or its own where it may not even follow
-# /proc/PID/exe, which with --subprocesses is the only sign.
+READY_S = 60.0  # seconds: py-spy first reads the symbols of every library, which is slow on a busy network disk
+SPY_END_S = 60.0  # seconds from SIGINT until its file is written
+# Output of py-spy 0.4.3 without permission to trace: the kernel's error from its log, or its own error if it may not
+# even read /proc/PID/exe. With --subprocesses, the latter is the only sign.
 _REFUSED = re.compile(
     r"permission denied|operation not permitted|EPERM|failed to get process executable", re.IGNORECASE
 )
-# What else it prints of a process that it may not suspend; with --subprocesses without the reason. Of this very process
-# that is a refusal; a child may have ended meanwhile.
+# Output for a process that it may not suspend; with --subprocesses, the reason is missing. For this process it means a
+# refusal; a child may simply have ended meanwhile.
 _NOT_STOPPED = "failed to suspend process"
 _STARTED = b"Sampling process"
 _TOTALS = re.compile(r"Samples: (\d+) Errors: (\d+)")
-# Linux kills the program with this process, even a suspended one (SIGSTOP). It stays so across execv.
+# Linux kills the program when this process ends, even if it is suspended (SIGSTOP). execv keeps this setting.
 _DIE_WITH_PARENT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-# Two processes that sleep: see Metronome. PyDLL keeps the interpreter's lock, so that --gil samples them too.
+# Two sleeping processes: see Metronome. PyDLL keeps the interpreter lock, so that --gil samples them too.
 _SLEEP = """\
 import ctypes, os, sys
 libc = ctypes.PyDLL(None)
@@ -52,14 +52,14 @@ while True:
 
 
 class SpyFailed(Exception):  # noqa: N818 - an outcome, reported once
-    """py-spy did not do its work; the message is one line, with the fix where there is one."""
+    """py-spy failed. The message is one line, with the fix if there is one."""
 
 
 class SpyRecording:
-    """One run of ``py-spy record`` on this process and its children, begun when this returns.
+    """One run of ``py-spy record`` on this process and its children. It samples once the constructor returns.
 
-    ``options`` are py-spy's own; ``output`` is the file it writes when it is ended; ``metronome``: whether it is to
-    have one. Raises SpyFailed.
+    ``options``: py-spy's own. ``output``: file that it writes at the end. ``metronome``: True to run a Metronome.
+    Raise SpyFailed if it does not start.
     """
 
     def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
@@ -81,7 +81,7 @@ class SpyRecording:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, "RUST_LOG": "warn"},  # else it keeps to itself why a process could not be sampled
+                env={**os.environ, "RUST_LOG": "warn"},  # otherwise it hides why a process could not be sampled
             )
         except OSError as error:
             raise SpyFailed(f"py-spy: {error}") from error
@@ -93,12 +93,12 @@ class SpyRecording:
         self.ready_ns = monotonic_ns()
 
     def check(self) -> None:
-        """Raise SpyFailed where this very process cannot be sampled: py-spy continues while it can sample a child."""
+        """Raise SpyFailed if this process cannot be sampled: py-spy continues while it can sample a child."""
         if (reason := self._unsampled()) is not None:
             raise SpyFailed(_explain(reason))
 
     def end(self) -> None:
-        """Have it write its file, and wait for that. Raises SpyFailed."""
+        """Tell py-spy to write its file, and wait for it. Raise SpyFailed if that fails."""
         try:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -139,7 +139,7 @@ class SpyRecording:
         return SpyFailed(_explain(self._unsampled() or (errors or lines)[-1].removeprefix("Error:").strip()))
 
     def _unsampled(self) -> str | None:
-        """Why py-spy does not sample this process; None where it does, or has not reported it yet."""
+        """Return why py-spy does not sample this process; None if it does, or has not reported it yet."""
         found = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
         return None if found is None else found[1].strip()
 
@@ -164,13 +164,12 @@ def _explain(reason: str) -> str:
 
 
 class Metronome:
-    """Makes every sample of py-spy show in its trace, at no cost but two processes that sleep.
+    """Two sleeping processes that make every sample of py-spy visible in its trace.
 
-    The format chrometrace holds changes, not samples: while no thread changes its stack, samples leave no event, so
-    nobody can count how often a long call was sampled. But py-spy 0.4 compares a stack with the last one of the same
-    *pthread id*, and a process and its fork share that id. Sampled one after the other, each differs from the other (at
-    its root, where --subprocesses names the process), so each sample of the two leaves events. Where a later py-spy
-    distinguishes processes, samples without a change are missing again, and nothing else.
+    The format chrometrace records changes, not samples. While no thread changes its stack, samples leave no event, so
+    the samples of a long call cannot be counted. But py-spy 0.4 compares a stack with the last one of the same *pthread
+    id*, and a process and its fork share that id. Their stacks differ at the root, where --subprocesses names the
+    process. So each sample of the two leaves events. A py-spy that distinguishes processes would only lose these.
     """
 
     def __init__(self) -> None:
@@ -184,7 +183,7 @@ class Metronome:
         self.pids = [self._process.pid, *map(int, fork.split())]
 
     def close(self) -> None:
-        """End both: the kernel kills the fork with its parent."""
+        """End both processes: the kernel kills the fork with its parent."""
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:

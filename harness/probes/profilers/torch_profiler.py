@@ -1,7 +1,7 @@
-"""Runs torch.profiler for a window of steps, in the main process and in its loader workers.
+"""Run torch.profiler for a window of steps, in the main process and in its loader workers.
 
-The profiler slows what it records, so a profiled run measures nothing else. Outside its window the profiler is not
-attached. It writes files into the run's folder (``harness.study.traces.kineto`` names them and reads them).
+The profiler slows the recorded steps, so a profiled run measures nothing else. Outside its window, the profiler is not
+attached. It writes files into the run's folder (``harness.study.traces.kineto`` names and reads them).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 _FAILURES = f".torch_profile.*{FAILED}"
-_CLOCK_SET_NS = 50_000  # the realtime clock was set in between: the files' times are off by as much
+_CLOCK_SET_NS = 50_000  # nanoseconds: the realtime clock was set in between, and the files' times are off by this much
 
 
 class TorchProfiler(Probe):
-    """The main process's side. Make it before the loader's workers start, and keep it until they have ended."""
+    """Part in the main process. Create it before the loader's workers start, and keep it until they have ended."""
 
     settings_type = TorchProfilerSettings
 
@@ -51,9 +51,9 @@ class TorchProfiler(Probe):
         self._windows: list[tuple[int, int, int, int]] = []
         self._flops: Counter[str] = Counter()
         self._offsets: list[tuple[int, int]] = []
-        self._running: profile | None = None  # in a repetition
+        self._running: profile | None = None  # profiler of the current repetition
         profiles = [path for path, _ in files(folder)]
-        for path in [*profiles, *folder.glob(_FAILURES)]:  # of an earlier try at the same run
+        for path in [*profiles, *folder.glob(_FAILURES)]:  # files of an earlier attempt at the same run
             path.unlink()
         (folder / OVER).unlink(missing_ok=True)
 
@@ -67,9 +67,9 @@ class TorchProfiler(Probe):
             profile_worker(settings, folder, worker_id)
 
     def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
-        """Take the steps of the whole schedule: ``next_step()`` takes one and returns its number.
+        """Take the steps of the whole schedule. ``next_step()`` takes one step and returns its number.
 
-        ``recorder`` is the one attached; with it the profile shows its phases, and its last step ends before the
+        ``recorder`` is the attached recorder. With it, the profile shows its phases, and the last step ends before the
         profile is written.
         """
         from torch.profiler import schedule
@@ -80,7 +80,7 @@ class TorchProfiler(Probe):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Profiler won't be using warmup")  # the user's choice
             for _ in range(schedule_.repeat):
-                for _ in range(schedule_.wait):  # one profiler for all windows would mark these steps: 12 us each
+                for _ in range(schedule_.wait):  # a profiler for all windows would mark these steps at 12 us each
                     next_step()
                 profiler = make_profiler(
                     self._settings,
@@ -93,10 +93,10 @@ class TorchProfiler(Probe):
                         profiler.step()
                     self._record(profiler, next_step, recorder)
         self._offsets.append(realtime_minus_monotonic())
-        (self._folder / OVER).touch()  # for the workers, which look at their next batch
+        (self._folder / OVER).touch()  # the workers check it at their next batch
 
     def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Pausable | None) -> None:
-        """Take the active steps of one window; the profiler is recording already and writes when they are over."""
+        """Take the active steps of one window. The profiler is already recording, and writes the window at its end."""
         self._window += 1
         if recorder is not None:
             telemetry.attach(TorchSpans(recorder))
@@ -117,7 +117,7 @@ class TorchProfiler(Probe):
 
     def _write(self, profiler: profile) -> None:
         number = self._window
-        if self._settings.flops:  # not in the file: torch only adds them up
+        if self._settings.flops:  # missing in the file: torch only sums them
             self._flops.update({one.key: one.flops for one in profiler.key_averages() if one.flops})
         try:
             cut = export(profiler, self._folder / file_name("main", number))
@@ -131,19 +131,19 @@ class TorchProfiler(Probe):
             )
 
     def begin_repetition(self) -> None:
-        """Record until :meth:`end_repetition`, to measure what recording costs."""
+        """Record until :meth:`end_repetition`, to measure the cost of recording."""
         self._running = make_profiler(self._settings)
         self._running.start()
 
     def end_repetition(self) -> None:
-        """Stop to record, and throw the profile away."""
+        """Stop recording, and discard the profile."""
         if self._running is not None:
             self._running.stop()
             self._running = None
 
     @property
     def problems(self) -> list[str]:
-        """One line each. After the workers have ended, theirs too."""
+        """Problems, one line each. Includes the workers' problems once they have ended."""
         for path, role in files(self._folder):
             if role != "main":
                 try:
@@ -154,7 +154,7 @@ class TorchProfiler(Probe):
         for leftover in sorted(self._folder.glob(".torch_profile.*.tmp")):
             leftover.unlink()
             role = leftover.name.split(".")[2]
-            if role.startswith("loader-"):  # what the main process could not write is reported already
+            if role.startswith("loader-"):  # failures in the main process are already reported
                 self._add_problem(f"torch_profiler: {role} was ended before its profile was written")
         for mark in sorted(self._folder.glob(_FAILURES)):
             mark.unlink()
@@ -171,7 +171,7 @@ class TorchProfiler(Probe):
         return self._problems
 
     def facts(self) -> dict[str, Json]:
-        """The entry "torch_profiler" of probes.json. After the workers have ended it names those with a profile."""
+        """Return the entry "torch_profiler" of probes.json. Call it after the workers have ended, to include them."""
         (self._folder / OVER).unlink(missing_ok=True)
         record = TorchProfilerRecord(
             windows=tuple(self._windows),

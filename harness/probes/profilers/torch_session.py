@@ -1,4 +1,4 @@
-"""Makes a torch.profiler from our settings, puts our own facts into its trace's header, writes the trace to a file."""
+"""Create a torch.profiler from the settings, add facts to its trace's header, and write the trace to a file."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from harness.study.traces.kineto import BETWEEN, CUT, CUT_NAME, HEADER, OFFSET
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-MAX_TRACE_BYTES = 400_000_000  # of text, about a million events: what viewers still open
+MAX_TRACE_BYTES = 400_000_000  # bytes of text, about a million events: viewers still open it
 _CLOSE = f'\n  }}\n  ],\n  "traceName": "{CUT_NAME}"\n}}'.encode()
 _PIECE_BYTES = 1 << 20
-_TRACE_GZIP_LEVEL = 3  # of gzip: a fifth of the time of its default, a tenth more bytes
+_TRACE_GZIP_LEVEL = 3  # compared with gzip's default: a fifth of the time, a tenth more bytes
 
 
 @dataclass(frozen=True)
 class TorchProfilerSettings(ProbeSettings):
-    """The scenario's ``probes.torch_profiler`` (``harness.scenario.model``): a schedule in steps and what to record."""
+    """The scenario's ``probes.torch_profiler`` (``harness.scenario.model``): schedule in steps, optional contents."""
 
     wait: int = 1
     warmup: int = 2
     active: int = 3
-    repeat: int = 1  # windows
+    repeat: int = 1  # number of windows
     shapes: bool = False
     memory: bool = False
     stack: bool = False
     flops: bool = False
-    workers: bool = True  # also inside loader workers
+    workers: bool = True  # True to profile loader workers, too
 
 
 def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: Any) -> profile:
-    """A torch profiler of the CPU and, where there is one and ``device`` is true, the CUDA device."""
+    """Return a torch profiler of the CPU and, with ``device`` and if there is one, of the CUDA device."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -56,32 +56,32 @@ def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: 
 
 
 def describe(profiler: profile, offsets: list[int], cut: str | None = None) -> None:
-    """Put our own facts into the header of the trace that ``profiler`` is recording: clock offsets, why it was cut."""
+    """Add facts to the header of the trace that ``profiler`` is recording: clock offsets, and why it was cut."""
     profiler.add_metadata_json(HEADER, json.dumps({OFFSET: offsets, CUT: cut}))
 
 
 def export(profiler: profile, path: Path) -> bool:
-    """Write the last window of ``profiler``, once, to ``path`` (.json.gz); whether it had to be cut to MAX_TRACE_BYTES.
+    """Write the last window of ``profiler`` to ``path`` (.json.gz). Return True if it was cut to MAX_TRACE_BYTES.
 
-    OSError as writing does.
+    Raise OSError if writing fails.
     """
     text = path.with_name(f".{path.name}.{os.getpid()}.text.tmp")
     try:
         profiler.export_chrome_trace(str(text))
         return keep(text, path)
     finally:
-        for leftover in (text, text.with_name(f"{text.name}.tmp")):  # the last: torch's own
+        for leftover in (text, text.with_name(f"{text.name}.tmp")):  # the second is torch's own
             leftover.unlink(missing_ok=True)
 
 
 def keep(text: Path, path: Path) -> bool:
     """Write ``path`` (.json.gz) from the trace that torch wrote to ``text``.
 
-    Return True if it had to be cut to MAX_TRACE_BYTES. Raise OSError if writing fails or the trace is not whole.
+    Return True if it was cut to MAX_TRACE_BYTES. Raise OSError if writing fails or the trace is incomplete.
     """
     packed = path.with_name(f".{path.name}.{os.getpid()}.gz.tmp")
     try:
-        if not _is_whole(text):  # torch raises nothing where it could not write
+        if not _is_whole(text):  # torch reports no error if it could not write
             raise OSError(errno.EIO, "torch could not write all of it: is the disk full, or the size of files limited?")
         cut = pack(text, packed, MAX_TRACE_BYTES)
         packed.replace(path)
@@ -91,7 +91,7 @@ def keep(text: Path, path: Path) -> bool:
 
 
 def _is_whole(text: Path) -> bool:
-    """Whether torch wrote the trace to its end: after the events it gives its own name for the file."""
+    """Return True if the trace is complete: torch writes the file's name after the events."""
     try:
         with open(text, "rb") as file:
             file.seek(max(text.stat().st_size - _PIECE_BYTES, 0))
@@ -101,9 +101,9 @@ def _is_whole(text: Path) -> bool:
 
 
 def pack(text: Path, packed: Path, most_bytes: int) -> bool:
-    """Gzip a trace. One with more than ``most_bytes`` ends there, between two events (what was recorded last is lost).
+    """Gzip a trace, cut between two events if it exceeds ``most_bytes`` (the last events are lost).
 
-    Whether it was cut.
+    Return True if it was cut.
     """
     whole = text.stat().st_size <= most_bytes
     with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_TRACE_GZIP_LEVEL) as target:

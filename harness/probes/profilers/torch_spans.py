@@ -1,4 +1,4 @@
-"""Marks our phases and stages in a profile of torch.profiler while one is recorded."""
+"""Mark the ledger's phases and stages in a profile of torch.profiler while one is recorded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _STAGES = frozenset(STAGES)
 
 
 class TorchSpans:
-    """A recorder around another one. It also marks every span by ``record_function`` (12 us each, so only in a window).
+    """Wrapper of a recorder that also marks every span by ``record_function`` (12 us each, so only in a window).
 
-    ``on_batch`` is called after each batch that this process built, between spans.
+    ``on_batch`` is called after each batch built by this process, between spans.
     """
 
     def __init__(self, inner: Recorder, on_batch: Callable[[], None] | None = None) -> None:

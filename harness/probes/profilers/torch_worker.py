@@ -1,4 +1,4 @@
-"""Runs torch.profiler inside a loader worker, which a profiler in the main process never shows."""
+"""Run torch.profiler inside a loader worker, which a profiler in the main process cannot see."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from trainer import telemetry
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-OVER = ".torch_profile.over"  # lies in the folder once the main process's last window is over
-FAILED = ".failed"  # ends the name of an empty file: instead of a worker's profile, which could not be written
-# The DataLoader kills a worker 5 s after the order to end: by then it must have written its profile.
+OVER = ".torch_profile.over"  # file in the run's folder once the main process's last window is over
+FAILED = ".failed"  # suffix of an empty file that replaces a worker's profile if it could not be written
+# The DataLoader kills a worker 5 s after the order to end: its profile must be written by then.
 WORKER_EVENTS = 50_000
 WORKER_BATCHES = 2_000
 _FIRST_OF_ALL = 100  # exit priority above that of the worker's queues
 
 
 class WorkerProfile:
-    """One loader worker's side: records from its start until the main process's windows are over."""
+    """Part in one loader worker: it records from its start until the main process's windows are over."""
 
     def __init__(self, settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int) -> None:
         from harness.probes.ledger.stages import StageRecorder
 
         role = f"loader-{worker_id}"
         self._folder, self._path = folder, folder / file_name(role)
-        # No Python frames: each batch has thousands. py-spy shows those.
+        # No Python frames: each batch has thousands. py-spy shows them.
         self._settings = replace(settings, stack=False)
         self._recorder = StageRecorder(role)
         self._offset = realtime_minus_monotonic()[0]
         self._most_events, self._most_batches, self._batches = most_events, WORKER_BATCHES, 0
         self._profiler: profile | None = self._start()
         telemetry.attach(TorchSpans(self._recorder, self._batch_built))
-        # Worker processes end by os._exit: no atexit handler runs there, but these do.
+        # Worker processes end with os._exit, which runs no atexit handlers but does run finalizers.
         Finalize(None, self._end, exitpriority=_FIRST_OF_ALL)
 
     def _start(self) -> profile:
@@ -55,7 +55,7 @@ class WorkerProfile:
         if (self._folder / OVER).exists():
             self._end()
         elif self._batches == 1:
-            # The events of the first batch decide how many batches can be kept.
+            # The number of events in the first batch decides how many batches can be kept.
             self._profiler.stop()
             events = len(self._profiler.events() or ())  # type: ignore[no-untyped-call]
             self._most_batches = min(WORKER_BATCHES, 1 + max(1, self._most_events // max(1, events)))
@@ -81,8 +81,8 @@ class WorkerProfile:
 def profile_worker(
     settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS
 ) -> None:
-    """Profile this loader worker, stages included. Call it before any batch: it replaces the worker's recorder.
+    """Profile this loader worker with its stages. Call it before any batch: it replaces the worker's recorder.
 
-    The profile goes to ``folder`` once a ``TorchProfiler`` there has had its windows, or when the worker ends.
+    The profile is written to ``folder`` after the windows of a ``TorchProfiler`` there, or when the worker ends.
     """
     WorkerProfile(settings, folder, worker_id, most_events)

@@ -1,8 +1,7 @@
-"""Reads the host's side of one run: what its processes used and waited for, what others used, which limits applied.
+"""Read the host's side of one run: CPU use and waits of its processes, CPU use of others, and limits.
 
-A counter's sample is its growth since the last reading, and ``interval_s`` (source "host") is the time since then. So
-over any set of samples, their sum / the sum of ``interval_s`` is the mean rate. Sources: "host" for the
-machine, "host:ROLE" for a process.
+A counter's sample is its growth since the last reading. ``interval_s`` (source "host") is the time since then. So for
+any set of samples, sum / sum of ``interval_s`` is the mean rate. Sources: "host" (machine), "host:ROLE" (process).
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from harness.probes.sampler.host_processes import ProcessCounters
 from harness.probes.sampler.host_system import SystemCounters
 from harness.probes.sampler.series import SampleSeries
 
-# Between two full readings, in nanoseconds: at least this, and so long that they take no more than this share of the
-# time, since a run with hundreds of threads makes them costly. Memory shares likewise, read between repetitions only.
+# Minimum nanoseconds between two full readings, and their maximum share of the time: a run with hundreds of threads
+# makes readings costly. PSS has the same limits, and is read between repetitions only.
 FULL_NS = 1_000_000_000
 FULL_SHARE = 0.002
 PSS_NS = 5_000_000_000
 PSS_SHARE = 0.01
-OWN = "sampler"  # the role of this very process
-LEAST_SAMPLED_S = 0.5  # of running: a clock tick of the kernel's (10 ms) is then 2 % of a core
-LEAST_NS = 5_000_000  # a rate over a shorter interval says little
+OWN = "sampler"  # role of the sampling process
+LEAST_SAMPLED_S = 0.5  # minimum seconds of running for a rate: a clock tick of the kernel (10 ms) is then 2 % of a core
+LEAST_NS = 5_000_000  # minimum interval of a rate in nanoseconds
 
 UNITS = {
     "cpu_s": "s",
@@ -34,22 +33,22 @@ UNITS = {
     "voluntary_switches": "switches",
     "involuntary_switches": "switches",
 }
-Counters = dict[tuple[str, str, str], float]  # by source, metric and unit
+Counters = dict[tuple[str, str, str], float]  # keyed by source, metric and unit
 
 
 class RepetitionLoad:
-    """Adds up the CPU time of repetitions until they are long enough for a rate: a single short one is not."""
+    """Sum of the CPU time of repetitions, until they are long enough for a rate: one short repetition is not."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
-        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, and CPU by this run, by all processes, stolen
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, CPU of this run, CPU of all processes, stolen
 
     def begin(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> None:
-        """``own_s``: CPU of the run's processes so far; ``machine``: of all, and stolen; None where unknown."""
+        """Start a repetition. ``own_s``: the run's CPU seconds. ``machine``: all and stolen CPU seconds, or None."""
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """Return (metric, cores) if the repetitions not yet reported last LEAST_SAMPLED_S or longer, else nothing."""
+        """Return (metric, cores) if the unreported repetitions last LEAST_SAMPLED_S or longer, else nothing."""
         if machine is None or self._before is None:
             return []
         now = (now_ns / 1e9, own_s, *machine)
@@ -69,7 +68,7 @@ class RepetitionLoad:
 
 
 class HostCollector:
-    """Reads the CPU of each process at every deadline; all the rest about once a second, and when a repetition ends."""
+    """Reader of each process's CPU at every deadline, and of all else once a second and at the end of a repetition."""
 
     source = "host"
 
@@ -79,13 +78,13 @@ class HostCollector:
         self._system = SystemCounters(root)
         self._load = RepetitionLoad()
         self._processes: dict[tuple[int, str], ProcessCounters] = {}
-        self._cpu: dict[str, tuple[int, float]] = {}  # by role: when, and the CPU seconds then
+        self._cpu: dict[str, tuple[int, float]] = {}  # keyed by role: time, and CPU seconds at that time
         self._counters: Counters = {}
         self._counted_ns = 0
         self._full_due_ns = 0
         self._pss_due_ns = 0
-        self._own_cpu: dict[int, float] = {}  # by process: the last that was seen, of ended ones too
-        self._resident_bytes = 0.0  # of the main process, at the last reading
+        self._own_cpu: dict[int, float] = {}  # last known CPU seconds by process id, including ended processes
+        self._resident_bytes = 0.0  # main process, at the last reading
         self._reported: set[str] = set()
 
     def begin(self, pids: dict[int, str]) -> None:
@@ -113,13 +112,13 @@ class HostCollector:
         return True
 
     def end(self) -> None:
-        """Nothing is left: all is reported at the end of each repetition."""
+        """Do nothing: everything is reported at the end of each repetition."""
 
     def _read_all(self, now: int, cpu: tuple[float, float] | None) -> None:
         self._add(now, "host", "interval_s", (now - self._counted_ns) / 1e9, "s")
         counters = self._read_counters(now, cpu, sample=True)
         for key, value in counters.items():
-            if key in self._counters:  # a process that came since then has no interval yet
+            if key in self._counters:  # a new process has no interval yet
                 self._add(now, *key[:2], value - self._counters[key], key[2])
         for (metric, unit), value in self._system.gauges().items():
             self._add(now, "host", metric, value, unit)
@@ -127,7 +126,7 @@ class HostCollector:
         self._full_due_ns = now + max(FULL_NS, round((monotonic_ns() - now) / FULL_SHARE))
 
     def _end(self, now: int, cpu: tuple[float, float] | None) -> None:
-        """What is read after the repetition only: how CPU time was shared, and memory shares, which are costly."""
+        """Read values after the repetition only: how CPU time was shared, and PSS, which is costly."""
         for metric, cores in self._load.end(now, sum(self._own_cpu.values()), cpu):
             self._add(now, "host", metric, cores, "cores")
             if metric == "own_cpu_cores":
@@ -142,14 +141,14 @@ class HostCollector:
             self._report_missing(process)
 
     def _find(self, pids: dict[int, str]) -> None:
-        """Open what is new, close what is gone."""
+        """Open new processes, and close ended ones."""
         for key in [key for key in self._processes if pids.get(key[0]) != key[1]]:
             self._processes.pop(key).close()
         for pid, role in pids.items():
             if (pid, role) not in self._processes:
                 try:
                     self._processes[pid, role] = ProcessCounters(pid)
-                except OSError:  # it has just ended
+                except OSError:  # the process has just ended
                     continue
 
     def _read_cpu(self) -> list[tuple[str, float]]:
@@ -169,7 +168,7 @@ class HostCollector:
             found["host", "others_cpu_s", "s"] = cpu[0] - sum(self._own_cpu.values())
             found["host", "stolen_cpu_s", "s"] = cpu[1]
         for pid, role, process in self._alive():
-            if role == OWN:  # of itself it samples its cost, no more
+            if role == OWN:  # the sampling process only records its cost
                 found[f"host:{role}", "cpu_s", "s"] = self._own_cpu[pid]
                 continue
             try:

@@ -1,7 +1,7 @@
-"""Reads the counters of one process of the run from outside (/proc; proc(5)): CPU, run-queue delay, memory, disk.
+"""Read the counters of one process of the run from outside (/proc; proc(5)): CPU, run-queue delay, memory, disk.
 
-A reading costs 20 to 30 microseconds and 20 more for each thread, so it is taken about once a second. The CPU time
-alone costs one microsecond and is precise to the nanosecond (a process's own CPU-time clock).
+A reading costs 20 to 30 microseconds, and 20 more per thread, so it is taken about once a second. The CPU time alone
+costs one microsecond and is precise to the nanosecond (the process's CPU-time clock).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-MAX_SAMPLED_THREADS = 64  # of one process; with more, the sums over its threads are lower bounds
+MAX_SAMPLED_THREADS = 64  # maximum threads per process; with more, sums over threads are lower bounds
 _STATUS_BYTES = 8192
-_CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3) of a process: its complement in the upper bits, this in the lower
+_CPUCLOCK_SCHED = 2  # lower bits of a process's clock id, see clock_getcpuclockid(3); the upper bits are ~pid
 
 
 class ProcessCounters:
-    """``OSError`` from :meth:`cpu_s` or :meth:`read` means that the process has ended."""
+    """Counters of one process. :meth:`cpu_s` and :meth:`read` raise ``OSError`` if the process has ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.missing: dict[str, str] = {}  # what cannot be read, and why
+        self.missing: dict[str, str] = {}  # unreadable counters, and the reason
         self._clock = (~pid << 3) | _CPUCLOCK_SCHED
         self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._io = self._open("disk reads", f"/proc/{pid}/io")
@@ -31,22 +31,22 @@ class ProcessCounters:
         self._of_threads = [0.0, 0.0, 0.0]  # delay in seconds, voluntary and involuntary switches, since construction
         try:
             time.clock_gettime_ns(self._clock)
-        except OSError:  # not this kernel
+        except OSError:  # this kernel does not support it
             self._clock = 0
 
     def cpu_s(self) -> float:
-        """CPU time of all its threads, ended ones too."""
+        """Return the CPU seconds of all its threads, including ended ones."""
         if self._clock:
             return time.clock_gettime_ns(self._clock) / 1e9
         fields = self._stat_fields()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Its counters since it or this object began, by metric, and its resident memory in bytes."""
-        fields = self._stat_fields()  # counted after "comm)": proc(5) has majflt as 12, rss as 24
+        """Return counters by metric, since the process or this object began, and the resident memory in bytes."""
+        fields = self._stat_fields()  # counted after "comm)": majflt is 12 and rss is 24 in proc(5)
         counters = {"cpu_s": self.cpu_s(), "major_faults": float(fields[9])}
         if self._io is not None:
-            # What it had to fetch from storage; reads that the page cache served are not in it.
+            # Bytes fetched from storage. Reads served by the page cache do not count.
             text = os.pread(self._io, 512, 0)
             counters["disk_read_bytes"] = float(text[text.index(b"\nread_bytes:") + 12 :].split(None, 1)[0])
         if self._read_threads():
@@ -55,14 +55,14 @@ class ProcessCounters:
         return counters, float(fields[21]) * _PAGE_BYTES
 
     def pss_bytes(self) -> float | None:
-        """Its share of memory: shared pages are divided by the processes that share them; None where unknown.
+        """Return its proportional set size in bytes (a shared page is divided by its users); None if unknown.
 
-        Walks all its page tables: milliseconds where it has gigabytes.
+        The kernel walks all its page tables, which takes milliseconds for a process with gigabytes.
         """
         try:
             with open(f"/proc/{self.pid}/smaps_rollup", "rb") as file:
                 text = file.read()
-        except ProcessLookupError:  # it has ended, and its parent has not waited for it yet
+        except ProcessLookupError:  # the process has ended, but its parent has not waited for it yet
             return None
         except OSError as error:
             if Path(f"/proc/{self.pid}").exists():
@@ -81,7 +81,7 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add what its threads did since the last call; False where the kernel does not count it."""
+        """Add its threads' activity since the last call. Return False if the kernel does not count it."""
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MAX_SAMPLED_THREADS
@@ -89,14 +89,14 @@ class ProcessCounters:
             if tid not in self._threads:
                 try:
                     self._threads[tid] = _Thread(self.pid, tid, from_birth=not self._too_many)
-                except (OSError, ValueError):  # it has just ended, or this kernel does not count it
+                except (OSError, ValueError):  # the thread has just ended, or this kernel does not count it
                     if tid == self.pid:
                         self.missing["run-queue delay and context switches"] = "/proc/PID/task/TID/schedstat, status"
                         return False
         for tid, thread in list(self._threads.items()):
             try:
                 self._of_threads = [a + b for a, b in zip(self._of_threads, thread.advance(), strict=True)]
-            except OSError:  # it has ended; what it did since the last reading is lost
+            except OSError:  # the thread has ended; its activity since the last reading is lost
                 thread.close()
                 del self._threads[tid]
         return True
@@ -105,7 +105,7 @@ class ProcessCounters:
         descriptor = None
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            os.pread(descriptor, 1, 0)  # it is here that permission is asked for
+            os.pread(descriptor, 1, 0)  # the kernel checks permission on reading
         except OSError as error:
             self.missing[what] = f"{path.replace(str(self.pid), 'PID')}: {error.strerror}"
             if descriptor is not None:
@@ -115,7 +115,7 @@ class ProcessCounters:
 
 
 class _Thread:
-    """``from_birth``: whether what it did before this call counts, as it is new since the last reading."""
+    """Counters of a thread. ``from_birth``: True if earlier activity counts, because the thread is new."""
 
     def __init__(self, pid: int, tid: int, *, from_birth: bool) -> None:
         self._schedstat = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -126,7 +126,7 @@ class _Thread:
             self._before = now
 
     def advance(self) -> tuple[float, int, int]:
-        """Seconds of run-queue delay, voluntary and involuntary context switches since the last call."""
+        """Return seconds of run-queue delay, voluntary and involuntary context switches since the last call."""
         now = self._read()
         before, self._before = self._before, now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]

@@ -1,4 +1,4 @@
-"""Reads counters of the whole machine and of the run's control groups: CPU, memory, pressure, limits, throttling."""
+"""Read counters of the whole machine and of the run's control groups: CPU, memory, pressure, limits, throttling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SystemCounters:
-    """``root``: where /proc and /sys are. Files that this kernel or container does not have give no metric."""
+    """Counters of the machine. ``root``: parent of /proc and /sys. Missing files are skipped."""
 
     def __init__(self, root: Path = ROOT) -> None:
         proc = root / "proc"
@@ -24,17 +24,17 @@ class SystemCounters:
         inside = group.folder if group is not None and group.version == 2 else None
         self._pressure = {}
         for resource in ("cpu", "io", "memory"):
-            # The run's own group, where it has one: the machine's includes what others wait for.
+            # The run's own group if it has one: the machine's pressure includes waits of other processes.
             own = None if inside is None else _open(inside / f"{resource}.pressure")
             self._pressure[resource] = own if own is not None else _open(proc / "pressure" / resource)
 
     def cpu(self) -> tuple[float, float] | None:
-        """CPU seconds used on all cores since boot, and those the hypervisor kept for others; None if unknown."""
+        """Return CPU seconds of all cores since boot, and seconds stolen by the hypervisor; None if unknown."""
         if self._stat is None:
             return None
         try:
             cells = os.pread(self._stat, 256, 0).split(None, 9)[1:9]
-        except OSError:  # of a file system that stands in for /proc and has gone
+        except OSError:  # a substitute for /proc has disappeared
             return None
         if len(cells) < 8:
             return None
@@ -42,7 +42,7 @@ class SystemCounters:
         return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
     def counters(self) -> dict[tuple[str, str], float]:
-        """(metric, unit) -> count so far: throttling by the quota that binds, and pressure.
+        """Return counts so far by (metric, unit): throttling by the binding quota, and pressure.
 
         ``*_pressure_s``: seconds in which some process waited for that resource (Documentation/accounting/psi.rst).
         """
@@ -57,7 +57,7 @@ class SystemCounters:
         return found
 
     def gauges(self) -> dict[tuple[str, str], float]:
-        """(metric, unit) -> value as it stands: memory, page cache, limits."""
+        """Return current values by (metric, unit): memory, page cache, limits."""
         found: dict[tuple[str, str], float] = {}
         if self._meminfo is not None:
             text = os.pread(self._meminfo, 512, 0)
@@ -82,7 +82,7 @@ def _open(path: Path) -> int | None:
 
 
 def _pressure_us(descriptor: int) -> int | None:
-    """Of "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345": the total; None where pressure is switched off."""
+    """Return the total in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345"; None if pressure is switched off."""
     try:
         text = os.pread(descriptor, 256, 0)
     except OSError:

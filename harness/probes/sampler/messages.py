@@ -1,4 +1,4 @@
-"""Defines the messages between a run and its sampling process: a line of JSON each; samples follow an answer's line."""
+"""Define the messages between a run and its sampling process: one JSON line each. Samples follow an answer's line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class StartSampling(TypedDict):
     """Run to sampling process: sample these processes from now on."""
 
     do: Literal["start"]
-    pids: dict[int, str]  # their roles; JSON makes the process ids texts
+    pids: dict[int, str]  # roles by process id; JSON turns the ids into strings
 
 
 class StopSampling(TypedDict):
@@ -31,11 +31,11 @@ SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
 
 
 class SamplingAnswer(TypedDict):
-    """Sampling process to run: it is ready, or has stopped, or ends; ``bytes`` bytes of samples follow the line."""
+    """Sampling process to run: ready, stopped or closed. ``bytes`` bytes of samples follow the line."""
 
     event: Literal["ready", "stopped", "closed"]
     problems: list[str]
-    missed: dict[str, int]  # by source
+    missed: dict[str, int]  # counts by source
     taken: dict[str, int]
     series: list[SeriesHeader]
     bytes: int

@@ -1,11 +1,11 @@
-"""Reads the host and NVML at a steady rate in a light process of its own, never on the training thread.
+"""Read the host and NVML at a steady rate in a separate, light process, and never on the training thread.
 
     this process    begin_steps      (measured steps)     end_repetition      wait
     the sampler         |baseline ... reading ... reading ...|last reading, samples of the repetition|
 
-The order to begin or end is one write to a pipe. :meth:`Sampler.wait` belongs where no step is measured: before the run
-says that it is ready (the sampler may still be looking for devices), and after a repetition, before this process group
-is suspended (SIGSTOP), or the last reading of the repetition is lost.
+An order to begin or end is one write to a pipe. Call :meth:`Sampler.wait` only while no step is measured. It is needed
+before the run reports that it is ready, because the sampler may still be looking for devices. It is also needed after a
+repetition, before the process group is suspended (SIGSTOP), or the repetition's last reading is lost.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from harness.probes.sampler.settings import SamplerSettings
 if TYPE_CHECKING:
     from harness.study.contract import Columns
 
-ANSWER_S = 60  # NVML needs seconds to wake a node's devices; a process that is silent for longer hangs
+ANSWER_S = 60  # seconds to wait for an answer: NVML may need many to wake a node's devices
 EXIT_S = 5
 
 
 class Sampler(Probe):
-    """One sampling process. It ends with this one; where it fails, the run goes on and ``problems`` says why.
+    """One sampling process, which ends with this one. If it fails, the run continues and ``problems`` has the reason.
 
-    ``pids`` returns the run's processes and their roles (main, loader-K; of other ranks rank-K, rank-K-child-N), and is
-    called whenever steps begin. After :meth:`close`, ``samples`` is the samples table, and ``taken`` and ``missed``
-    count readings by source (host, nvml) in finished repetitions.
+    ``pids`` returns the run's processes and their roles (main, loader-K; for other ranks rank-K, rank-K-child-N). It is
+    called whenever steps begin. After :meth:`close`, ``samples`` is the samples table. ``taken`` and ``missed`` count
+    readings by source (host, nvml) in finished repetitions.
     """
 
     settings_type = SamplerSettings
@@ -53,7 +53,7 @@ class Sampler(Probe):
         self._pids = pids
         self._unpacked = Unpacked()
         self._buffer = b""
-        self._outstanding = 1  # answers: that it is ready
+        self._outstanding = 1  # open answers: the first reports that it is ready
         self._process: subprocess.Popen[bytes] | None = None
         command = [
             sys.executable,
@@ -68,7 +68,7 @@ class Sampler(Probe):
             self._give_up(f"could not start ({error})")
             return
         assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)  # a sampler that hangs must not block the training
+        os.set_blocking(self._process.stdin.fileno(), False)  # a hanging sampler must not block the training
 
     @classmethod
     def attach(cls, settings: SamplerSettings, folder: Path) -> Self:  # noqa: ARG003 - it writes no files
@@ -76,26 +76,26 @@ class Sampler(Probe):
 
     @property
     def pid(self) -> int | None:
-        """Of the sampling process: no part of what is measured. None where there is none (any more)."""
+        """Process id of the sampling process, which is not measured; None if it does not run."""
         return None if self._process is None else self._process.pid
 
     def begin_steps(self) -> None:
-        """Sample from now on."""
+        """Start sampling."""
         self.wait()
         self._send({"do": "start", "pids": self._pids()})
 
     def end_repetition(self) -> None:
-        """Take one last reading, then no more."""
+        """Take one last reading and stop."""
         self._send({"do": "stop", "t_ns": monotonic_ns()})
         self._outstanding += 1
 
     def wait(self) -> None:
-        """Block until the sampling process has answered every order; return at once where none is open."""
+        """Block until the sampling process has answered every order. Return immediately if no answer is open."""
         while self._process is not None and self._outstanding:
             self._take(self._answer())
 
     def close(self) -> None:
-        """End the sampling process and unpack what it read. Harmless when called again."""
+        """End the sampling process and unpack its readings. Further calls do nothing."""
         self._send({"do": "close"})
         self._outstanding += 1
         self.wait()
@@ -130,7 +130,7 @@ class Sampler(Probe):
         self.missed, self.taken = header["missed"], header["taken"]
 
     def _answer(self) -> tuple[SamplingAnswer, bytes] | None:
-        """The next answer: a line of JSON, and as many bytes of samples as it says; None where there is none."""
+        """Return the next answer: a line of JSON, and the bytes of samples that follow it; None on failure."""
         while (end := self._buffer.find(b"\n")) < 0:
             if not self._more():
                 return None
@@ -148,7 +148,7 @@ class Sampler(Probe):
         answers = self._process.stdout.fileno()
         poll = select.poll()
         poll.register(answers, select.POLLIN)
-        for _ in range(ANSWER_S):  # not in one go: a time in which both were stopped must not count in full
+        for _ in range(ANSWER_S):  # second by second: time while both were stopped must not count in full
             if poll.poll(1000):
                 data = os.read(answers, 1 << 20)
                 if not data:
@@ -179,18 +179,18 @@ class Sampler(Probe):
             process.kill()
         try:
             return process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:  # in the kernel, as a driver that hangs keeps it: the run does not wait
+        except subprocess.TimeoutExpired:  # stuck in the kernel, for example in a hanging driver: the run does not wait
             return -signal.SIGKILL
 
 
 def process_roles() -> dict[int, str]:
-    """By process id: main, and loader-K in the order they were started (Process-1, Process-2, ...)."""
+    """Return roles by process id: main, and loader-K in starting order (Process-1, Process-2, ...)."""
     workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))
     return {os.getpid(): "main"} | {child.pid: f"loader-{number}" for number, child in enumerate(workers) if child.pid}
 
 
 def processes_of_the_run() -> dict[int, str]:
-    """Those of :func:`process_roles`, and of several ranks the others on this machine: their CPU time is the run's."""
+    """Return :func:`process_roles` and, with several ranks, the others on this machine: their CPU time is the run's."""
     return ranks_below(os.getpid()) | process_roles()
 
 

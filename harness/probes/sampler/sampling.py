@@ -1,7 +1,7 @@
-"""Runs the sampling process: waits for orders, reads its collectors at absolute deadlines, answers.
+"""Run the sampling process: wait for orders, read its collectors at absolute deadlines, and answer.
 
-Deadlines are ``start + k x period``, so a late reading makes the next one no later. A deadline without a reading of its
-own counts as missed, for every collector.
+Deadlines are ``start + k x period``, so a late reading does not delay the next one. A deadline without its own reading
+counts as missed, for every collector.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from harness.probes.sampler.series import SampleSeries
 from harness.probes.sampler.settings import SamplerSettings
 from trainer.errors import in_words
 
-LATE_NS = 1_000_000_000  # after a repetition: its last reading would be of other work
+LATE_NS = 1_000_000_000  # after a repetition: a later last reading would include other work
 
 
 class Collector(Protocol):
-    """Reads one source. Each method adds samples to the series that the collector was made with."""
+    """Reader of one source. Each method adds samples to the series that the collector was created with."""
 
     source: str
     problems: list[str]
 
     def begin(self, pids: dict[int, str]) -> None:
-        """A repetition begins: take the baseline of counters. ``pids``: the run's processes and their roles."""
+        """Start a repetition: read the baseline of counters. ``pids``: the run's processes and their roles."""
 
     def read(self, *, last: bool) -> bool:
-        """Read at a deadline, or for the ``last`` time in a repetition; whether there was anything to read."""
+        """Read at a deadline, or for the ``last`` time in a repetition. Return True if there was anything to read."""
 
     def end(self) -> None:
-        """No reading follows: report what could never be read."""
+        """Report metrics that were never read. No reading follows."""
 
 
 class Deadlines:
@@ -54,7 +54,7 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Serve all deadlines up to ``now_ns`` with one reading; how many of them got none of their own."""
+        """Serve all deadlines up to ``now_ns`` with one reading. Return how many got no reading of their own."""
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -62,7 +62,7 @@ class Deadlines:
 
 
 class Sampling:
-    """The loop. ``problems`` go with the first answer; ``orders`` and ``answers`` are file descriptors."""
+    """Main loop. ``problems`` are sent with the first answer. ``orders`` and ``answers`` are file descriptors."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class Sampling:
         self._problems = problems
         self._taken = {collector.source: 0 for collector in collectors}
         self._missed = dict(self._taken)
-        self._given_up: list[str] = []  # sources of collectors that failed
+        self._given_up: list[str] = []  # sources of failed collectors
         self._deadlines: Deadlines | None = None
         self._lines: list[bytes] = []
         self._rest = b""
-        self._woken_ns = 0  # when this process was last resumed (SIGCONT)
+        self._woken_ns = 0  # time of the last resume (SIGCONT)
         signal.signal(signal.SIGCONT, self._wake)
 
     def run(self) -> None:
-        """Serve orders until the order to close; EOFError where the other side is gone."""
+        """Serve orders until the order to close. Raise EOFError if the run has closed its side."""
         self._answer("ready")
         while True:
             order = self._next_order()
@@ -115,7 +115,7 @@ class Sampling:
         if self._deadlines is None:
             return
         if self._woken_ns > t_ns or monotonic_ns() - t_ns > LATE_NS:
-            # Suspended before it could read, or late: what others did meanwhile must not count as this run's.
+            # Suspended before the reading, or late: other processes' activity since then must not count as this run's.
             self._count(1)
         else:
             self._read(last=True)
@@ -138,17 +138,17 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """Return what ``action``, of ``collector``, returns; drop the collector where that fails."""
+        """Return the result of the collector's ``action``. If it fails, drop the collector and return False."""
         try:
             return bool(action())
-        except Exception as error:  # of a file or a library, whatever it is
+        except Exception as error:  # any error of a file or library
             self._collectors.remove(collector)
             self._given_up.append(collector.source)
             self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; no samples from then on"]
             return False
 
     def _next_order(self) -> SamplingOrder | None:
-        """The next order; None where the next deadline comes first."""
+        """Return the next order; None if the next deadline comes first."""
         while not self._lines:
             timeout_s = None
             if self._deadlines is not None:
@@ -182,7 +182,7 @@ class Sampling:
 
 
 def main(settings: SamplerSettings, parent: int) -> int:
-    """Sample for process ``parent``, which sends its orders on standard input; the exit status."""
+    """Sample for the process ``parent``, which sends orders on standard input. Return the exit status."""
     from harness.machine.lifetime import die_with_parent
 
     die_with_parent(parent)

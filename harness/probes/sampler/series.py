@@ -1,4 +1,4 @@
-"""Packs samples by series, 16 bytes each, in the sampling process, and unpacks them in the run."""
+"""Pack samples by series, 16 bytes each, in the sampling process, and unpack them in the run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from array import array
 from typing import Any
 
 Key = tuple[str, str, str]  # source, metric, unit
-SeriesHeader = tuple[str, str, str, int]  # and how many samples of it follow; in JSON a list
+SeriesHeader = tuple[str, str, str, int]  # source, metric, unit, number of samples that follow; a list in JSON
 
 
 class SampleSeries:
-    """Gathers samples: for each (source, metric, unit) its times (CLOCK_MONOTONIC, ns) and values."""
+    """Samples by (source, metric, unit): times (CLOCK_MONOTONIC, ns) and values."""
 
     def __init__(self) -> None:
         self._packed: dict[Key, tuple[array[int], array[float]]] = {}
@@ -24,9 +24,9 @@ class SampleSeries:
         columns[1].append(value)
 
     def take(self) -> tuple[list[SeriesHeader], bytes]:
-        """What came since the last call: [source, metric, unit, count] of each series, and all times and values."""
+        """Return the series since the last call as (source, metric, unit, count), and their packed times and values."""
         packed, self._packed = self._packed, {}
-        # Values are added after their times: a thread in between the two has given no sample yet.
+        # A value is added after its time: a thread between the two has not added its sample yet.
         counts = {key: len(values) for key, (_, values) in packed.items()}
         header = [(*key, count) for key, count in counts.items()]
         payload = (
@@ -36,7 +36,7 @@ class SampleSeries:
 
 
 class ClosableSeries(SampleSeries):
-    """Passes samples on to ``into`` until it is shut: a call that returns after its timeout adds nothing."""
+    """Series that passes samples on to ``into`` until it is shut, so that a call after its timeout adds nothing."""
 
     def __init__(self, into: SampleSeries) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ClosableSeries(SampleSeries):
 
 
 class Unpacked:
-    """The samples table (``SAMPLE_COLUMNS``) from what :meth:`SampleSeries.take` gave, call by call."""
+    """Samples table (``SAMPLE_COLUMNS``), built from successive results of :meth:`SampleSeries.take`."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, str, str, float, str]] = []
@@ -67,7 +67,7 @@ class Unpacked:
             self._rows += [(t, source, metric, value, unit) for t, value in zip(times, values, strict=True)]
 
     def columns(self) -> dict[str, list[Any]]:
-        """All of them in the order of time."""
+        """Return all samples, sorted by time."""
         rows = sorted(self._rows, key=lambda row: row[0])
         names = ("t_ns", "source", "metric", "value", "unit")
         return {name: [row[index] for row in rows] for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Defines the settings of the sampling process: what it reads, and how often."""
+"""Define the settings of the sampling process: sources and rate."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class SamplerSettings(ProbeSettings):
-    """``timeout_s``: seconds that NVML may take to answer, less than ``sampler.ANSWER_S``; None: its default."""
+    """Settings. ``timeout_s``: time limit for NVML in seconds, less than ``sampler.ANSWER_S``; None: the default."""
 
     host: bool = True
-    nvml: bool | Literal["auto"] = "auto"  # auto: where there is a driver
+    nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
     rate_hz: float = 10
     timeout_s: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Without ``timeout_s`` where it is the default: a state of the code may not know it."""
+        """Omit ``timeout_s`` if it is the default, because another state of the code may not know it."""
         content = super().to_json()
         if self.timeout_s is None:
             del content["timeout_s"]
