@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import from_numpy
 
-MOST_KEPT = 8  # buffers; beyond it the one that was held longest is left to its tensors and not reused
+# maximum number of buffers; beyond it the one that was held longest is left to its tensors and not reused
+MOST_KEPT = 8
 
 
 class BatchBuffer:
