@@ -265,8 +265,8 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
     """Raise InputError if the checkpoint belongs to another training: other keys, data or code."""
     now = {**identity(config), **fingerprints}
     before = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
-    # A key with no value in only one of them belongs to another version of this code. So does a key that the checkpoint
-    # lacks, if its default is the behaviour of every training before.
+    # A key with no value in only one of them comes from another version of this code. So does a key missing in the
+    # checkpoint, if its default is the behaviour of every training before.
     before = {**CAME_LATER, **before}
     keys = [key for key in sorted(now.keys() | before.keys()) if now.get(key) != before.get(key)]
     if keys:
@@ -279,6 +279,6 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
 
 
 def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
-    """Return the object at ``key`` of checkpoint.json; {} if there is none."""
+    """Return the object at ``key`` of checkpoint.json, or an empty one."""
     found = checkpoint.about.get(key)
     return found if isinstance(found, Mapping) else {}

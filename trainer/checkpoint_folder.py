@@ -74,7 +74,7 @@ class WholeState:
             for path in self._tokenizer.iterdir() if self._tokenizer.is_dir() else ():
                 if path.is_file() and path.name != DIGESTS:
                     shutil.copyfile(path, folder / path.name)
-        with open(folder / STATE, "wb") as file:  # With a path, torch would hide the system's error about the disk.
+        with open(folder / STATE, "wb") as file:  # Given a path, torch would hide the system's error about the disk.
             torch.save(rest, file)
         return {"shared": shared}
 
@@ -250,7 +250,7 @@ def retain(folder: Path, keep: int) -> None:
 
 def remove_whole(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so it never counts as damaged while it is being removed."""
-    # This name differs from that of a checkpoint being written.
+    # A checkpoint being written has another temporary name.
     gone = temporary_path(path.with_name(f"{path.name}.gone"))
     try:
         path.replace(gone)

@@ -1,4 +1,4 @@
-"""Saves the state of several ranks in one checkpoint, complete or not at all.
+"""Saves the state of all ranks in one checkpoint, complete or not at all.
 
     state.pt, model.safetensors    ddp: as of one process, because every rank holds the same; fsdp: the schedule alone
     rank-0.pt, rank-1.pt, ...      data position and random states of each rank
@@ -81,7 +81,7 @@ class RanksState(Store):
             torch.save({name: states[name] for name in OWN if name in states}, file)
 
     def _write_share(self, folder: Path, states: Any) -> None:
-        if SHARDED in states:  # It raises the error of one rank in all ranks, so that all have written when it returns.
+        if SHARDED in states:  # Raises the error of one rank in all ranks, so that all have written when it returns.
             save_shares(states[SHARDED], folder, self._group)
 
     @contextmanager
@@ -100,7 +100,7 @@ class RanksState(Store):
 
 
 class RanksSaver(Saver):
-    """Saver of one of several ranks.
+    """Saver of a rank in a training with several ranks.
 
     All ranks count the same steps, but their clocks differ. So rank 0 sends the others after each step if its clock
     requires a checkpoint: one number over gloo, in the phase ``checkpoint``.

@@ -141,7 +141,7 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
 
 
 def torch_device(name: str, key: str = "compute.device") -> torch.device:
-    """Return the device that auto, cpu or cuda means here. Raises InputError, which names ``key``, if there is none."""
+    """Return the device that auto, cpu or cuda means here. Raises InputError, which names ``key``, for missing CUDA."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

@@ -62,8 +62,7 @@ class CudaTimeline:
         self._lead = HostLead()
         self._audit = _Audit(self._cuda, lambda: self._announced)
         self._cuda.synchronize()
-        # Not part of torch's documented interface. Without it, the lead of a host about as fast as its device is not
-        # settled.
+        # Undocumented in torch. Without it, the lead of a host about as fast as its device is not settled.
         self._sleep: Callable[[int], None] | None = getattr(self._cuda, "_sleep", None)
         if self._sleep is not None:
             self._sleep(1)  # The first launch of a kernel loads it, which may take long.
@@ -123,7 +122,7 @@ class CudaTimeline:
         return self._inner.learning_rate()
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        return self._inner.validate(batches, beat)  # It runs outside of every step, so no event is recorded.
+        return self._inner.validate(batches, beat)  # Evaluation runs outside of every step, so no event is recorded.
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         return self._inner.log_likelihoods(rows, beat)

@@ -221,7 +221,7 @@ class EmulatedCompute:
         self._queue.lead.device_idle()
 
     def parts(self) -> dict[str, Stateful]:
-        return {}  # It computes nothing, and the draws of its jitter do not change a loss.
+        return {}  # The device computes nothing, and the draws of its jitter do not change a loss.
 
     def end_together(self) -> str | None:
         return None

@@ -26,7 +26,7 @@ class GradientClipping:
         self._utils: Any = torch.nn.utils
         self._parameters = list(parameters)
         self._limit = math.inf if limit is None else limit
-        # Not for shares (DTensor), whose norm is a share too.
+        # False for shares (DTensor), whose norm is a share too.
         self._known_at_once = not any(one.is_cuda or hasattr(one, "full_tensor") for one in self._parameters)
 
     def __call__(self) -> torch.Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 
-# mallopt(3). Setting one of them ends glibc's own adjustment of both, so both are set. The second is the size from
-# which an allocation gets its own pages (and returns them when freed). It is set to glibc's maximum, where its own
-# adjustment would end too.
+# mallopt(3). Setting one of them ends glibc's own adjustment of both, so both are set. Larger allocations than the
+# second get their own pages and return them when freed. It is set to glibc's maximum, which limits its own adjustment,
+# too.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = -1
 _MOST_BYTES = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)  # DEFAULT_MMAP_THRESHOLD_MAX of malloc/malloc.c

@@ -30,7 +30,7 @@ def keep_layer_inputs_alone(model: torch.nn.Module) -> None:
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
-    """Compute the tanh approximation of GELU (Hendrycks and Gimpel 2016) with torch's own kernel instead of several.
+    """Replace transformers' tanh approximation of GELU (Hendrycks and Gimpel 2016) by torch's single kernel.
 
     Raises InputError if the model has no such activation of transformers.
     """

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# Value for the current forward pass, of which a process runs one at a time. None: transformers checks by itself. A
-# plain global, because code that torch.compile traces reads it.
+# Value for the current forward pass; a process runs one at a time. None: transformers checks by itself. A plain global,
+# because code that torch.compile traces reads it.
 _several: bool | None = None
 _look: Any = None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Parallel:
-    """Additional work of several ranks compared to one."""
+    """Communication and sharding among the ranks of a training."""
 
     def __init__(self, launch: LaunchConfig, rank: Rank, device: torch.device, micro_batches: int) -> None:
         """Join the group. Every rank waits here for the last one."""
@@ -56,7 +56,7 @@ class Parallel:
                     model, device_ids=cards, broadcast_buffers=False, gradient_as_bucket_view=True
                 )
             self._model.register_comm_hook(None, lambda _, bucket: self._average(bucket))
-        # From here on draws are the rank's own (dropout of a user's own model). The initial weights were the same.
+        # Later draws are the rank's own (dropout of a user's own model). The initial weights were the same.
         if not self._rank.is_first:
             torch.manual_seed(torch.initial_seed() + 1_000_003 * self._rank.number)
         wrapped: torch.nn.Module = self._model

@@ -50,7 +50,7 @@ class RepeatedRows:
         position = batch.position
         if not self._by_epoch or position is None or not position.per_epoch:
             return 0
-        return max(0, position.document - 1) // position.per_epoch  # last document of which the batch has a part
+        return max(0, position.document - 1) // position.per_epoch  # last document with a part in the batch
 
     def _digests(self, batch: Batch) -> list[int]:
         """Multiply each row by random odd numbers, modulo 2**64. Equal rows have equal sums."""

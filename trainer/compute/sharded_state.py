@@ -1,4 +1,4 @@
-"""Saves and loads the state of an FSDP2 model and its optimizer, of which each rank has a share."""
+"""Saves and loads the shares of an FSDP2 model and its optimizer, one share per rank."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def save_shares(state: Any, folder: Path, group: Any) -> None:
 
     try:
         save(state, storage_writer=Writer(folder), process_group=group)
-    except CheckpointException as error:  # It is not an Exception, so it would not be reported.
+    except CheckpointException as error:  # CheckpointException is not an Exception, so it would not be reported.
         raise error.failures[min(error.failures)][0] from error

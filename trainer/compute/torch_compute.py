@@ -244,7 +244,7 @@ class TorchCompute:
         values = [mean if self._parallel is None else self._parallel.mean_of(mean, in_each_step=True)]
         if norm is not None:
             values.append(norm.detach().float())
-        # Not blocking: torch uses its own pinned memory for the result, and the stream copies in its turn.
+        # Queued without blocking: torch uses its own pinned memory for the result, and the stream copies in its turn.
         values_on_host = self._torch.stack(values).to("cpu", non_blocking=True)
         if self._device.type != "cuda":
             return _Copy(values_on_host, None)
@@ -365,7 +365,7 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
 
 
 def loss_of(output: Any, name: str) -> Loss:
-    """Return the loss in a user's module's output: a scalar, ``.loss``, ``["loss"]`` or the first of several values.
+    """Return the loss in a user's module's output: a scalar, ``.loss``, ``["loss"]`` or the first value of a tuple.
 
     Raises InputError, which names the factory, if there is none.
     """

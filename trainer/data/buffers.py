@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import from_numpy
 
-# maximum number of buffers; beyond it the one that was held longest is left to its tensors and not reused
+# Further buffers are not reused: the one that was held longest is left to its tensors.
 MOST_KEPT = 8
 
 
