@@ -140,7 +140,7 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config`` with its batches. Start loader workers first, as this may tokenize.
+    """Return the evaluator of ``config`` with its batches. Start loader workers first, because this may tokenize.
 
     ``epochs``: returns the completed epochs, for every_epochs. Every rank must call this function.
     """

@@ -27,18 +27,18 @@ The 95 % interval includes all candidates and reaches to the next tried rate on 
 if the vertex may lie outside. An end is open if one of these candidates is the last rate that was tried.
 
 In simulations (tests/benchmarks/sweep_intervals.py) the interval included the optimum in at least 96 % of the sweeps of
-every kind. The kinds were grids of 6 to 12, 24 and 40 rates, and the few rates that Hyperband trains to the end, for
-curves up to ten times as steep on one side. One standard error of the lowest (Breiman, Friedman, Olshen and Stone 1984,
-"Classification and Regression Trees", chapter 3) in place of 1.645 of the difference covered too few of these curves
-with grids of 40 rates. With the difference, close rates need not be merged, and nothing has to grow with their number.
+every kind. The kinds were grids of 6 to 12, 24 and 40 rates, and the few rates that Hyperband trains to the end. Curves
+were up to ten times as steep on one side. An alternative is one standard error of the lowest (Breiman, Friedman, Olshen
+and Stone 1984, "Classification and Regression Trees", chapter 3). It covered too few of these curves with grids of 40
+rates. With 1.645 of the difference, close rates need not be merged, and nothing has to grow with their number.
 An open end excludes nothing. If two thirds of a kind's sweeps or more have one, fewer of the other intervals include
 the optimum: 77 % at the least, for a kind with 92 % open ends.
 
 The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
 the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is
 exact for normal errors with any number of points, and it has no end if the curvature could be 0. If a cubic through the
-same points has its minimum outside of it, the interval is extended to that minimum. It does not cover the change from
-another set of seeds, or from another length of training.
+same points has its minimum outside of it, the interval is extended to that minimum. No interval covers the effect of
+another seed for all trials together, or of another length of training.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Doubles the learning rate until training diverges, then trains fractions of that rate until two are worse.
 
-Two worse rates in a row, by more than noise, end the search. On a flat part of the curve it goes on downward, because
+Two worse rates in a row, by more than noise, end the search. On a flat part of the curve it continues downward, because
 above the trained rates it only tests if training diverges.
 """
 
@@ -22,7 +22,7 @@ WORSE = 2  # number of worse rates in a row that ends the search
 # on a flat part of the curve would end the search above its optimum. The cost is at most a further rate.
 FLAT = 0.01
 SURE_DEVIATIONS = (
-    2.0  # standard errors of the difference of two means, where rates have several seeds: no less counts as worse
+    2.0  # standard errors of the difference of two means, for rates with several seeds; a smaller difference is noise
 )
 
 

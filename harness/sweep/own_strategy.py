@@ -44,7 +44,7 @@ class OwnStrategy(Config):
     """Further arguments of the function, by name."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return one stage. A budget assumes the sweep's steps for each trial, as the function chooses their length."""
+        """Return one stage. A budget assumes the sweep's steps for each trial, as the function sets their length."""
         asking = self._begun(space)
         try:
             self._next(asking, None, space)

@@ -55,7 +55,7 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     """Draw the training loss of the last step, a line through the mean of each rate, and a star at the lowest mean.
 
-    No optimum is fitted, as the loss of a single step depends on its batch.
+    No optimum is fitted, because the loss of a single step depends on its batch.
     """
     return drawn(training_figure(curves, name), narrow=training_figure(curves, name, NARROW))
 

@@ -11,9 +11,9 @@ Intervals of optima are not symmetric, so they are combined end by end, in squar
     low(size)  = line(size) - sqrt(sum of (what optimum i adds at the end that lowers the line) ** 2 + scatter ** 2)
 
 The high end is computed likewise. The ends of an interval are mostly neighbouring rates. The best rate seldom reaches
-them, and almost never at all sizes at once. So only the fraction ``SHARE`` of each half width counts. With it, the
-interval included the best rate in at least 98 % of the simulated lines of every kind, and in at least 95 % of those
-narrow enough to name a rate (``tests/benchmarks/sweep_intervals.py``). There, curves of all sizes have one shape.
+them, and almost never at all sizes at once. So only the fraction ``SHARE`` of each half width counts. In simulations
+(``tests/benchmarks/sweep_intervals.py``) the interval then included the best rate in at least 98 % of the lines of
+every kind. For lines narrow enough to name a rate it was at least 95 %. There, curves of all sizes have one shape.
 
 Optima may lie further from the line than their intervals explain, so the line is a random-effects regression. ``tau2``
 is the variance that the intervals do not explain. It is estimated by the method of moments (DerSimonian and Laird 1986;

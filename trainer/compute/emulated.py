@@ -236,7 +236,7 @@ class EmulatedCompute:
 
 
 def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
-    """Build the device that ``config.compute.device`` declares. Raises InputError where it is unknown or too small."""
+    """Build the device that ``config.compute.device`` declares. Raises InputError if it is unknown or too small."""
     device = config.compute.emulated
     assert device is not None
     return EmulatedCompute(config, shape, load_profile(device.emulated))

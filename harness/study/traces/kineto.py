@@ -45,7 +45,7 @@ BETWEEN = b"\n  },\n  {"  # separator of two events, as kineto writes it
 BLOCK_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 14  # Python's json reads this much text in about a millisecond
 _SHAPES = re.compile(rb'"Input Dims": (\[[][\d, ]*\])')  # nested lists of any depth, which no column can hold
-_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in names (a file's, say)
+_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in names, for example of a file
 _MICROSECONDS = (19, 3)  # decimal digits, and how many of them are behind the point
 _GZIP = b"\x1f\x8b"
 _INSTANTS = "cpu_instant_event"  # the only instant events that measure something: allocations
@@ -54,7 +54,7 @@ ARGUMENTS = ("correlation", "External id", "Bytes", "Total Allocated", "Device T
 
 
 def open_trace(source: Path | bytes) -> IO[bytes]:
-    """Open the text of a trace, gzipped or not. Raises OSError where it cannot be read."""
+    """Open the text of a trace, gzipped or not. Raises OSError if it cannot be read."""
     if isinstance(source, bytes):
         file = io.BytesIO(source)
         return cast("IO[bytes]", gzip.open(file)) if source.startswith(_GZIP) else file
