@@ -141,7 +141,7 @@ def total(value: float, group: Any) -> float:
 
 
 def failing(failed: bool, group: Any) -> list[int]:
-    """Return the numbers of the ranks with ``failed``. Every rank of ``group`` calls it, at the same place."""
+    """Return the numbers of the ranks where ``failed`` is True. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 

@@ -10,7 +10,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the shell."""
+    """Add the name of the shell."""
     parser.epilog = "bash: harness completion bash > ~/.local/share/bash-completion/completions/harness"
     parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 

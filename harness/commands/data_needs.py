@@ -135,7 +135,7 @@ def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
 
 
 def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
-    """Return the single configuration. Raises InputError if the arms need several."""
+    """Return the single configuration. Raises InputError, which names ``what``, if the arms need several."""
     if len(needs) > 1:
         raise InputError(f"{what}: the arms need {len(needs)} different sets; select with --arm or --set")
     return needs[0]

@@ -65,7 +65,7 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
 
 
 def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
-    """Merge ``--set key=value`` over ``document``. ``allowed``: if given, only these keys of the sweep may be set."""
+    """Merge ``--set key=value`` over ``document``. ``allowed``: if given, only these keys may be set."""
     label = one_line(f"--set {text}")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
