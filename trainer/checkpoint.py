@@ -1,11 +1,11 @@
-"""Saves checkpoints while a model is trained, and puts back what one of them holds.
+"""Saves checkpoints during training, and restores them.
 
-A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. The compute gives its own
-(model, optimizer, scheduler, and the loss scaler of fp16), the data position and the random states are two more. How
-parts become files is a store's matter (:mod:`trainer.checkpoint_folder`).
+A checkpoint is made of *parts*: objects with ``state_dict`` and ``load_state_dict``, by name. The compute has its own
+parts (model, optimizer, scheduler, and the loss scaler of fp16). The data position and the random states are two more.
+A store turns parts into files (:mod:`trainer.checkpoint_folder`).
 
-With ``asynchronous`` the state is copied within the step, and a thread writes the copy. What the step waits for, that
-copy or all of the writing, is the phase ``checkpoint`` of the ledger.
+With ``asynchronous`` the state is copied within the step, and a thread writes the copy. The step waits for that copy,
+or else for all of the writing. This wait is the phase ``checkpoint`` of the ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainer.config import CheckpointConfig, TrainerConfig
     from trainer.data.position import DataPosition
 
-# What may differ between a training and its resumption: no step computes anything else for it.
+# Keys that may differ between a training and its resumption, because no step depends on them.
 FREE = {
     "steps", "warmup_steps", "log_every", "checkpoint", "evaluation.every_steps", "evaluation.every_epochs",
     "evaluation.batches", "evaluation.multiple_choice",
@@ -39,12 +39,12 @@ FREE = {
     "resume.llmc", "sample",
 }  # fmt: skip
 
-# Keys that came after checkpoints were made, and whose default is what every training did before.
+# Keys of later versions. Their values here are the behaviour of every training before.
 CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order": False}
 
 
 class RandomStates:
-    """The random states of this process: torch's (of each CUDA device too), numpy's and Python's."""
+    """Random states of this process: torch's (also of each CUDA device), numpy's and Python's."""
 
     def state_dict(self) -> Any:
         import numpy as np
@@ -72,14 +72,14 @@ class RandomStates:
 
 
 class DataPart:
-    """Where the batches go on. It is put back before there are any batches: see ``Restored.position``."""
+    """Position of the data. It is restored before there are any batches: see ``Restored.position``."""
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
         self._tried = False
 
     def state_dict(self) -> Any:
-        """Raises InputError where it could be saved, but a user's dataset put into it what is not read again."""
+        """Return the position. Raises InputError if a user's dataset put values into it that cannot be read again."""
         state = self._position.state_dict()
         if not self._tried:
             _try_to_read(state)
@@ -98,7 +98,7 @@ def _try_to_read(state: Any) -> None:
         torch.save(state, written)
         written.seek(0)
         torch.load(written, weights_only=True)
-    except Exception as error:  # pickle and torch raise anything of a user's own class
+    except Exception as error:  # pickle and torch may raise anything for a user's own class.
         what = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error))
         raise InputError(
             "data.source: what its dataset's state_dict gives could not be read from a checkpoint again; allowed: "
@@ -107,12 +107,12 @@ def _try_to_read(state: Any) -> None:
 
 
 def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, Stateful]:
-    """All parts of a training: those of its compute, where its data goes on, and the random states."""
+    """Return all parts of a training: those of its compute, the data position, and the random states."""
     return {**own, "data": DataPart(position), "random": RandomStates()}
 
 
 def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> None:
-    """Put the states back. Raises InputError where the checkpoint has other parts, or they do not fit."""
+    """Restore the states. Raises InputError if the checkpoint has other parts, or if they do not fit."""
     if missing := sorted(parts.keys() ^ states.keys()):
         raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
     for name, part in parts.items():
@@ -123,7 +123,7 @@ def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> 
 
 
 class Saver:
-    """Saves a checkpoint where one is due, and keeps the newest ones."""
+    """Saves a checkpoint when one is due, and keeps the newest ones."""
 
     def __init__(
         self,
@@ -135,8 +135,11 @@ class Saver:
         ready: Callable[[], None] = lambda: None,
         epochs: Epochs = lambda: None,
     ) -> None:
-        """``about``: what checkpoint.json says besides, asked within the step; ``ready``: called in the thread, before
-        a checkpoint is there; ``epochs``: how many are done, for every_epochs."""
+        """Prepare the folder.
+
+        ``about``: returns further content of checkpoint.json, called within the step. ``ready``: called in the thread
+        before a checkpoint is complete. ``epochs``: returns the number of finished epochs, for every_epochs.
+        """
         every = config.every_epochs
         self._interval = None if every is None else EpochInterval(every, epochs, "checkpoint.every_epochs")
         self._config, self._folder, self._parts = config, folder, parts
@@ -144,15 +147,15 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self._saved_s = time.monotonic()
-        self.last: int | None = None  # steps of the last one that was begun
-        self.writing_s: float | None = None  # how long the last one that was written took, without copying the state
-        # Whether training ends after so many steps, so that the caller saves a last one when all else is done.
+        self.last: int | None = None  # steps of the last checkpoint that was started
+        self.writing_s: float | None = None  # seconds that writing the last one took, without copying the state
+        # True if training ends after that many steps. The caller then saves a last checkpoint when all else is done.
         self.ends: Callable[[int], bool] = lambda _steps: False
-        self.saved: Callable[[], None] = lambda: None  # called when one is there, also from a thread
+        self.saved: Callable[[], None] = lambda: None  # called when a checkpoint is complete, also from a thread
         self._remove_leftovers()
 
     def is_due(self, steps: int) -> bool:
-        """Whether a checkpoint is due after ``steps`` steps."""
+        """Return True if a checkpoint is due after ``steps`` steps."""
         if self.ends(steps):
             return False
         if self._config.every_steps is not None:
@@ -162,8 +165,8 @@ class Saver:
         return time.monotonic() - self._saved_s >= 60 * self._config.interval_minutes
 
     def save(self, steps: int) -> None:
-        """Save the state after ``steps`` steps. Raises OSError where this one or the one before cannot be written."""
-        self.wait()  # one at a time: a slower disk is waited for here, where the ledger shows it
+        """Save the state after ``steps`` steps. Raises OSError if this checkpoint or the one before failed."""
+        self.wait()  # Writes one at a time, so the ledger shows the wait for a slower disk here.
         copies = self._config.asynchronous
         states = {name: self._state_of(part, copies) for name, part in self._parts.items()}
         about, self.last = self._about(), steps
@@ -175,7 +178,7 @@ class Saver:
         self._saved_s = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until what is being written is there. Raises what went wrong with it."""
+        """Wait until the current checkpoint is written. Raises its error."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -184,7 +187,7 @@ class Saver:
             raise failed
 
     def discard(self) -> None:
-        """Remove every checkpoint, also one that is being written."""
+        """Remove every checkpoint, also one that is still being written."""
         with suppress(Exception):
             self.wait()
         remove(self._folder)
@@ -193,7 +196,7 @@ class Saver:
         remove_leftovers(self._folder)
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
-        """What is written of ``part``; ``copies``: the next steps must not change it."""
+        """Return the state of ``part`` to write. ``copies``: the next steps must not change it."""
         return in_host_memory(part.state_dict(), copies)
 
     def _write_noting(self, steps: int, states: Any, about: JsonObject) -> None:
@@ -211,7 +214,7 @@ class Saver:
 
 
 def in_host_memory(state: Any, copies: bool) -> Any:
-    """``state`` with its tensors in the host's memory; ``copies``: those that are there already are copied too.
+    """Return ``state`` with its tensors in the host's memory. ``copies``: copy tensors that are there already, too.
 
     Tensors that share their memory (tied weights) share it in the copy.
     """
@@ -221,7 +224,7 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
     def moved(one: Any) -> Any:
         if isinstance(one, torch.Tensor):
-            # The memory of a rank's share (DTensor) is that of its local tensor.
+            # The memory of a rank's share (DTensor) is the memory of its local tensor.
             local = getattr(one, "to_local", None)
             own: torch.Tensor = one if local is None else local()
             place = (one.device, own.data_ptr(), one.dtype, tuple(one.shape), one.stride())
@@ -239,7 +242,7 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
 
 def identity(config: TrainerConfig) -> dict[str, Json]:
-    """The dotted keys that make the training what it is: all but :data:`FREE`."""
+    """Return the dotted keys that define the training: all but :data:`FREE`."""
     found: dict[str, Json] = {}
 
     def walk(section: JsonObject, prefix: str) -> None:
@@ -253,17 +256,17 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
                 found[key] = value
 
     walk(config.model_dump(mode="json"), "")
-    if config.evaluation is not None:  # its keys alone do not tell one that is all defaults from none
+    if config.evaluation is not None:  # A section of defaults has the same keys as no section.
         found["evaluation"] = "given"
     return found
 
 
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
-    """Raise InputError where the checkpoint is one of another training: other keys, other data or other code."""
+    """Raise InputError if the checkpoint belongs to another training: other keys, data or code."""
     now = {**identity(config), **fingerprints}
     before = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
-    # A key that only one of them has, with no value, came with another version of this code; so did one that the
-    # checkpoint does not have, where its default is what every training did before.
+    # A key with no value in only one of them comes from another version of this code. So does a key missing in the
+    # checkpoint, if its default is the behaviour of every training before.
     before = {**CAME_LATER, **before}
     keys = [key for key in sorted(now.keys() | before.keys()) if now.get(key) != before.get(key)]
     if keys:
@@ -276,6 +279,6 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
 
 
 def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
-    """The object at ``key`` of its checkpoint.json."""
+    """Return the object at ``key`` of checkpoint.json, or an empty one."""
     found = checkpoint.about.get(key)
     return found if isinstance(found, Mapping) else {}

@@ -1,10 +1,10 @@
-"""Writes a checkpoint's folder so that it is whole or not there, and reads none that is damaged.
+"""Writes a checkpoint's folder atomically, and refuses damaged ones.
 
     step-00000120/
-        model.safetensors   the weights, and config.json where transformers knows the model: AutoModel reads both
-        tokenizer.json      and what else AutoTokenizer reads, of a training whose tokenizer is known
-        state.pt            everything else, by torch.save; it is loaded with weights_only
-        checkpoint.json     step, configuration and the SHA-256 of each file; written last, with a digest of its own
+        model.safetensors   the weights, and config.json for a model of transformers: AutoModel reads both
+        tokenizer.json      and other files of AutoTokenizer, if the training's tokenizer is known
+        state.pt            everything else, by torch.save; loaded with weights_only
+        checkpoint.json     step, configuration and the SHA-256 of each file; written last, with its own digest
 
 A folder is written under a temporary name, synchronized to the disk and renamed.
 """
@@ -30,27 +30,28 @@ from trainer.leftovers import remove, temporary_path
 
 CHECKPOINT_SCHEMA = 1
 ABOUT, STATE, WEIGHTS, CONFIG = "checkpoint.json", "state.pt", "model.safetensors", "config.json"
-MODEL = "model"  # the part that is written as weights
+MODEL = "model"  # part that is written as weights
 _NAME = re.compile(r"step-(?P<steps>[0-9]{8,})")
-State = Any  # by part: a mapping of what torch's state_dict gives
+State = Any  # key: part; value: output of torch's state_dict
 
 
 class Store(Protocol):
-    """How the parts of a checkpoint become files. Sharded state (torch.distributed.checkpoint) would be another one."""
+    """Turns the parts of a checkpoint into files."""
 
     def write(self, folder: Path, states: State) -> JsonObject:
-        """Write the states of all parts, by name, into ``folder``; returns what :meth:`read` must know, as JSON."""
+        """Write the states of all parts, by name, into ``folder``. Return the JSON that :meth:`read` needs."""
 
     def read(self, folder: Path, known: JsonObject) -> State:
-        """The states that :meth:`write` wrote."""
+        """Return the states that :meth:`write` wrote."""
 
 
 class WholeState:
-    """Each part whole, in one process: weights as safetensors, the rest by torch.save."""
+    """Writes each part whole, in one process: weights as safetensors, the rest by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
-        """Keep the arguments. ``model``: a transformers model, whose config is written beside its weights, or another
-        one. ``tokenizer``: folder whose files are copied beside the weights."""
+        """Keep the arguments. ``model``: a model of transformers, whose config is written beside its weights, or any
+        other model. ``tokenizer``: folder whose files are copied beside the weights.
+        """
         self._tokenizer = tokenizer
         self._config = getattr(model, "config", None)
         self._kind = type(model).__name__
@@ -73,7 +74,7 @@ class WholeState:
             for path in self._tokenizer.iterdir() if self._tokenizer.is_dir() else ():
                 if path.is_file() and path.name != DIGESTS:
                     shutil.copyfile(path, folder / path.name)
-        with open(folder / STATE, "wb") as file:  # given a path, torch hides what the system said of the disk
+        with open(folder / STATE, "wb") as file:  # Given a path, torch would hide the system's error about the disk.
             torch.save(rest, file)
         return {"shared": shared}
 
@@ -92,7 +93,7 @@ class WholeState:
 
 
 def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
-    """Tensors by name, each once; of others with the same memory which name has it; and what is no tensor."""
+    """Return (tensors by name, each once; for tensors with the same memory, the name that has it; all other values)."""
     import torch
 
     tensors: dict[str, Any] = {}
@@ -113,31 +114,31 @@ def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole: every file is there, as it was written."""
+    """A checkpoint whose files are all intact."""
 
     path: Path
     about: JsonObject
 
     @property
     def steps(self) -> int:
-        """How many steps of the training it holds: the number of the next one."""
+        """Steps of the training before this checkpoint: the number of the next step."""
         return integer(self.about, "steps")
 
     def states(self, store: Store) -> State:
-        """The states of its parts. Raises InputError where they cannot be read."""
+        """Return the states of its parts. Raises InputError if they cannot be read."""
         try:
             return store.read(self.path, section(self.about, "store"))
-        except Exception as error:  # torch, safetensors and pickle raise anything of a file of another make
+        except Exception as error:  # torch, safetensors and pickle may raise anything for a file of another make.
             raise InputError(f"{self.path}: cannot be read ({one_line(error):.200})") from error
 
 
 def path_of(folder: Path, steps: int) -> Path:
-    """Where the checkpoint after ``steps`` steps lies."""
+    """Return the path of the checkpoint after ``steps`` steps."""
     return folder / f"step-{steps:08d}"
 
 
 def write(folder: Path, steps: int, states: State, about: JsonObject, store: Store, ready: Callable[[], None]) -> Path:
-    """Write the checkpoint after ``steps`` steps. ``ready``: called before it is there."""
+    """Write the checkpoint after ``steps`` steps. ``ready``: called before it is complete."""
     path = path_of(folder, steps)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -157,7 +158,7 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
             for one in (*temporary.iterdir(), temporary):
                 _synchronize(one)
             ready()
-            remove_whole(path)  # one of the same step that was damaged
+            remove_whole(path)  # a damaged checkpoint of the same step
             temporary.replace(path)
             _synchronize(folder)
     finally:
@@ -166,9 +167,9 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
 
 
 def of_the_disk(error: BaseException) -> OSError | None:
-    """What the system said, of which torch and safetensors make errors of their own; None where it was something else.
+    """Return the system's error behind an error of torch or safetensors; None for an error of another kind.
 
-    torch raises another error while it ends the file; safetensors writes ``(os error 28)``.
+    torch raises another error while it closes the file. safetensors writes ``(os error 28)``.
     """
     found = re.search(r"\(os error (\d+)\)", str(error))
     if found is not None:
@@ -182,7 +183,7 @@ def of_the_disk(error: BaseException) -> OSError | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint in ``path``; InputError, one line, where any of its files is missing or damaged."""
+    """Return the checkpoint in ``path``. Raises InputError, one line, if any of its files is missing or damaged."""
     try:
         content = read_json(path / ABOUT)
     except (OSError, ValueError) as error:
@@ -205,7 +206,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def written(folder: Path) -> list[Path]:
-    """The folders of checkpoints, whole or not, newest first."""
+    """Return the folders of checkpoints, intact or not, newest first."""
     try:
         found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -214,10 +215,10 @@ def written(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest one that is whole; None where there never was one.
+    """Return the newest intact checkpoint; None if there never was one.
 
-    Of each one that is not it says so in a line; who goes on from an older one removes it (:func:`remove_newer`).
-    Raises InputError where all are damaged: a training that begins again would not be the same.
+    Prints a warning for each damaged one. A caller that resumes from an older one removes those (:func:`remove_newer`).
+    Raises InputError if all are damaged, because a training from the start would differ.
     """
     paths = written(folder)
     for place, path in enumerate(paths):
@@ -234,7 +235,7 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def remove_newer(found: Checkpoint) -> None:
-    """Remove what is newer than the newest whole one, and so damaged: it would count as one that is kept."""
+    """Remove checkpoints newer than the newest intact one. They are damaged, and would count as kept."""
     for path in written(found.path.parent):
         if path == found.path:
             return
@@ -242,14 +243,15 @@ def remove_newer(found: Checkpoint) -> None:
 
 
 def retain(folder: Path, keep: int) -> None:
-    """Remove all but the newest ``keep``."""
+    """Remove all but the newest ``keep`` checkpoints."""
     for path in written(folder)[keep:]:
         remove_whole(path)
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a checkpoint; one that is being removed is never taken for a damaged one."""
-    gone = temporary_path(path.with_name(f"{path.name}.gone"))  # another name than that of one being written
+    """Remove a checkpoint. It is renamed first, so it never counts as damaged while it is being removed."""
+    # A checkpoint being written has another temporary name.
+    gone = temporary_path(path.with_name(f"{path.name}.gone"))
     try:
         path.replace(gone)
     except FileNotFoundError:
@@ -267,7 +269,7 @@ def _digest(content: JsonObject) -> str:
 
 
 def _synchronize(path: Path) -> None:
-    """Wait until what is in ``path`` is on the disk: else a rename may outlive what it renames."""
+    """Wait until ``path`` is on the disk. Otherwise a rename may survive a crash without its content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

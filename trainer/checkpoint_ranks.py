@@ -1,13 +1,13 @@
-"""Saves the state of several ranks in one checkpoint, which is there as a whole or not at all.
+"""Saves the state of all ranks in one checkpoint, complete or not at all.
 
-    state.pt, model.safetensors    ddp: as of one process, as every rank holds the same; fsdp: the schedule alone
-    rank-0.pt, rank-1.pt, ...      where each rank's data goes on, and its random states
+    state.pt, model.safetensors    ddp: as of one process, because every rank holds the same; fsdp: the schedule alone
+    rank-0.pt, rank-1.pt, ...      data position and random states of each rank
     .metadata, __0_0.distcp, ...   fsdp: weights and moments, by torch.distributed.checkpoint: each rank its share
 
-Every rank calls :meth:`RanksSaver.save` after the same step. Rank 0 makes the folder and names it to the others; when
-all have written, it adds the digests and renames it. With ``asynchronous`` each rank copies its state within the step,
-and a thread of each does the rest. What these threads exchange goes over gloo, in a group of its own: in the one of
-training it would meet the gradients.
+Every rank calls :meth:`RanksSaver.save` after the same step. Rank 0 makes the folder and sends its name to the others.
+When all have written, it adds the digests and renames the folder. With ``asynchronous`` each rank copies its state
+within the step, and a thread of each rank does the rest. These threads exchange data over gloo, in a separate group: in
+the training's group they would collide with the gradients.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ OWN = ("data", "random")  # parts that differ from rank to rank
 
 
 class RanksState(Store):
-    """How the states of all ranks become files of one folder."""
+    """Turns the states of all ranks into files of one folder."""
 
     def __init__(self, rank: Rank, model: Any = None, tokenizer: Path | None = None) -> None:
         self._rank, self._whole = rank, WholeState(model, tokenizer)
         self._group: Any = None
 
     def meet(self) -> None:
-        """Make the group in which the ranks write together. Every rank must call it, before any of them writes."""
+        """Make the group in which the ranks write together. Every rank must call it before any of them writes."""
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
-        """In rank 0: write with the others, which are within :meth:`join_in`."""
+        """Write in rank 0, together with the other ranks in :meth:`join_in`."""
         import torch.distributed as dist
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
@@ -58,7 +58,7 @@ class RanksState(Store):
         return {**known, "ranks": self._rank.of, SHARDED: SHARDED in states}
 
     def join_in(self, states: Any) -> None:
-        """In every other rank: write its own part into the folder that rank 0 names."""
+        """Write the part of any other rank into the folder that rank 0 names."""
         import torch.distributed as dist
 
         named: list[Any] = [None]
@@ -81,12 +81,12 @@ class RanksState(Store):
             torch.save({name: states[name] for name in OWN if name in states}, file)
 
     def _write_share(self, folder: Path, states: Any) -> None:
-        if SHARDED in states:  # says in all ranks what went wrong in one, so that all have written when it returns
+        if SHARDED in states:  # Raises the error of one rank in all ranks, so that all have written when it returns.
             save_shares(states[SHARDED], folder, self._group)
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """What goes wrong within in one rank is raised in all, at the end: else the others would wait for it."""
+        """Raise an error of one rank in all ranks at the end. Otherwise the others would wait for it."""
         failed: Exception | None = None
         try:
             yield
@@ -100,10 +100,10 @@ class RanksState(Store):
 
 
 class RanksSaver(Saver):
-    """The saver of one of several ranks.
+    """Saver of a rank in a training with several ranks.
 
-    Steps are counted alike in all of them. Minutes are not, so after each step rank 0 tells the others whether its
-    clock asks for a checkpoint: one number over gloo, in the phase ``checkpoint``.
+    All ranks count the same steps, but their clocks differ. So rank 0 sends the others after each step if its clock
+    requires a checkpoint: one number over gloo, in the phase ``checkpoint``.
     """
 
     def __init__(
@@ -118,8 +118,10 @@ class RanksSaver(Saver):
         *,
         rank: Rank,
     ) -> None:
-        """As :class:`Saver`. Rank 0 alone makes, renames and removes folders. Every rank must call it."""
-        if not rank.is_first:  # of the rest every rank holds the same
+        """Prepare the folder as :class:`Saver` does. Every rank must call it; only rank 0 makes, renames and removes
+        folders.
+        """
+        if not rank.is_first:  # Every rank holds the same values of the other parts.
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
         self._together, self._is_first = store, rank.is_first
         super().__init__(config, folder, parts, about, store, ready, epochs)
@@ -127,7 +129,7 @@ class RanksSaver(Saver):
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
     def is_due(self, steps: int) -> bool:
-        """As :meth:`Saver.is_due`, the same in all ranks. Every rank must call it."""
+        """Return the same value in all ranks; see :meth:`Saver.is_due`. Every rank must call it."""
         if self._clock is None:
             return super().is_due(steps)
         with telemetry.span("checkpoint"):
@@ -145,7 +147,7 @@ class RanksSaver(Saver):
             super()._remove_leftovers()
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
-        # torch.distributed.checkpoint fetches what it writes from the device by itself, a tensor at a time.
+        # torch.distributed.checkpoint copies tensors from the device by itself, one at a time.
         return part.state_dict() if isinstance(part, ShardedPart) and not copies else super()._state_of(part, copies)
 
     def _write(self, steps: int, states: Any, about: JsonObject) -> None:

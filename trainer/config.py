@@ -178,7 +178,7 @@ class CheckpointConfig(Config):
 
     @property
     def interval_minutes(self) -> float:
-        """Minutes between checkpoints where steps do not say when."""
+        """Minutes between checkpoints, if no other interval is given."""
         return 10.0 if self.every_minutes is None else self.every_minutes
 
 
@@ -223,17 +223,17 @@ class TrainerConfig(Config):
 
     @property
     def ranks(self) -> int:
-        """How many processes train together."""
+        """Number of processes that train together."""
         return 1 if self.launch is None else self.launch.torchrun.ranks
 
     @property
     def ranks_of_a_node(self) -> int:
-        """How many of them are on one machine."""
+        """Number of processes on one machine."""
         return 1 if self.launch is None else self.launch.torchrun.nproc
 
     @property
     def user_functions(self) -> tuple[tuple[str, str], ...]:
-        """The code of the user's own that is called: keys, and MODULE:FUNCTION."""
+        """Keys and MODULE:FUNCTION of the user's own code that is called."""
         validation = self.evaluation.source if self.evaluation is not None else None
         named = (
             ("data.source", self.data.source),
@@ -289,7 +289,7 @@ class TrainerConfig(Config):
 
     @property
     def first_step(self) -> int:
-        """The number of the first step that is trained here."""
+        """Number of the first step that is trained here."""
         return 0 if self.resume is None else self.resume.step
 
     @model_validator(mode="after")
@@ -337,7 +337,7 @@ class TrainerConfig(Config):
 
 
 def recorded_config(content: JsonObject) -> TrainerConfig:
-    """The configuration of a run from its record, which may be older than some keys. Raises pydantic's error."""
+    """Return the configuration of a recorded run, which may be older than some keys. Raises pydantic's error."""
     whole = dict(content)
     for dotted, value in BEFORE.items():
         section, key = dotted.split(".")

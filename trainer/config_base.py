@@ -1,4 +1,4 @@
-"""Defines what all sections of the configuration share."""
+"""Defines the base of all sections of the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.json_types import Json
 
-# Keys that came later, by what every run did before: a study, a baseline or a state of the code without one meant that.
+# Keys of later versions, with the value of every run before. A study, baseline or state of the code without such a key
+# means that value.
 BEFORE: Mapping[str, Json] = {"compute.sync": "norm"}
 
 

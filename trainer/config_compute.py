@@ -119,7 +119,7 @@ class ComputeConfig(Config):
 
     @property
     def emulated(self) -> EmulatedDevice | None:
-        """The emulated device, where there is one."""
+        """The emulated device; None for a real one."""
         return self.device if isinstance(self.device, EmulatedDevice) else None
 
     @model_validator(mode="after")

@@ -173,7 +173,7 @@ class DataConfig(Config):
     @model_validator(mode="wrap")
     @classmethod
     def _workers_to_be_chosen(cls, given: Any, handler: ModelWrapValidatorHandler[DataConfig]) -> DataConfig:
-        """``workers: auto`` stands for 0 until they are chosen, so that it is a number everywhere."""
+        """Replace ``workers: auto`` by 0 until they are chosen, so that it is always a number."""
         if not (isinstance(given, Mapping) and given.get("workers") == "auto"):
             return handler(given)
         made = handler({**given, "workers": 0})
@@ -182,12 +182,12 @@ class DataConfig(Config):
 
     @property
     def chooses_workers(self) -> bool:
-        """Whether ``workers`` is to be chosen before anything runs."""
+        """True if ``workers`` is chosen before anything runs."""
         return self._chooses_workers
 
     @property
     def is_flat(self) -> bool:
-        """Whether packed rows are made of flat tokens, whose documents' lengths are all known."""
+        """True if packed rows are made from flat tokens, for which all documents' lengths are known."""
         return self.path == "tokens-mmap" or (self.path == "tokens-stream" and self.access == "zero-copy")
 
     @model_validator(mode="after")

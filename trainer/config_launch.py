@@ -42,7 +42,7 @@ class Torchrun(Config):
 
     @property
     def ranks(self) -> int:
-        """All of them, on all machines."""
+        """Number of ranks on all machines."""
         return self.nproc * self.nnodes
 
 

@@ -135,7 +135,7 @@ class ModelConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _without_the_default_preset(cls, given: Any) -> Any:
-        """Where another model is named, no preset is. (A factory's configuration always recorded the default one.)"""
+        """Remove the preset if another model is named. (A factory's configuration always recorded the default one.)"""
         if not isinstance(given, dict) or "preset" in given:
             return given
         of_files = any(given.get(key) is not None for key in ("config", "pretrained"))
@@ -170,5 +170,5 @@ class ModelConfig(Config):
 
     @property
     def is_of_files(self) -> bool:
-        """Whether ``config`` or ``pretrained`` gives the model."""
+        """True if ``config`` or ``pretrained`` defines the model."""
         return self.config is not None or self.pretrained is not None

@@ -1,4 +1,4 @@
-"""Defines the errors that users meet, ``InputError`` above all, and formats errors as one line."""
+"""Defines the errors that users see, above all ``InputError``, and formats errors as one line."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# Nothing that the user wrote is wrong: the disk is full or failing, or a limit of this machine is reached.
+# The user's input is not wrong: the disk is full or failing, or a limit of this machine is reached.
 MACHINE_FAULTS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
 )
 
 
 class InputError(ValueError):
-    """Wrong input. Its message is one line: the file or dotted key, what is wrong and what is allowed.
+    """Wrong input. Its message is one line: the file or dotted key, the problem and the allowed values.
 
-    The command line prints that line without a traceback and exits with status 2. ``others``: what
-    else is wrong, a line each.
+    The command line prints that line without a traceback and exits with status 2. ``others``: further problems, one
+    line each.
     """
 
     def __init__(self, line: str, others: Sequence[str] = ()) -> None:
@@ -30,7 +30,7 @@ class LostBatchError(TimeoutError):
 
 
 class EndedWorkerError(LostBatchError):
-    """Loader workers have ended before the run did. ``codes``: their exit codes, negative for a signal."""
+    """Loader workers ended before the run did. ``codes``: their exit codes, negative for a signal."""
 
     def __init__(self, line: str, codes: Sequence[int]) -> None:
         super().__init__(line)
@@ -38,9 +38,9 @@ class EndedWorkerError(LostBatchError):
 
 
 def cannot_write(place: object, error: OSError, remedy: str) -> Exception:
-    """What to raise where ``place`` cannot be written: an InputError, or an OSError where this machine gave out.
+    """Return the error for a ``place`` that cannot be written: InputError, or OSError for a fault of this machine.
 
-    The command line exits with status 2 for the first, as the user chose the place, and with 1 for the second.
+    The command line exits with status 2 for the first, because the user chose the place, and with 1 for the second.
     """
     reason = error.strerror or str(error)
     if error.errno in MACHINE_FAULTS:
@@ -62,28 +62,29 @@ def plain_reason(error: Exception) -> str:
 
 
 def literal(value: object) -> str:
-    """``value`` as Python writes it, on one line."""
+    """Format ``value`` as in Python, on one line."""
     try:
         return one_line(repr(value))
-    except ValueError:  # Python writes out no number of more than 4,300 digits
+    except ValueError:  # Python prints no number of more than 4,300 digits.
         return "a number of thousands of digits"
 
 
 def visible(text: str) -> str:
-    """Write every character that steers a terminal or a page as an escape, such as ``\\x1b``.
+    """Replace every character that controls a terminal or a page by an escape, such as ``\\x1b``.
 
-    These are control characters (line ends among them), lone surrogates, and what turns the direction of text around.
+    These are control characters (including line ends), lone surrogates, and characters that change the text's
+    direction.
     """
     return text if text.isprintable() else "".join(one if _harmless(one) else _escaped(one) for one in text)
 
 
 def visible_lines(text: str) -> str:
-    """The same of a text of several lines, which stay lines."""
+    """Apply :func:`visible` to each line of a text."""
     return text if text.isprintable() else "\n".join(map(visible, text.split("\n")))
 
 
 def _harmless(letter: str) -> bool:
-    """Whether it shows as itself: a space of any width does, and so do the joiners within words and emoji."""
+    """Return True if the character shows as itself: also any space, and the joiners within words and emoji."""
     return letter.isprintable() or letter in "\u200c\u200d" or unicodedata.category(letter) == "Zs"
 
 
@@ -94,6 +95,6 @@ def _escaped(letter: str) -> str:
 def in_words(error: Exception) -> str:
     """Format any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
     text = one_line(error)
-    if not text:  # such as a MemoryError of Python's own
+    if not text:  # such as Python's own MemoryError
         return type(error).__name__
     return text if isinstance(error, TimeoutError) else f"{type(error).__name__}: {text}"

@@ -1,7 +1,7 @@
 """Evaluates the model between training steps: on held-out documents, and on multiple-choice questions.
 
-A pass changes nothing that training sees: no gradient, no random state, no mode of the model. Its time belongs to no
-step: the device has done everything queued before a pass begins, and everything of the pass before the next step does.
+A pass does not change training: no gradient, no random state, no mode of the model. Its time belongs to no step. The
+device finishes all queued work before a pass begins, and all of the pass before the next step begins.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
 
 Kind = Literal["loss", "choices"]
-KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # of passes
+KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # kinds of passes
 
 
 class Evaluator:
-    """Says when a pass is due, and runs it. ``beat`` is called after each batch: a pass may outlast many steps."""
+    """Decides when a pass is due, and runs it. ``beat`` is called after each batch: a pass may outlast many steps."""
 
     def __init__(
         self,
@@ -45,9 +45,12 @@ class Evaluator:
         interval: EpochInterval | None = None,
         agreed: Callable[[bool], bool] = bool,
     ) -> None:
-        """``prints``: a log line for each pass, which one of several ranks does for all. ``choices``: questions, which
-        have steps of their own between two passes. ``interval``: of passes over documents, in place of steps;
-        ``agreed``: what all ranks do of what this one counts."""
+        """Prepare the passes.
+
+        ``prints``: print a log line for each pass, which one rank does for all. ``choices``: questions, which have an
+        interval of their own. ``interval``: epochs between passes over documents, in place of steps. ``agreed``: makes
+        this rank's decision the same in all ranks.
+        """
         self._interval, self._agreed = interval, agreed
         self._prints = prints
         self._compute, self._batches, self._beat = compute, batches, beat
@@ -62,7 +65,7 @@ class Evaluator:
 
     @property
     def epochs_are_over(self) -> bool:
-        """True if every_epochs asks for a pass that :meth:`after` has not made yet."""
+        """True if every_epochs requires a pass that :meth:`after` has not made yet."""
         return self._interval is not None and self._interval.is_over()
 
     def after(self, step: int, kinds: frozenset[Kind] = KINDS, *, epochs_are_over: bool = False) -> None:
@@ -79,14 +82,14 @@ class Evaluator:
                 self._pass(kind, step)
 
     def finish(self) -> None:
-        """Make each kind of pass once more when training ends, unless nothing was trained since its last one."""
+        """Run each kind of pass once more when training ends, unless nothing was trained since its last one."""
         if self._last is not None:
             for kind in self._every:
                 if self._last != self._evaluated.get(kind):
                     self._pass(kind, self._last)
 
     def _pass(self, kind: Kind, step: int) -> None:
-        self._compute.synchronize()  # in the step whose work it is: the next one begins on an idle device
+        self._compute.synchronize()  # Queued work counts in its own step, and the next step begins on an idle device.
         telemetry.pause()
         compiled = compilations()
         if kind == "loss":
@@ -137,7 +140,7 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config`` with its batches. Start loader workers first, as this may tokenize.
+    """Return the evaluator of ``config`` with its batches. Start loader workers first, because this may tokenize.
 
     ``epochs``: returns the completed epochs, for every_epochs. Every rank must call this function.
     """
@@ -164,7 +167,7 @@ def make_evaluator(
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:
-    """The batches of each pass. Raises InputError where there is none with a token to predict."""
+    """Return the batches of each pass. Raises InputError if none has a token to predict."""
     from trainer.data.dataset import held_out_batches
 
     asked = config.evaluation

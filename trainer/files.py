@@ -17,9 +17,10 @@ MAX_DIGITS = 25  # more than any 64-bit integer has
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``. Raises OSError, or ValueError where it is none or nested too deep to be read.
+    """Return the JSON value in ``path``. Raises OSError, or ValueError if it is invalid or nested too deep.
 
-    Also numbers that JSON does not have (NaN, Infinity), or that no float or 64-bit integer holds, are a ValueError.
+    ValueError also for numbers that JSON does not have (NaN, Infinity), or that no float or 64-bit integer can
+    represent.
     """
     try:
         return json.loads(path.read_text(), parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
@@ -28,7 +29,7 @@ def read_json(path: Path) -> Any:
 
 
 def shell_word(text: str | Path) -> str:
-    """``text`` as one word of a command that is to be pasted into a shell."""
+    """Quote ``text`` as one word of a shell command."""
     return shlex.quote(str(text))
 
 
@@ -47,7 +48,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 def check_utf8(name: str, where: str) -> None:
-    """Raise InputError for a name that is not UTF-8: no table, page or message can hold it."""
+    """Raise InputError for a name that is not UTF-8, because tables, pages and messages cannot contain it."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -55,7 +56,7 @@ def check_utf8(name: str, where: str) -> None:
 
 
 def expanded(path: str | Path) -> Path:
-    """``path`` with a home folder for ~ and ~user; InputError where there is no such user."""
+    """Return ``path`` with ~ and ~user replaced by home folders. Raises InputError if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -64,7 +65,7 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def naming(path: Path, temporary: Path) -> Iterator[None]:
-    """An OSError that names no file, or the one of a temporary name, names ``path``: which of the disks is full?"""
+    """Set ``path`` as the file of an OSError without one, or with a temporary name, so that it shows the full disk."""
     try:
         yield
     except OSError as error:
@@ -74,10 +75,10 @@ def naming(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Create ``path`` by ``write(temporary path)`` and a rename; its folder is made, the temporary file never stays.
+    """Create ``path`` by ``write(temporary path)`` and a rename. Creates its folder; the temporary file never stays.
 
-    Two threads or processes that write the same path do not disturb each other: the last rename wins. What a killed
-    process leaves is removed by :func:`trainer.leftovers.remove_leftovers`.
+    Two threads or processes that write the same path do not disturb each other: the last rename wins. Leftovers of a
+    killed process are removed by :func:`trainer.leftovers.remove_leftovers`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)

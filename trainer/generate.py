@@ -1,6 +1,6 @@
-"""Generates text token by token: the most likely one, or one drawn by a seed.
+"""Generates text token by token: the most likely token, or one drawn with a seed.
 
-With the cache of keys and values each token costs one position; without it the whole text is computed again for each.
+With the cache of keys and values each token costs one position. Without it the whole text is recomputed for each token.
 The ids are the same.
 """
 
@@ -26,11 +26,11 @@ Ending = Literal["end of text", "max tokens", "context"]
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """How the next token is chosen.
+    """Rule for choosing the next token.
 
-    ``temperature``: logits are divided by it; 0 takes the most likely token, whatever else is given. ``top_k``: of that
-    many most likely tokens. ``top_p``: of the fewest that have this probability together. Both: of those of top_k,
-    whose probabilities are then taken to sum to 1.
+    ``temperature``: divisor of the logits; 0 takes the most likely token and ignores the other settings. ``top_k``:
+    draw from that many most likely tokens. ``top_p``: draw from the fewest tokens with this total probability. Both:
+    top_p applies to the tokens of top_k, whose probabilities are scaled to sum to 1.
     """
 
     temperature: float = 0.0
@@ -40,22 +40,22 @@ class TokenChoice:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """True if the most likely token is always taken."""
         return self.temperature == 0
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated: ``ids`` without the end-of-text id, and why no more came."""
+    """Generated text: ``ids`` without the end-of-text id, and the reason for its end."""
 
     ids: tuple[int, ...]
     ending: Ending
-    computed: int  # tokens that were computed, the end-of-text id included
-    seconds: float  # for all of them, the prompt included
+    computed: int  # number of computed tokens, including the end-of-text id
+    seconds: float  # time for all tokens, including the prompt
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the tokens that were computed."""
+        """Computed tokens per second."""
         return self.computed / self.seconds
 
 
@@ -69,10 +69,10 @@ def generate(
     *,
     cache: bool = True,
 ) -> Generated:
-    """Generate up to ``most`` tokens after ``prompt``, ids of which there is one at least.
+    """Generate up to ``most`` tokens after ``prompt``, which has at least one id.
 
-    ``vocab_size``: of the tokenizer; ids beyond it stand for no token and are never chosen. It ends before a token that
-    needs more positions than the model has. Raises InputError where the prompt does not fit, or a logit is NaN.
+    ``vocab_size``: size of the tokenizer; larger ids are never chosen. Stops before a token that needs more positions
+    than the model has. Raises InputError if the prompt does not fit, or a logit is NaN.
     """
     import torch
 
@@ -96,9 +96,9 @@ def generate(
     past: Any = None
     computed = 0
     begun_s = perf_counter()
-    # Of the prompt the last logits alone are needed; a model that cannot leave the others out gives all of them.
+    # Only the last logits of the prompt are needed. A model that cannot skip the others returns all of them.
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    with torch.no_grad():  # within a training, what inference_mode makes could not be trained on
+    with torch.no_grad():  # Tensors made in inference_mode could not be used by a surrounding training.
         fed = torch.tensor([ids], device=device)
         while computed < most:
             output = model(input_ids=fed, past_key_values=past, use_cache=cache, **last)
@@ -138,21 +138,21 @@ def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str
 
 
 def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator) -> int:
-    """The id that is chosen by its logits, which hold no NaN. Each drawn one takes one number of ``draws``."""
+    """Choose an id by its logits, which have no NaN. Each draw takes one number of ``draws``."""
     import torch
 
     if choice.is_greedy:
         return int(logits.argmax())
     below = logits.double()
-    # Before they are divided: by a tiny temperature all positive ones would become infinite, and as likely as each
-    # other. An infinite logit stays the only likely one: infinity minus infinity would be NaN.
+    # Subtract the maximum before dividing. A tiny temperature would make all positive logits infinite, and thus equally
+    # likely. An infinite logit must stay the only likely one, because infinity minus infinity would be NaN.
     below = torch.where(below == below.max(), torch.zeros_like(below), below - below.max())
     scaled = below / choice.temperature
     values, ids = scaled.sort(descending=True, stable=True)
     if choice.top_k is not None:
         values, ids = values[: choice.top_k], ids[: choice.top_k]
     shares = values.softmax(-1)
-    if choice.top_p is not None:  # at least one: the first, whose predecessors have nothing
+    if choice.top_p is not None:  # Keeps at least the first token, which has nothing before it.
         kept = int(((shares.cumsum(-1) - shares) < choice.top_p).sum())
         shares, ids = shares[:kept] / shares[:kept].sum(), ids[:kept]
     drawn = torch.rand((), generator=draws, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Spends declared costs on purpose, so that the harness can be tested against a known truth.
 
-A *busy* cost is CPU time of the calling thread: contention stretches it as it stretches real work. A *sleep* cost is
-wall time without a core.
+A *busy* cost is CPU time of the calling thread: contention stretches it like real work. A *sleep* cost is wall time
+without a core.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 
 from trainer.config import ComputeInject, DataInject, How
 
-# A sleeping thread wakes tens of microseconds late. The last stretch is a busy loop, so that no wait ends late.
+# A sleeping thread wakes tens of microseconds late. The last part is a busy loop, so that no wait ends late.
 _SPIN_NS = 100_000
-# Busy work is hashing. It releases the GIL, as the tokenizers' Rust code does, so that a loader worker's helper thread
-# can hand over the previous batch meanwhile. From 2 MiB (about a millisecond) down to 8 KiB at a time.
+# Busy work is hashing. It releases the GIL, like the tokenizers' Rust code, so that a loader worker's helper thread can
+# hand over the previous batch meanwhile. Each call hashes 2 MiB (about a millisecond) down to 8 KiB.
 _WORK = memoryview(bytes(2 * 2**20))
 _LEAST_BYTES = 8 * 1024
 
@@ -46,7 +46,7 @@ def _burn(nanoseconds: int) -> None:
     size, done = _LEAST_BYTES, 0
     while (left := start + nanoseconds - now) > 0:
         if done:
-            # Three quarters of what is left, at the speed so far.
+            # three quarters of the rest, at the speed so far
             size = max(_LEAST_BYTES, min(len(_WORK), left * done * 3 // (4 * max(now - start, 1))))
         hashlib.sha256(_WORK[:size])
         done += size
@@ -56,9 +56,8 @@ def _burn(nanoseconds: int) -> None:
 class Injector:
     """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
 
-    Each cost has draws of its own: an arm without one of them has the same draws for the others, as removing a stage
-    makes no document longer or shorter. Without a section (``None``) every cost is 0. ``parts`` is the number of equal
-    parts a cost is spent in (default 1).
+    Each cost has separate draws, so an arm without one of the costs has the same draws for the others. Without a
+    section (``None``) every cost is 0. ``parts``: number of equal parts in which a cost is spent (default 1).
     """
 
     def __init__(
@@ -86,9 +85,9 @@ class Injector:
         return cost_ms
 
     def skip(self, draws: int, more: int = 1) -> None:
-        """Go on as after ``draws`` draws of every cost, which an earlier run made; ``more`` times so many of a stage.
+        """Advance all draws by ``draws``, which an earlier run made. ``more``: factor for the stages of making a batch.
 
-        ``transfer`` is no stage of making a batch: what is made again is handed over once.
+        ``transfer`` is not such a stage: a batch that is made several times is handed over once.
         """
         if self._jitter:
             for name, own in self._random.items():

@@ -1,7 +1,7 @@
-"""Names plain data, whatever JSON can hold: for content whose keys another state of the code or a program defines.
+"""Names types of plain JSON data, for content whose keys another program or state of the code defines.
 
-A record is better wherever the keys are known. These names are for the borders: a configuration that an older version
-wrote, a probe's part of a file, a user's YAML before it is checked. Unlike ``Any`` they make a reader look first.
+A record is better if the keys are known. These names are for the borders: a configuration of an older version, a
+probe's part of a file, a user's YAML before it is checked. Unlike ``Any`` they force a reader to check first.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ JsonObject: TypeAlias = Mapping[str, Json]
 
 
 def section(content: JsonObject, key: str) -> JsonObject:
-    """The object at ``key``; an empty one where there is none."""
+    """Return the object at ``key``, or an empty one."""
     found = content.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def objects(content: Json) -> list[JsonObject]:
-    """The objects of a list; none where ``content`` is no list."""
+    """Return the objects of a list; none if ``content`` is no list."""
     listed = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
     return [one for one in listed if isinstance(one, Mapping)]
 
 
 def integer(content: JsonObject, key: str) -> int:
-    """The whole number at ``key``. Raises KeyError or TypeError where there is none."""
+    """Return the whole number at ``key``. Raises KeyError or TypeError for other values."""
     found = content[key]
     if not isinstance(found, int):
         raise TypeError(f"{key}: expected a whole number, got {found!r}")

@@ -12,10 +12,10 @@ import time
 from functools import cache
 from pathlib import Path
 
-# Of a process that cannot be seen from here (another machine, another container, before a reboot, an earlier version
-# of this code): nothing that is being written stays unwritten for as long.
+# Age limit for files of processes that are not visible here (another machine or container, before a reboot, an earlier
+# version of this code). A file in use is written more often.
 _FOREIGN_S = 24 * 3600.0
-_ABANDONED_S = 7 * 24 * 3600.0  # what a killed process can go on from, where it does not within this time
+_ABANDONED_S = 7 * 24 * 3600.0  # age limit of partial work from which another process could resume
 _PARTIAL = ".partial"
 _OWNED = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})\.(?P<pid>[0-9]+)\.[0-9]+\.tmp")
 
@@ -23,30 +23,30 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{8}\.[0-9]+\.[0-9]+\.tmp|\.p
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside ``path`` that no other process or thread uses."""
+    """Return a name beside ``path`` that no other process or thread uses."""
     return path.with_name(f".{path.name}.{_place()}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
 def final_name(name: str) -> str:
-    """Return ``name`` with every part that :func:`temporary_path` or :func:`partial_path` made as it was asked for."""
+    """Return ``name`` with the names of :func:`temporary_path` and :func:`partial_path` replaced by the original."""
     return "/".join(found["name"] if (found := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
 
 def partial_path(path: Path) -> Path:
-    """The name beside ``path`` of what a process has begun that another one may go on with."""
+    """Return the name beside ``path`` of partial work from which another process can resume."""
     return path.with_name(f".{path.name}{_PARTIAL}")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders in ``folder`` that nobody is writing any more; what cannot be, stays.
+    """Remove the abandoned temporary files and folders in ``folder``. Skips those that cannot be removed.
 
-    ``folder`` is this program's own. In one that the user chose others may keep theirs: :func:`remove_leftovers_of`.
+    ``folder`` must be this program's own. In a user's folder, other files may look alike: :func:`remove_leftovers_of`.
     """
     _remove_left(folder, ".")
 
 
 def remove_leftovers_of(path: Path) -> None:
-    """Remove what killed processes left beside ``path``, which they were writing, and nothing else."""
+    """Remove the temporary files of killed processes that were writing ``path``, and nothing else."""
     _remove_left(path.parent, f".{path.name}.")
 
 
@@ -61,10 +61,10 @@ def _remove_left(folder: Path, begin: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder; what cannot be removed, stays."""
+    """Remove a file, a link or a whole folder. Skips parts that cannot be removed."""
     try:
         path.unlink(missing_ok=True)
-    except OSError:  # a folder, as a rule
+    except OSError:  # usually a folder
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -82,13 +82,13 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # another user's
+    except OSError:  # process of another user
         pass
     return True
 
 
 def _unwritten_s(path: Path) -> float:
-    """Seconds since anything in it was written; 0 where it is gone meanwhile: its owner lives."""
+    """Return the seconds since anything in it was written; 0 if it is gone meanwhile, because then its owner lives."""
     try:
         return time.time() - max(one.lstat().st_mtime for one in (path, *path.rglob("*")))
     except OSError:
@@ -97,10 +97,10 @@ def _unwritten_s(path: Path) -> float:
 
 @cache
 def _place() -> str:
-    """Where process ids mean the same processes: this boot of this machine, and this container."""
+    """Return an id of the place where process ids are comparable: this boot of this machine, and this container."""
     parts = [socket.gethostname()]
     try:
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
     except OSError:
-        pass  # no Linux: the name alone
+        pass  # Outside of Linux only the host's name counts.
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Ends a process together with the one that started it."""
+"""Ends a process together with its parent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import sys
 def die_with_parent(parent: int | None) -> None:
     """Ask Linux to kill this process when its parent ends. A suspended (SIGSTOP) child would otherwise stay forever.
 
-    ``parent`` is the process id that the parent had when it created this process. If the parent has ended already, this
-    process exits here. ``parent`` is None where another process created this one (a forkserver, which ends with its own
-    parent).
+    ``parent``: process id of the parent when it created this process. If the parent has ended already, this process
+    exits here. None if another process created this one (a forkserver, which ends with its own parent).
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h

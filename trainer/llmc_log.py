@@ -1,12 +1,12 @@
 """Reads the main.log of llm.c (https://github.com/karpathy/llm.c, llmc/logger.h).
 
-A line holds a step and what was found there::
+Each line has a step and its values:
 
     s:0 tel:10.9500                      validation loss
     s:0 trl:10.9312 lr:0.000001 norm:15.36   training loss, learning rate, gradient norm (older logs: the loss alone)
     s:250 eval:0.2533                    HellaSwag accuracy (``eva`` in older logs)
 
-A training that was restarted logs some steps again: the later line of a step counts. Losses are rounded to 4 digits.
+A restarted training logs some steps again; the later line of a step counts. Losses are rounded to 4 digits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import NamedTuple
 from trainer.errors import InputError, literal
 
 _TRAINING, _VALIDATION, _ACCURACY = "trl", "tel", ("eval", "eva")
-_MOST_STEPS = 2**31  # its step is a C int
+_MOST_STEPS = 2**31  # limit of a step, which is a C int
 _MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
-    """A step, counted from 0: the loss before its update, and what it was updated by (None where it is not logged)."""
+    """A step, counted from 0: the loss before its update, and the update's settings (None if not logged)."""
 
     step: int
     loss: float
@@ -33,7 +33,7 @@ class LoggedStep(NamedTuple):
 
 
 class LoggedScore(NamedTuple):
-    """What was found of the model after ``updates`` steps: 0 is before the first one."""
+    """A value of the model after ``updates`` steps; 0 is before the first one."""
 
     updates: int
     value: float
@@ -41,17 +41,17 @@ class LoggedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class LlmcLog:
-    """What a log holds, by step, without repeat. ``other_lines``: of kinds that this reader does not know."""
+    """Content of a log, by step, without repetitions. ``other_lines``: lines of unknown kinds."""
 
     training: tuple[LoggedStep, ...]
     validation: tuple[LoggedScore, ...]
     hellaswag: tuple[LoggedScore, ...]
     other_lines: int = 0
-    cut: bool = False  # its last line has no end, and is left out
+    cut: bool = False  # True if the last line has no end; it is dropped
 
 
 def read_log(path: Path) -> LlmcLog:
-    """The rows of a log. Raises InputError for any other file."""
+    """Read the rows of a log. Raises InputError for any other file."""
     training: dict[int, LoggedStep] = {}
     validation: dict[int, LoggedScore] = {}
     hellaswag: dict[int, LoggedScore] = {}
@@ -83,7 +83,7 @@ def read_log(path: Path) -> LlmcLog:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]] | None]:
-    """The step and the values of each line; None for a last one without an end: it may be cut anywhere."""
+    """Yield the step and the values of each line; None for a last line without an end, which may be incomplete."""
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LOG_LINE_BYTES), ""), 1):

@@ -1,15 +1,15 @@
 """Reads and writes the model files of llm.c (https://github.com/karpathy/llm.c, write_model in train_gpt2.py).
 
-A file is a header of 256 int32 and 16 tensors, little-endian, each with all layers one after the other::
+A file is a header of 256 int32 and 16 tensors, little-endian, each with all layers one after the other:
 
     header    20240326, version (3: float32, 5: bfloat16), positions, vocabulary, layers, heads, width,
               padded vocabulary
     tensors   in the order of :data:`TENSORS`
 
-The token embedding has the rows of the padded vocabulary, a multiple of 128 (50,304 for GPT-2's 50,257); those beyond
-the vocabulary are zero and stand for no token. Matrices have a row for each output, as in torch.nn.Linear: GPT-2 of
-transformers keeps them the other way round (Conv1D). The output projection is the token embedding. What no header says
-is the same in every such model: a feed-forward width of four times the width, GELU by tanh, an epsilon of 1e-5.
+The token embedding has the rows of the padded vocabulary, a multiple of 128 (50,304 for GPT-2's 50,257). Rows beyond
+the vocabulary are zero and belong to no token. Matrices have a row for each output, as in torch.nn.Linear. GPT-2 of
+transformers has them transposed (Conv1D). The output projection is the token embedding. Every such model has the same
+further settings: a feed-forward width of four times the width, GELU by tanh, an epsilon of 1e-5.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainer.data.tokenizers import TokenizerInfo
 
 MAGIC, HEADER = 20240326, 256  # HEADER: int32 values
-PADDED_TO = 128  # rows of the token embedding are a multiple of it
+PADDED_TO = 128  # number of rows of the token embedding is a multiple of it
 LlmcDtype = Literal["fp32", "bf16"]
 VERSIONS: dict[int, LlmcDtype] = {3: "fp32", 5: "bf16"}
 _BYTES = {"fp32": 4, "bf16": 2}
@@ -49,7 +49,7 @@ _LARGEST = 2**31 - 1
 class LlmcTensor(NamedTuple):
     """One tensor of a file: its name in GPT2LMHeadModel, and its shape as letters.
 
-    V: padded vocabulary, T: positions, C: width; a digit multiplies. ``turned``: transformers has it transposed.
+    V: padded vocabulary, T: positions, C: width; a digit multiplies. ``turned``: transposed in transformers.
     """
 
     name: str
@@ -58,7 +58,7 @@ class LlmcTensor(NamedTuple):
 
     @property
     def is_of_layers(self) -> bool:
-        """Whether each layer has one; they stand one after the other."""
+        """True if each layer has one. They are stored one after the other."""
         return "{}" in self.name
 
 
@@ -84,7 +84,7 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class LlmcHeader:
-    """What a file says of its model."""
+    """Content of a file's header."""
 
     dtype: LlmcDtype
     positions: int
@@ -95,13 +95,13 @@ class LlmcHeader:
     padded_vocab_size: int
 
     def shape_of(self, tensor: LlmcTensor) -> tuple[int, ...]:
-        """The shape of one tensor, of one layer."""
+        """Return the shape of one tensor, of one layer."""
         letters = {"V": self.padded_vocab_size, "T": self.positions, "C": self.width}
         return tuple(letters[one[-1]] * int(one[:-1] or 1) for one in tensor.shape)
 
     @property
     def title(self) -> str:
-        """What sentences call the model."""
+        """Name of the model for sentences."""
         padded = f", padded to {self.padded_vocab_size:,}" if self.padded_vocab_size != self.vocab_size else ""
         return (
             f"GPT-2 (layers {self.layers}, heads {self.heads}, width {self.width:,}, positions {self.positions:,}, "
@@ -110,17 +110,17 @@ class LlmcHeader:
 
     @property
     def values(self) -> int:
-        """How many numbers follow the header."""
+        """Number of values after the header."""
         sizes = (int(np.prod(self.shape_of(one), dtype=object)) for one in TENSORS)
         return sum(size * (self.layers if one.is_of_layers else 1) for one, size in zip(TENSORS, sizes, strict=True))
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file."""
         return 4 * HEADER + _BYTES[self.dtype] * self.values
 
     def config(self) -> dict[str, Json]:
-        """What a config.json of transformers says of such a model. It has no dropout, as llm.c has none."""
+        """Return the content of a transformers config.json for such a model. It has no dropout, like llm.c."""
         return {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
@@ -143,9 +143,9 @@ class LlmcHeader:
 
 
 def read_header(path: Path) -> LlmcHeader:
-    """The header of a file. Raises InputError where it is none, of another version, cut short or too long."""
+    """Read the header of a file. Raises InputError if it is invalid, of another version, cut short or too long."""
     try:
-        if not S_ISREG((about := path.stat()).st_mode):  # a pipe or a device may have no end
+        if not S_ISREG((about := path.stat()).st_mode):  # A pipe or a device may have no end.
             raise InputError(f"{path}: no file, but a folder, a pipe or a device; allowed: a model file of llm.c")
         size = about.st_size
         with path.open("rb") as file:
@@ -181,7 +181,7 @@ def read_header(path: Path) -> LlmcHeader:
 
 
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """The weights of a file by transformers' names, in the file's dtype, without the rows that stand for no token.
+    """Return the weights of a file by transformers' names, in the file's dtype, without rows that belong to no token.
 
     Raises InputError as :func:`read_header` does.
     """
@@ -195,7 +195,7 @@ def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
 def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    kept = "<f4" if header.dtype == "fp32" else "<i2"  # numpy has no bfloat16: torch views its bits
+    kept = "<f4" if header.dtype == "fp32" else "<i2"  # numpy has no bfloat16, so torch views its bits.
     values: NDArray[Any] = np.memmap(path, kept, "r", offset=4 * HEADER)
     place = 0
     for tensor in TENSORS:
@@ -211,9 +211,9 @@ def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor
 
 
 def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """Write a GPT-2 of transformers. ``vocab_size``: leave the rows beyond it out, which stand for no token.
+    """Write a GPT-2 of transformers. ``vocab_size``: drop the rows beyond it, which belong to no token.
 
-    Raises InputError where llm.c has no such model. bfloat16 is rounded to the nearest, ties to even.
+    Raises InputError if llm.c has no such model. bfloat16 is rounded to the nearest, ties to even.
     """
     import torch
 
@@ -246,7 +246,7 @@ def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size
     return header
 
 
-# What llm.c's forward pass does, by transformers' key: another value makes another model of the same weights.
+# Settings of llm.c's forward pass, by transformers' key. Another value makes another model of the same weights.
 _COMPUTED: dict[str, tuple[Json, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "tie_word_embeddings": (True,),
@@ -258,7 +258,7 @@ _COMPUTED: dict[str, tuple[Json, ...]] = {
 
 
 def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """What a file says of ``model``. Raises InputError where llm.c has no such model."""
+    """Return the header of a file for ``model``. Raises InputError if llm.c has no such model."""
     config: Any = getattr(model, "config", None)
     if type(model).__name__ != "GPT2LMHeadModel":
         raise InputError(f"llm.c's model files hold GPT-2 alone, and this is a {type(model).__name__}")
@@ -282,10 +282,10 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
 def as_folder(
     path: Path, out: Path, tokenizer: TokenizerInfo | None = None
 ) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Write a file as the new folder ``out`` that transformers reads; returns what was read. The dtype stays.
+    """Write a file as the new folder ``out`` for transformers, with the same dtype. Return header and weights.
 
-    ``tokenizer``: is written beside it. Raises InputError where the file cannot be read, something lies at ``out``, or
-    the tokenizer has more ids than the model.
+    ``tokenizer``: written beside the weights. Raises InputError if the file cannot be read, ``out`` exists, or the
+    tokenizer has more ids than the model.
     """
     from safetensors.torch import save_file
 
@@ -310,23 +310,23 @@ def as_folder(
 
 
 def build(path: Path) -> torch.nn.Module:
-    """The model of a file, in single precision. Raises InputError where it cannot be read."""
+    """Return the model of a file, in single precision. Raises InputError if it cannot be read."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     header, weights = read_model(path)
     kept = {key: value for key, value in header.config().items() if key not in ("model_type", "dtype")}
     model: torch.nn.Module = GPT2LMHeadModel(GPT2Config(**kept, use_cache=False))
     _fill(model, weights)
-    # transformers cannot tell it from the class name, and would warn.
+    # transformers cannot infer it from the class name, and would warn.
     model.loss_type = "ForCausalLM"  # type: ignore[assignment]
     return model
 
 
 def load_seed(model: torch.nn.Module, path: Path) -> str:
-    """Put the weights of a file into ``model``, which a scenario describes; a sentence on what is left out, or "".
+    """Load the weights of a file into ``model``, which a scenario describes. Return a sentence about omissions, or "".
 
-    Raises InputError where the two are not the same model. The file may have more positions than the sequences that
-    the scenario trains on: the first ones are taken.
+    Raises InputError if the two are not the same model. The file may have more positions than the scenario's sequences.
+    Then the first ones are used.
     """
     header, weights = read_model(path)
     try:
@@ -353,7 +353,7 @@ def load_seed(model: torch.nn.Module, path: Path) -> str:
 def _fill(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
     import torch
 
-    own = dict(model.named_parameters())  # a tied weight once
+    own = dict(model.named_parameters())  # A tied weight appears once.
     assert own.keys() == weights.keys(), own.keys() ^ weights.keys()
     with torch.no_grad():
         for name, one in weights.items():
@@ -361,5 +361,5 @@ def _fill(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
 
 
 def not_finite(weights: dict[str, torch.Tensor]) -> int:
-    """How many weights are NaN or infinite."""
+    """Return the number of weights that are NaN or infinite."""
     return sum(one.numel() - int(one.isfinite().sum()) for one in weights.values())

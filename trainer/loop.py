@@ -26,10 +26,10 @@ def train(
     """Train step by step and yield the index of each finished step, from ``first_step``.
 
     The caller decides when to stop and may pause between steps. Closing the generator reads the remaining losses.
-    ``saver`` saves checkpoints where they are due; the losses up to there are read first. ``evaluator`` evaluates
-    between steps, where that is due. ``prints``: log lines too, which one of several ranks does for all.
-    Raises FloatingPointError on a non-finite gradient norm (``compute.check_finite``), with ``compute.sync: late`` on
-    an asynchronous device one step later, or as the generator is closed.
+    ``saver`` saves due checkpoints; the losses up to there are read first. ``evaluator`` evaluates between steps when
+    due. ``prints``: print log lines, which one rank does for all. Raises FloatingPointError on a non-finite gradient
+    norm (``compute.check_finite``). With ``compute.sync: late`` on an asynchronous device it is raised one step later,
+    or when the generator is closed.
     """
     readings = ValueReader(config, compute, prints)
     try:

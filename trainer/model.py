@@ -1,4 +1,4 @@
-"""Resolves model shapes (without torch, for the families that arithmetic knows) and builds the presets."""
+"""Resolves model shapes (without torch, for the families with formulas) and builds the presets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainer.model_files import ModelFiles, model_files
 if TYPE_CHECKING:
     import torch
 
-FAMILIES = ("gpt2", "llama", "distilbert")  # whose parameters arithmetic counts (see trainer/devices/flops.py)
+FAMILIES = ("gpt2", "llama", "distilbert")  # families whose parameters a formula counts (see trainer/devices/flops.py)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters of a model that no formula knows, counted on the model itself."""
+    """Parameters of a model without a formula, counted on the model itself."""
 
     parameters: int
     lookups: int
@@ -28,7 +28,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Shape:
-    """Every dimension of a model, resolved. ``positions`` is the longest sequence it takes.
+    """Every dimension of a model, resolved. ``positions`` is its longest sequence.
 
     ``family``: one of :data:`FAMILIES`, or another of the transformers library, which then is ``counted``.
     """
@@ -47,14 +47,14 @@ class Shape:
 
     @property
     def attention_width(self) -> int:
-        """Of all attention heads together."""
+        """Width of all attention heads together."""
         return self.heads * (self.head_width or self.width // self.heads)
 
 
 def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape | None:
-    """The shape of any model; None where nobody knows it before it is built, as of a factory's.
+    """Return the shape of any model; None if it is unknown before the model is built, as for a factory's.
 
-    Raises InputError where the model cannot be had, or does not fit the tokenizer or the sequence length.
+    Raises InputError if the model is not available, or does not fit the tokenizer or the sequence length.
     """
     if config.factory is not None:
         return None
@@ -81,12 +81,12 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
-    """A shape whose parameters were counted."""
+    """Return a shape whose parameters were counted."""
     whole = Shape(family, **dimensions)  # type: ignore[arg-type]
     return replace(whole, counted=Counted(parameters, lookups))
 
 
-# What a config.json calls the dimensions, the library's general name last, and its defaults.
+# Keys of the dimensions in a config.json, the library's general name last, and defaults.
 _NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "gpt2": {"layers": ("n_layer",), "width": ("n_embd",), "heads": ("n_head",), "ffn_width": ("n_inner",),
              "positions": ("n_positions",)},
@@ -103,7 +103,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"layers": 32, "width": 4096, "heads": 32, "ffn_width": 11008, "positions": 2048, "vocab_size": 32000},
     "distilbert": {"layers": 6, "width": 768, "heads": 12, "ffn_width": 3072, "positions": 512, "vocab_size": 30522},
 }
-# What the formulas take for granted, by family: key of a config.json -> its default, which is what they count.
+# Assumptions of the formulas by family: key of a config.json -> its default, to which the formulas apply.
 _ASSUMED: Mapping[str, Mapping[str, Json]] = {
     "gpt2": {"tie_word_embeddings": True, "add_cross_attention": False},
     "llama": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
@@ -112,7 +112,7 @@ _ASSUMED: Mapping[str, Mapping[str, Json]] = {
 
 
 def _shape_of_files(files: ModelFiles) -> Shape | None:
-    """By the keys of a config.json alone; None for another family, or for what the formulas do not count."""
+    """Return the shape from a config.json alone; None for another family, or for settings without a formula."""
     family, content = files.model_type, files.content
     if family not in FAMILIES or any(content.get(key, one) != one for key, one in _ASSUMED[family].items()):
         return None
@@ -134,17 +134,17 @@ def _shape_of_files(files: ModelFiles) -> Shape | None:
 
 def _whole(files: ModelFiles, key: str, value: Json) -> int:
     if value is None and key == "n_inner":
-        return 0  # gpt2's own word for four times the width
+        return 0  # gpt2's notation for four times the width
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"{files.title}: {key}: {value!r}; allowed: a whole number of at least 1")
     return value
 
 
 def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape:
-    """Resolve the shape of a preset's model. Raises InputError where dimensions or tokenizer do not fit."""
+    """Return the shape of a preset's model. Raises InputError if dimensions or tokenizer do not fit."""
     assert config.preset is not None
     dimensions = dict(PRESETS[config.preset])
-    # A preset without a vocabulary takes the tokenizer's, rounded up to a multiple of 64 (matrix units like it).
+    # A preset without a vocabulary uses the tokenizer's, rounded up to a multiple of 64, which suits matrix units.
     dimensions["vocab_size"] = PRESET_VOCABULARY.get(config.preset, -(-tokenizer_vocab_size // 64) * 64)
     for key in (*DIMENSIONS, "vocab_size"):
         value = getattr(config, key)
@@ -178,7 +178,7 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
 def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
     """Build a preset's model with random weights. Dropout is 0, so that runs differ only as declared.
 
-    ``attention``: its implementation by transformers' name; None: what that takes by itself.
+    ``attention``: its implementation by transformers' name; None: transformers' default.
     """
     chosen = {} if attention is None else {"attn_implementation": attention}
     if shape.family == "gpt2":
@@ -201,7 +201,7 @@ def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
                 **chosen,
             )
         )
-        model.loss_type = "ForCausalLM"  # transformers cannot tell it from the class name and would warn
+        model.loss_type = "ForCausalLM"  # transformers cannot infer it from the class name and would warn
         return model  # type: ignore[no-any-return]
     if shape.family == "distilbert":
         from transformers import DistilBertConfig, DistilBertForMaskedLM

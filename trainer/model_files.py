@@ -1,6 +1,6 @@
-"""Reads what ``model.config`` and ``model.pretrained`` name, without torch: dimensions, objective and fingerprint.
+"""Reads the files of ``model.config`` and ``model.pretrained``, without torch: dimensions, objective and fingerprint.
 
-Only local files are read. Code that a folder carries (``auto_map``) is never run.
+Only local files are read. A folder's own code (``auto_map``) is never run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from trainer.files import expanded, read_json
 from trainer.json_types import Json
 
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
-# Types that transformers builds as a masked model alone, or as a causal one only when they are called decoders:
-# MODEL_FOR_MASKED_LM_MAPPING_NAMES of its modeling_auto (5.23), which a test compares with the installed one.
+# Types that transformers builds only as a masked model, or as a causal one only if they are decoders:
+# MODEL_FOR_MASKED_LM_MAPPING_NAMES of its modeling_auto (5.23). A test compares it with the installed version.
 MASKED_ALONE = frozenset(
     [
         "albert",
@@ -82,12 +82,12 @@ MASKED_OR_DECODER = frozenset(
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a scenario names as its model: the content of a config.json and, of a pretrained one, its weights."""
+    """A scenario's model files: the content of a config.json and, for a pretrained model, its weights."""
 
     key: str  # model.config or model.pretrained
-    name: str  # as the scenario has it
+    name: str  # name in the scenario
     content: Mapping[str, Json]
-    folder: Path | None  # None where the scenario itself holds the content, or names a file
+    folder: Path | None  # missing if the scenario itself has the content, or names a file
     weights: tuple[Path, ...]
 
     @property
@@ -96,17 +96,17 @@ class ModelFiles:
 
     @property
     def title(self) -> str:
-        """What errors call it: the key and what it names."""
+        """Name for errors: the key and its value."""
         return f"{self.key}: {self.name}"
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the configuration's content and of every file of weights."""
+        """Digest of the configuration's content and of every file of weights."""
         return cache.fingerprint(self.content, [[path.name, cache.file_fingerprint(path)] for path in self.weights])
 
 
 def model_files(config: ModelConfig) -> ModelFiles | None:
-    """Read what ``config`` names; None for a preset or a factory. Raises InputError where it cannot be used."""
+    """Return the files of ``config``; None for a preset or a factory. Raises InputError if they cannot be used."""
     if config.pretrained is not None:
         return pretrained_files(config.pretrained)
     if config.config is None:
@@ -124,7 +124,7 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """A folder with weights, which the user named as ``key``. Raises InputError where it cannot be used."""
+    """Return a folder with weights, which the user named as ``key``. Raises InputError if it cannot be used."""
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
@@ -157,15 +157,15 @@ def _checked(key: str, name: str, content: object) -> Mapping[str, Json]:
 
 
 def preset_family(config: ModelConfig) -> str:
-    """The family of a preset's model."""
+    """Return the family of a preset's model."""
     assert config.preset is not None
     return str(config.family or PRESETS[config.preset]["family"])
 
 
 def objective_of(config: ModelConfig) -> Objective:
-    """What the model is trained for: as the scenario says, else what it was made for.
+    """Return the objective of the model: that of the scenario, else the model's own.
 
-    Raises InputError where the model cannot have the objective that is asked for.
+    Raises InputError if the model cannot have the requested objective.
     """
     if config.factory is not None:
         return config.objective or "causal"

@@ -1,15 +1,14 @@
-"""Answers multiple-choice questions by likelihood: of the endings, that which the model finds the most likely.
+"""Answers multiple-choice questions by likelihood: the most likely ending is the answer.
 
-Four shares of right answers are worked out, which differ in what an ending's log-likelihood is divided by before the
-largest is taken:
+Four shares of right answers are computed. They differ in the divisor of an ending's log-likelihood:
 
-    acc         nothing
+    acc         none
     acc_norm    its characters: acc_norm of lm-evaluation-harness (version 0.4, api/task.py)
-    acc_bytes   its bytes as UTF-8: acc_bytes of lm-evaluation-harness; the same as acc_norm where all is ASCII
-    acc_tokens  its tokens: what llm.c, and scripts in nanoGPT's manner, call acc_norm
+    acc_bytes   its bytes in UTF-8: acc_bytes of lm-evaluation-harness; the same as acc_norm for ASCII
+    acc_tokens  its tokens: acc_norm of llm.c, and of scripts like nanoGPT's
 
-An ending follows its context after a space, which its tokens have and its length has not. Context and ending are
-encoded together, as lm-evaluation-harness does: the ending's tokens are those behind as many as the context alone has.
+An ending follows its context after a space. Its tokens include the space, its length does not. Context and ending are
+encoded together, as in lm-evaluation-harness: the ending's tokens follow as many tokens as the context alone has.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
     from trainer.data.tokenizers import TokenizerInfo
 
 KEY = "evaluation.multiple_choice"
-QUESTIONS_TRIED = 32  # contexts of a .bin whose tokens must be those that the arm's tokenizer would give
+QUESTIONS_TRIED = 32  # contexts of a .bin file that the arm's tokenizer must reproduce
 
 
 class ChoiceScores(NamedTuple):
-    """Shares of ``questions`` that were answered right; NaN where a likelihood is none, as of a diverged model.
+    """Shares of ``questions`` answered right; NaN if a likelihood is NaN, as for a diverged model.
 
     None: the length in characters or bytes is unknown without the tokenizer.
     """
@@ -50,23 +49,23 @@ class ChoiceScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """Every ending of every question behind its context: :data:`ENDINGS` rows a question, in their order."""
+    """Every ending of every question after its context: :data:`ENDINGS` rows a question, in order."""
 
     rows: tuple[EndingRow, ...]
     labels: NDArray[np.int64]
-    texts: tuple[str, ...] | None  # of the endings, without the space before them; None: not known
-    shortened: int = 0  # rows that lost the beginning of their context, as they are longer than the model's
+    texts: tuple[str, ...] | None  # texts of the endings, without the leading space; None: unknown
+    shortened: int = 0  # rows that lost the beginning of their context, because they exceed the model's positions
 
     @property
     def what_was_left_out(self) -> str:
-        """Of rows that are too long, for a log."""
+        """Sentence about rows that are too long, for a log."""
         return (
             f"{self.shortened:,} of {len(self.rows):,} rows (a context with one ending) are longer than the model's "
             "positions: the beginning of their contexts is left out, as in lm-evaluation-harness"
         )
 
     def scores(self, likelihoods: Sequence[float]) -> ChoiceScores:
-        """The shares that follow from the log-likelihood of each row."""
+        """Compute the shares from the log-likelihood of each row."""
         sums = np.asarray(likelihoods, dtype=np.float64)
         tokens = np.array([one.scored for one in self.rows])
         by_character = by_byte = None
@@ -84,11 +83,11 @@ class Choices:
 def load_choices(
     config: MultipleChoiceConfig, tokenizer: TokenizerInfo | None, longest_row: int | None, key: str = f"{KEY}.path"
 ) -> Choices:
-    """Read and tokenize the questions that ``config`` names. ``longest_row``: ids that a row may have (None: any).
+    """Read and tokenize the questions that ``config`` names. ``longest_row``: maximum ids of a row (None: any).
 
-    A row that is longer loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line,
-    for a file that cannot be used, and for an ending that leaves no room for a token of its context. ``key``: what
-    errors call the file. ``tokenizer`` None: not known, which a .bin file does not need for acc and acc_tokens.
+    A longer row loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line, for an
+    unusable file, and for an ending that leaves no room for a token of its context. ``key``: name of the file in
+    errors. ``tokenizer`` None: unknown; a .bin file does not need it for acc and acc_tokens.
     """
     if is_bin(config.path):
         places, choices = _of_tokens(read_bin(config.path, key, config.most), tokenizer, key)
@@ -98,7 +97,7 @@ def load_choices(
 
 
 def check_causal(objective: Objective) -> None:
-    """InputError for a masked model: it has no likelihood of what follows."""
+    """Raise InputError for a masked model, because it has no likelihood of following text."""
     if objective != "causal":
         raise InputError(f"{KEY}: the likelihood of an ending is asked of a causal model; model.objective is masked")
 
@@ -118,7 +117,7 @@ def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str)
 
 
 def _encoded(questions: Sequence[TextQuestion], engine: Engine) -> list[EndingRow]:
-    # White space at the end of a context belongs to the ending: a tokenizer has it in the token of the next word.
+    # White space at the end of a context belongs to the ending, because a tokenizer joins it to the next word.
     contexts = [one.context.rstrip() for one in questions]
     wholes = [f"{one.context} {ending}" for one in questions for ending in one.endings]
     before = engine.encode_batch(contexts)
@@ -145,13 +144,13 @@ def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, k
         codec = load_codec(info)
         _check_tokens(questions, info, codec, key)
         texts = tuple(codec.decode(ending.tolist()).removeprefix(" ") for one in questions for ending in one.endings)
-        if not all(texts):  # an ending of a space alone has no length to divide by
+        if not all(texts):  # An ending of a single space has no length to divide by.
             texts = None
     return [one.place for one in questions], Choices(tuple(rows), np.array([one.label for one in questions]), texts)
 
 
 def _check_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, codec: TextCodec, key: str) -> None:
-    """InputError where the tokens are not those of this tokenizer: their likelihood would mean nothing."""
+    """Raise InputError if the tokens are not those of this tokenizer, because their likelihood would be meaningless."""
     largest = max(int(part.max()) for one in questions for part in (one.context, *one.endings))
     if largest >= info.vocab_size:
         raise InputError(

@@ -1,8 +1,8 @@
 """Joins the ranks of a run to a group of torch's own engine (torch.distributed): gloo on CPUs, nccl on CUDA.
 
-The ranks of one machine find each other at 127.0.0.1, those of several at a numeric address of the first one: no name
-is resolved, as one that cannot be would hang them. Rank 0 listens before the others exist, so nobody needs to agree on
-a free port first.
+The ranks of one machine meet at 127.0.0.1, those of several machines at a numeric address of the first one. No name is
+resolved, because an unknown name would hang them. Rank 0 listens before the others exist, so no free port has to be
+agreed on first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LOOPBACK = "lo"  # the interface of LOCAL on Linux
 class Rank:
     """One process among those that train together. ``listening``: rank 0's descriptor of the port where they meet.
 
-    ``address``: where rank 0 listens. ``local``, ``here``: its number and how many there are on its own machine, and
-    ``interface``, over which it reaches the others; "" leaves that to gloo and nccl.
+    ``address``: address at which rank 0 listens. ``local``, ``here``: number of the rank, and of all ranks, on its
+    machine. ``interface``: network interface to the others; "" leaves the choice to gloo and nccl.
     """
 
     number: int = 0
@@ -42,7 +42,7 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that speaks for all."""
+        """True for the rank that acts for all."""
         return self.number == 0
 
 
@@ -50,18 +50,18 @@ ALONE = Rank()
 
 
 class RanksDifferError(Exception):
-    """Ranks that should hold the same parameters do not."""
+    """Ranks that should have the same parameters do not."""
 
 
 def meeting_place(address: str = LOCAL) -> socket.socket:
-    """A socket that listens on a free port, for rank 0; the others are told its port."""
+    """Return a socket that listens on a free port, for rank 0. The others receive its port."""
     listening = socket.create_server((address, 0), backlog=1024)
     listening.set_inheritable(True)
     return listening
 
 
 def device_of(rank: Rank, device: torch.device) -> torch.device:
-    """The device of this rank: on CUDA a card of its own. Raises InputError where there are not enough."""
+    """Return the device of this rank: on CUDA a card of its own. Raises InputError if there are not enough."""
     import torch
 
     if rank.of == 1 or device.type != "cuda":
@@ -76,13 +76,13 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
 
 
 def join(rank: Rank, device: torch.device) -> None:
-    """Wait until all ranks are there. Raises torch's DistError where one does not come in ``timeout_s``."""
+    """Wait until all ranks have joined. Raises torch's DistError if one is missing after ``timeout_s``."""
     import torch.distributed as dist
 
-    # gloo and nccl would look for the address of this machine's name.
+    # gloo and nccl would otherwise resolve this machine's name.
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if rank.interface else ():
         os.environ.setdefault(name, rank.interface)
-    # It takes a process that stood suspended for minutes for one that hangs.
+    # The monitor takes a process that was suspended for minutes for a hanging one.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     limit = timedelta(seconds=rank.timeout_s)
     options: dict[str, Any] = {"is_master": rank.is_first, "timeout": limit, "wait_for_workers": False}
@@ -101,7 +101,7 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """A group of the same ranks over gloo, so that what they exchange in it never meets the gradients.
+    """Return a gloo group of the same ranks, so that its exchanges never collide with the gradients.
 
     Every rank must call it at the same place. Two threads need two such groups.
     """
@@ -111,7 +111,7 @@ def gloo_group(rank: Rank) -> Any:
 
 
 def of_first(value: float, group: Any) -> float:
-    """Rank 0's ``value``. Every rank of ``group`` calls it, at the same place."""
+    """Return rank 0's ``value``. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -121,7 +121,7 @@ def of_first(value: float, group: Any) -> float:
 
 
 def least(value: float, group: Any) -> float:
-    """The least ``value`` of all ranks. Every rank of ``group`` calls it, at the same place."""
+    """Return the minimum of ``value`` over all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -131,7 +131,7 @@ def least(value: float, group: Any) -> float:
 
 
 def total(value: float, group: Any) -> float:
-    """The sum of the values of all ranks. Every rank of ``group`` calls it, at the same place."""
+    """Return the sum of ``value`` over all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -141,7 +141,7 @@ def total(value: float, group: Any) -> float:
 
 
 def failing(failed: bool, group: Any) -> list[int]:
-    """The numbers of the ranks that say they ``failed``. Every rank of ``group`` calls it, at the same place."""
+    """Return the numbers of the ranks where ``failed`` is True. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -152,7 +152,7 @@ def failing(failed: bool, group: Any) -> list[int]:
 
 
 def leave() -> None:
-    """Leave the group, once all ranks are done with it; nothing where there is none."""
+    """Leave the group, once all ranks are done with it. Does nothing without a group."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -160,9 +160,9 @@ def leave() -> None:
 
 
 def is_of_the_exchange(error: BaseException) -> bool:
-    """Whether ``error`` is what an exchange with other ranks raises where one of them is late or gone.
+    """Return True if ``error`` comes from an exchange in which another rank is late or gone.
 
-    Of gloo it is a RuntimeError like any other: only its text tells.
+    gloo raises a plain RuntimeError, which only its text identifies.
     """
     import torch.distributed as dist
 

@@ -1,15 +1,15 @@
-"""Brings each step's loss and gradient norm to the host, at the time that ``compute.sync`` says.
+"""Copies each step's loss and gradient norm to the host, at the time set by ``compute.sync``.
 
-A value on an asynchronous device is known to the host only once the device has done everything before it. Reading it
-at once blocks the host, and the device runs out of queued work:
+The host gets a value of an asynchronous device only after the device has done everything before it. Reading at once
+blocks the host, and the device runs out of queued work:
 
     every-step  host    |launch i ...|== wait: norm i ==|optimizer i|== wait: loss i ==|fetch i+1 (device idle)
     norm        host    |launch i ...|== wait: norm i ==|optimizer i|fetch i+1 (device: optimizer i)
     late        host    |launch i ............|optimizer i|= wait: i-1 =|fetch i+1 (device: all of step i)
 
-``late`` queues a copy to the host's memory behind the norm, and reads it when the next step has been launched: by then
-the device has that whole step still to do. On a synchronous device every value is known at once: there ``late`` is
-``norm``, and costs nothing; what is kept until it is logged are numbers (``Compute.kept``).
+``late`` queues a copy to the host's memory after the norm, and reads it when the next step has been launched. Then the
+device still has that whole step to do. On a synchronous device every value is known at once: there ``late`` equals
+``norm`` and costs nothing, and unlogged losses are kept as numbers (``Compute.kept``).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class ValueReader:
     """Reports losses, stops on a norm that is not finite, and logs every ``log_every`` steps."""
 
     def __init__(self, config: TrainerConfig, compute: Compute, prints: bool = True) -> None:
-        """``prints``: log lines too."""
+        """Prepare reading. ``prints``: also print log lines."""
         self._prints = prints
         self._compute = compute
         self._late = config.compute.sync == "late" and compute.asynchronous
         self._every_step = config.compute.sync == "every-step"
         self._checks = config.compute.check_finite
         self._log_every = config.log_every
-        self._unread: list[tuple[int, list[Loss]]] = []  # losses stay on an asynchronous device
-        self._copies: list[tuple[int, Any]] = []  # queued and not read: at most those of two steps
+        self._unread: list[tuple[int, list[Loss]]] = []  # Losses stay on an asynchronous device until they are read.
+        self._copies: list[tuple[int, Any]] = []  # queued copies that were not read, at most of two steps
 
     def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:
         """Call it between clipping and the optimizer. Raises FloatingPointError (``compute.check_finite``)."""
@@ -42,13 +42,13 @@ class ValueReader:
             with telemetry.span("sync"):
                 self._copies.append((step, self._compute.copy_to_host(losses, norm if self._checks else None)))
         elif self._checks:
-            # On an asynchronous device the host waits here for the whole backward pass, and only then
-            # launches the optimizer: whatever it does next overlaps with the optimizer's kernels.
+            # On an asynchronous device the host waits here for the whole backward pass, and only then launches the
+            # optimizer. Its next work overlaps with the optimizer's kernels.
             with telemetry.span("sync"):
                 self._compute.check_finite(norm, step)
 
     def after_update(self, step: int, losses: list[Loss]) -> None:
-        """Call it when the optimizer is launched. Raises FloatingPointError of the step before (``late``)."""
+        """Call it when the optimizer is launched. Raises FloatingPointError for the step before (``late``)."""
         if self._late:
             if len(self._copies) > 1:
                 self._read_copy()
@@ -62,14 +62,14 @@ class ValueReader:
                 self._read_losses(say=True)
 
     def read_all(self) -> None:
-        """Report every loss up to here: a checkpoint must hold no step whose norm is unknown. Raises as above."""
+        """Report every loss so far, because a checkpoint must not include a step of unknown norm. Raises as above."""
         if self._unread:
             self._read_losses()
         while self._copies:
             self._read_copy()
 
     def close(self, *, failed: bool = False) -> None:
-        """Report what is left. Raises FloatingPointError as the others do, but not where the run has ``failed``."""
+        """Report the remaining values. Raises FloatingPointError like the other methods, unless the run ``failed``."""
         if self._unread:
             self._read_losses(say=True)
         while self._copies:

@@ -18,7 +18,7 @@ from trainer.data.tokenizers import FOLDER as KEPT
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
-CHECKPOINTS = "checkpoints"  # of a training's folder
+CHECKPOINTS = "checkpoints"  # folder in a training's folder
 # Entries of a run's folder that a plot does not read.
 NO_TABLES = (CHECKPOINTS, KEPT, "plots", "trials", "timeline.json.gz")
 Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
@@ -36,7 +36,8 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
     base, sizes = _whole(filesystem, root)
     if base != root:
         return base, sizes
-    if ABOUT in sizes and root.parent.name == CHECKPOINTS:  # one checkpoint; its tokenizer is in the training's folder
+    # a single checkpoint; its tokenizer is in the training's folder
+    if ABOUT in sizes and root.parent.name == CHECKPOINTS:
         training = root.parent.parent
         found = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
         return training, found | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
@@ -52,8 +53,8 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
 def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
     """Return a local copy of the files that ``needed`` selects from the file or folder at ``url``.
 
-    It is removed when this process ends: what is loaded may be read until then. Raises InputError, naming ``key``,
-    where nothing lies there or it cannot be read.
+    The copy is removed when this process ends, because loaded files may be read until then. Raises InputError, naming
+    ``key``, if there is nothing or it cannot be read.
     """
     filesystem, root = filesystem_of(url.rstrip("/"), key)
     try:
@@ -67,16 +68,16 @@ def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
             _copy(filesystem, str(base / name), place / name)
     except InputError:
         raise
-    except Exception as error:  # each filesystem has errors of its own
+    except Exception as error:  # Each filesystem has its own errors.
         raise InputError(f"{key}: {url}: cannot be fetched ({one_line(error):.300})") from error
     return place / PurePosixPath(root).relative_to(base)
 
 
 @contextmanager
 def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterator[Path]:
-    """Where ``place``, a path or a URL, lies on this machine; behind a URL it is copied once in each process.
+    """Yield the local path of ``place``, a path or a URL. The content of a URL is copied once per process.
 
-    What is wrong with the copy is told of ``place``.
+    Errors about the copy name ``place`` instead.
     """
     path = _located_once(place, key, needed)
     try:
@@ -86,7 +87,7 @@ def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterato
 
 
 def located(place: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Where ``place`` lies on this machine: a path is there, what lies behind a URL is copied by :func:`fetched`."""
+    """Return the local path of ``place``. The content of a URL is copied by :func:`fetched`."""
     return fetched(place, key, needed) if is_remote(place) else expanded(local(place))
 
 

@@ -1,6 +1,6 @@
-"""Writes text with the model between training steps, as llm.c does with -s: its time is in no step.
+"""Writes text with the model between training steps, like llm.c's -s. Its time is in no step.
 
-It changes nothing that training sees. The draws are the same each time, so texts after different steps compare.
+It does not change training. The draws are the same each time, so texts after different steps are comparable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TextSampler:
     """Decides when text is due, and writes it."""
 
     def __init__(self, config: SampleConfig, prepared: Prepared, compute: Compute) -> None:
-        """Raises InputError where the model cannot continue the prompt."""
+        """Encode the prompt. Raises InputError if the model cannot continue it."""
         if prepared.objective != "causal" or compute.longest_row is None:
             raise InputError("sample: text takes a causal model that is computed; allowed: no sample")
         self._config, self._compute, self._tokenizer = config, compute, prepared.tokenizer
@@ -49,7 +49,7 @@ class TextSampler:
         return (step + 1) % self._config.every_steps == 0
 
     def after(self, step: int) -> Sample:
-        """Write the text that is due after ``step``. Raises InputError where the weights are not finite."""
+        """Write the text that is due after ``step``. Raises InputError if the weights are not finite."""
         self._compute.synchronize()  # Queued work counts as part of its own step: see trainer.evaluate.
         telemetry.pause()
         with telemetry.span("evaluate"):

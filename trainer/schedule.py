@@ -1,4 +1,4 @@
-"""Says which share of the learning rate each optimizer step uses: linear warmup, then the configured schedule.
+"""Computes the share of the learning rate for each optimizer step: linear warmup, then the configured schedule.
 
 Progress runs from 0 at the end of the warmup to 1 after the schedule's last step, as in nanoGPT and transformers.
 """
@@ -12,14 +12,15 @@ from trainer.config import OptimizerConfig, TrainerConfig
 
 
 def schedule_steps(config: TrainerConfig) -> int:
-    """Optimizer steps that the schedule is over: those asked for, or the run's own."""
+    """Return the number of optimizer steps of the schedule: the configured one, or the run's own."""
     return config.optimizer.schedule_steps or config.warmup_steps + config.steps
 
 
 def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
-    """The factor on the learning rate by how many steps were trained here, for ``torch.optim.lr_scheduler.LambdaLR``.
+    """Return a function for ``torch.optim.lr_scheduler.LambdaLR``: the factor on the learning rate by steps trained
+    here.
 
-    The number of the step is that, after those of the training that this one goes on with (``resume``).
+    The steps of the training that this one continues (``resume``) are added.
     """
     optimizer, total = config.optimizer, schedule_steps(config)
     warmup, first_step = optimizer.lr_warmup_steps, config.first_step
@@ -37,7 +38,7 @@ def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
 
 
 def _left(optimizer: OptimizerConfig, step: int, total: int, progress: float) -> float:
-    """How much of the way from the full rate to the final one is left, 1 to 0."""
+    """Return the remaining part of the way from the full rate to the final one, 1 to 0."""
     if optimizer.schedule == "linear":
         return 1 - progress
     if optimizer.schedule == "cosine":  # Loshchilov and Hutter 2017, without restarts

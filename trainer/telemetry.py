@@ -1,15 +1,15 @@
 """Connects the trainer to a recorder. This is the only seam between the trainer and a profiler.
 
 The trainer marks its work with :func:`span` and :func:`step`. Both do nothing until :func:`attach` attaches a recorder.
-A recorder lives in one process. The main process has one; each loader worker may have its own, attached by the
-loader's ``worker_init`` hook.
+A recorder lives in one process. The main process has one; each loader worker may have its own, attached by the loader's
+``worker_init`` hook.
 
 There are three kinds of spans. *Phases* (:data:`PHASES`) are exclusive parts of a step on the main thread. *Stages*
-(:data:`STAGES`) are parts of the input side; they run in a loader worker, or inline inside the ``fetch`` phase. What
-happens on the main thread while no step is open (:data:`BETWEEN_STEPS`) belongs to none. All times are
-``time.monotonic_ns()`` (CLOCK_MONOTONIC), which every process of a host shares.
+(:data:`STAGES`) are parts of the input side; they run in a loader worker, or inline inside the ``fetch`` phase. Work of
+the main thread while no step is open (:data:`BETWEEN_STEPS`) belongs to neither. All times are ``time.monotonic_ns()``
+(CLOCK_MONOTONIC), which every process of a host shares.
 
-A compute reports what an asynchronous device did with :func:`device`, and which calls blocked the host with
+A compute reports the work of an asynchronous device with :func:`device`, and calls that blocked the host with
 :func:`blocked`. It may report them later than they happened.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 PHASES = ("fetch", "h2d", "forward", "backward", "optimizer", "sync", "log", "checkpoint")
 STAGES = ("read", "tokenize", "pack")
-BETWEEN_STEPS = ("evaluate",)  # on the main thread, while no step is open
+BETWEEN_STEPS = ("evaluate",)  # work of the main thread while no step is open
 
 
 class StageSpan(NamedTuple):
@@ -32,12 +32,12 @@ class StageSpan(NamedTuple):
     cpu_ns: int | None = None
 
 
-# A StageSpan as it is recorded and sent: plain tuples are cheaper to make and to pickle.
+# A StageSpan as recorded and sent. Plain tuples are cheaper to make and to pickle.
 RawSpan = tuple[str, int, int, int | None]
 
 
 class Kernel(NamedTuple):
-    """One piece of work on an asynchronous device (all kernels of one phase, say), in CLOCK_MONOTONIC nanoseconds.
+    """One piece of work on an asynchronous device (for example all kernels of a phase), in CLOCK_MONOTONIC nanoseconds.
 
     The host queued it during [``launch_start_ns``, ``launch_end_ns``], the device did it during [``start_ns``,
     ``end_ns``]. ``name``: h2d, forward, backward, norm, optimizer, read (a value for the host).
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """One call that blocked the host on the device. ``site`` is as in ``trainer/loop.py:49: synchronize``."""
+    """One call that blocked the host on the device. ``site`` has the form ``trainer/loop.py:49: synchronize``."""
 
     site: str
     start_ns: int
@@ -61,9 +61,9 @@ class Blocked(NamedTuple):
 class Validation(NamedTuple):
     """One pass over held-out data after step ``step``, from ``start_ns`` to ``end_ns``, outside of any step.
 
-    Of held-out documents: ``loss`` is the mean over ``tokens`` labels; ``accuracy``: of a masked-LM objective. Of
-    multiple-choice questions: how many, and the shares that were answered right (trainer.multiple_choice). What a pass
-    is not about is None.
+    Held-out documents: ``loss`` is the mean over ``tokens`` labels; ``accuracy`` is for a masked-LM objective.
+    Multiple-choice questions: their number, and the shares answered right (trainer.multiple_choice). Other fields are
+    None.
     """
 
     step: int
@@ -83,8 +83,8 @@ class Validation(NamedTuple):
 class BatchTrace(NamedTuple):
     """The stage spans of one batch, recorded by the process that built it. It travels with the batch.
 
-    ``role`` is ``main`` (inline) or ``loader-K``; ``batch`` counts batches per loader worker process from 0.
-    ``drawn``: spans of the main thread in the fetch of a worker's batch, in which a sampler chose items.
+    ``role`` is ``main`` (inline) or ``loader-K``; ``batch`` counts batches per loader worker process from 0. ``drawn``:
+    spans of the main thread in the fetch of a worker's batch, in which a sampler chose items.
     """
 
     pid: int
@@ -165,19 +165,19 @@ def span(name: str) -> _Span:
 
 
 def step(index: int) -> None:
-    """Mark the start of step ``index``: the loop is about to ask for its first batch."""
+    """Mark the start of step ``index``: the loop is about to request its first batch."""
     if _recorder is not None:
         _recorder.step(index)
 
 
 def received(trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
-    """Report what the batch that just arrived holds. Under accumulation a step receives several."""
+    """Report the content of the batch that just arrived. Under accumulation a step receives several."""
     if _recorder is not None:
         _recorder.received(trace, tokens, trained_tokens, samples)
 
 
 def loss(step: int, value: float) -> None:
-    """Report the loss of step ``step`` (mean over its micro-batches) as soon as the loop knows it."""
+    """Report the loss of step ``step`` (mean over its micro-batches) as soon as the loop has it."""
     if _recorder is not None:
         _recorder.loss(step, value)
 
@@ -189,7 +189,7 @@ def learning_rate(step: int, value: float) -> None:
 
 
 def pause() -> None:
-    """Mark the end of the open step: what follows, until the next :func:`step`, belongs to none."""
+    """Mark the end of the open step. The time until the next :func:`step` belongs to no step."""
     if _recorder is not None:
         _recorder.pause()
 
@@ -218,13 +218,13 @@ def blocked(call: Blocked) -> None:
 
 
 def exchanged(name: str, start_ns: int, end_ns: int) -> None:
-    """Report an exchange with the other ranks: this one was ready for it at ``start_ns``, it was over at ``end_ns``."""
+    """Report an exchange with the other ranks, from ``start_ns`` (this rank was ready) to ``end_ns``."""
     if _recorder is not None:
         _recorder.exchanged(name, start_ns, end_ns)
 
 
 def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
-    """Report when the batch that is being fetched had arrived from its worker, and when it was unpacked here.
+    """Report when the batch being fetched had arrived from its worker, and when it was unpacked here.
 
     Both may lie in an earlier fetch. ``waited``: this process waited for its message, which came just then.
     """

@@ -1,13 +1,13 @@
-"""Loads a model that was trained: by this trainer, by transformers' users, or by llm.c.
+"""Loads a model that was trained by this trainer, by transformers' users, or by llm.c.
 
-A place is one of these, told apart by what lies there:
+The files at a place tell its kind:
 
-    a training's folder       checkpoints/ of harness train: the newest checkpoint that is whole
+    a training's folder       checkpoints/ of harness train: the newest intact checkpoint
     a checkpoint's folder     checkpoint.json, config.json, model.safetensors
     a folder of transformers  config.json, *.safetensors
     a model file of llm.c     model_*.bin
 
-It may lie behind a URL (s3://BUCKET/FOLDER), from where it is copied first.
+The place may be a URL (s3://BUCKET/FOLDER), from which it is copied first.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from trainer.remote_model import CHECKPOINTS, located
 if TYPE_CHECKING:
     import torch
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")  # files of a folder that has one
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")  # files that show a tokenizer in a folder
 _SENTENCEPIECE = "tokenizer.model"
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A causal language model in single precision, and its tokenizer where one lies beside it."""
+    """A causal language model in single precision, and its tokenizer, if there is one beside it."""
 
-    name: str  # what errors call it
+    name: str  # name in errors
     model: torch.nn.Module
     tokenizer: TokenizerInfo | None
-    steps: int | None = None  # of a checkpoint
+    steps: int | None = None  # steps of a checkpoint
 
     @property
     def vocab_size(self) -> int:
-        """How many ids it gives a probability to."""
+        """Number of ids to which the model gives a probability."""
         return int(self._settings.vocab_size)
 
     @property
     def positions(self) -> int:
-        """The longest sequence that it takes."""
+        """Longest sequence of the model."""
         from trainer.transformers_models import positions_of
 
         return positions_of(self._settings)
@@ -58,7 +58,7 @@ class TrainedModel:
 
 
 def load_trained(place: str, key: str) -> TrainedModel:
-    """Load what lies at ``place``, which the user gave as ``key``. Raises InputError where no causal model does."""
+    """Load the model at ``place``, which the user gave as ``key``. Raises InputError if there is no causal model."""
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
         from trainer.llmc_model import build
@@ -70,7 +70,7 @@ def load_trained(place: str, key: str) -> TrainedModel:
     checkpoint = _newest(path / CHECKPOINTS) if training is not None else None
     if checkpoint is None and (path / checkpoint_folder.ABOUT).exists():
         checkpoint = checkpoint_folder.read(path)
-        training = checkpoint.path.resolve().parent.parent  # also of a link to a checkpoint
+        training = checkpoint.path.resolve().parent.parent  # also for a link to a checkpoint
     if checkpoint is None:
         if not (path / CONFIG).is_file() or not any(path.glob(WEIGHTS)):
             raise InputError(
@@ -112,7 +112,7 @@ def _build(folder: Path, key: str) -> torch.nn.Module:
 
 
 def _tokenizer_of(folder: Path) -> TokenizerInfo | None:
-    """The tokenizer that lies beside a model."""
+    """Return the tokenizer beside a model, or None."""
     if present := [name for name in _TOKENIZERS if (folder / name).is_file()]:
         place = folder / present[0] if present == ["tokenizer.json"] else folder
         return info_of("pretrained", import_tokenizer(str(place.absolute())))

@@ -1,6 +1,6 @@
 """Builds any causal or masked language model of the transformers library from a config.json, or from weights.
 
-Nothing is downloaded, and code that a folder carries is never run.
+Nothing is downloaded, and a folder's own code is never run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 _MODELS_SHOWN = 3  # names of weights in an error
-MOST_LAYERS = 10_000  # that are counted one by one; a thousand were trained once (Wang et al. 2022, "DeepNet")
-_UNLIMITED = 2**40  # positions, of a model that says nothing of them
-# These begin to count positions after the padding's id: of 514 that they have, 512 are for tokens.
+MOST_LAYERS = 10_000  # limit for counting one by one; a thousand were trained once (Wang et al. 2022, "DeepNet")
+_UNLIMITED = 2**40  # positions of a model without a limit
+# These models count positions from the padding's id: of their 514 positions, 512 are for tokens.
 _PAST_PADDING = frozenset(
     [
         "camembert",
@@ -43,8 +43,8 @@ _PAST_PADDING = frozenset(
 def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | None = None) -> torch.nn.Module:
     """Build the model with random weights, or with the pretrained ones, on torch's default device.
 
-    ``attention``: its implementation by transformers' name; None: what that takes by itself. Raises InputError, one
-    line, where transformers cannot build it.
+    ``attention``: its implementation by transformers' name; None: transformers' default. Raises InputError, one line,
+    if transformers cannot build it.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
@@ -54,29 +54,29 @@ def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | No
     with _in_one_line(files):
         settings = _settings(files)
         if config.pretrained is None:
-            # In single precision, whatever its dtype says: that is of weights that were saved (see _with_weights).
+            # Single precision, not the config's dtype, which is that of saved weights (see _with_weights).
             model = kind.from_config(settings, trust_remote_code=False, dtype=torch.float32, **chosen)
         else:
             model = _with_weights(files, kind, settings, chosen)
-    if getattr(model, "loss_type", None) is None:  # transformers cannot tell it from some class names and would warn
+    if getattr(model, "loss_type", None) is None:  # transformers cannot infer it from some class names and would warn
         model.loss_type = "ForMaskedLM" if kind is AutoModelForMaskedLM else "ForCausalLM"
     return model  # type: ignore[no-any-return]
 
 
 def _settings(files: ModelFiles) -> Any:
-    """transformers' configuration of it. Keys and values that were kept for later generations are not used."""
+    """Return transformers' configuration of the model, without its cache of keys and values for generation."""
     from transformers import AutoConfig
 
     settings = AutoConfig.for_model(**dict(files.content))
     if hasattr(settings, "use_cache"):
-        settings.use_cache = False  # of keys and values for generation, which training drops
+        settings.use_cache = False  # Training drops the cache of keys and values.
     return settings
 
 
 def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[str, str]) -> Any:
     import torch
 
-    # Loaded in single precision, whatever they are kept in: TorchCompute takes them to what the run asks for.
+    # Loaded in single precision, whatever the file's dtype is. TorchCompute converts them to the run's precision.
     model, found = kind.from_pretrained(
         str(files.folder),
         config=settings,
@@ -101,11 +101,11 @@ def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[s
 def _in_one_line(files: ModelFiles) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on what the library will do in its next version
+            warnings.simplefilter("ignore")  # warnings about changes in the library's next version
             yield
     except (InputError, MemoryError):
         raise
-    except Exception as error:  # transformers raises a dozen kinds; the user needs one line
+    except Exception as error:  # transformers raises a dozen kinds of errors; the user needs one line.
         if "out of memory" in str(error).lower() or "can't allocate" in str(error):
             raise
         reason = shorten(one_line(error), 240, placeholder=" ...") or type(error).__name__
@@ -113,12 +113,12 @@ def _in_one_line(files: ModelFiles) -> Iterator[None]:
 
 
 def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
-    """The dimensions of a model that no formula knows, its parameters and its embedding lookups.
+    """Return the dimensions of a model without a formula, its parameters and its embedding lookups.
 
-    They are counted on the model itself, without its weights, and remembered.
+    They are counted on the model itself, without its weights, and cached.
 
-    None where its FLOPs and its memory do not follow from a few dimensions: experts of which a token meets few,
-    convolutions, states. Raises InputError where transformers cannot build it.
+    None if its FLOPs and its memory do not follow from a few dimensions: experts of which a token uses few,
+    convolutions, states. Raises InputError if transformers cannot build it.
     """
     layers = _whole(files.content.get("num_hidden_layers")) or 0
     if layers > MOST_LAYERS:
@@ -131,7 +131,7 @@ def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
 def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
     import torch
 
-    with torch.device("meta"):  # shapes alone: no memory, no time
+    with torch.device("meta"):  # Computes only shapes, without memory or time.
         model = build_from_files(files, config.model_copy(update={"pretrained": None, "config": dict(files.content)}))
     settings: Any = model.config
     names = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
@@ -159,14 +159,14 @@ def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
 
 
 def _is_mixed(settings: Any) -> bool:
-    """Whether a token meets only some of the weights, or some of them twice (experts, an encoder with a decoder)."""
+    """Return True if a token uses only some weights, or some of them twice (experts, an encoder with a decoder)."""
     experts = [value for key, value in settings.to_dict().items() if "expert" in key and _whole(value)]
-    shared = getattr(settings, "num_hidden_groups", None) is not None  # albert: one layer's weights are used many times
+    shared = getattr(settings, "num_hidden_groups", None) is not None  # albert uses one layer's weights many times
     return any(one > 1 for one in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))
 
 
 def positions_of(settings: Any) -> int:
-    """The longest sequence that a model with these settings takes; where they set no limit, a number beyond any."""
+    """Return the longest sequence of a model with these settings; a huge number if they set no limit."""
     found = _whole(getattr(settings, "max_position_embeddings", None)) or _UNLIMITED
     return found - (settings.pad_token_id or 0) - 1 if settings.model_type in _PAST_PADDING else found
 

@@ -1,7 +1,7 @@
 """Finds, fingerprints and calls a function that the user wrote, named MODULE:FUNCTION in a scenario.
 
-It is looked for in the working directory first, as Python does for a script, then in the folders of ``CODE_PATH``, then
-among the installed packages.
+The search order is: the working directory, as Python does for a script; the folders of ``CODE_PATH``; the installed
+packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from trainer.errors import InputError, in_words
 from trainer.json_types import Json
 
-# More folders to look in, as PYTHONPATH has them. Whatever else a process imports is not looked for there.
+# Further folders to search, in the format of PYTHONPATH. Other imports of a process do not use them.
 CODE_PATH = "HARNESS_CODE_PATH"
 _OURS = [Path(__file__).resolve().parents[1] / name for name in ("harness", "trainer")]
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -30,30 +30,30 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def named_function(name: str) -> str:
-    """``name``, as pydantic validates it. Raises ValueError unless it is MODULE:FUNCTION."""
+    """Return ``name``, as a validator of pydantic. Raises ValueError unless it is MODULE:FUNCTION."""
     if not _NAME.fullmatch(name):
         raise ValueError("give MODULE:FUNCTION, such as mydata:make or package.module:make")
     return name
 
 
 def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others: Iterable[str] = ()) -> str:
-    """A digest of the Python files that ``name`` comes with: of its module or, where it is in a package, of all of it.
+    """Return a digest of the Python files of ``name``: of its module, or of its whole package.
 
-    Nothing is imported here. Raises InputError, which begins with ``key``, where no such module is found. ``places``:
-    where a process in another folder would look first. ``others``: files that it imports besides (:func:`own_files`).
+    Nothing is imported here. Raises InputError, which begins with ``key``, if the module is not found. ``places``: the
+    first search folders of a process in another folder. ``others``: further files that it imports (:func:`own_files`).
     """
     digest = hashlib.sha256()
     for path in sorted({path.resolve() for path in (*map(Path, others), *files(key, name, places))}):
         try:
             content = path.read_bytes()
-        except OSError:  # one of the others that is gone
+        except OSError:  # one of ``others`` that no longer exists
             content = b""
         digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
 
 
 def own_files(folder: Path) -> list[str]:
-    """The files in ``folder`` that this process has imported modules from: the user's, not libraries' or ours."""
+    """Return the files in ``folder`` from which this process has imported modules; no libraries, no code of ours."""
     place = folder.resolve()
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     found = {
@@ -67,9 +67,9 @@ def own_files(folder: Path) -> list[str]:
 
 
 def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, object]) -> Any:
-    """Import ``name`` and call it with ``arguments``, and with those of ``offered`` that it has a parameter for.
+    """Import ``name`` and call it with ``arguments``, and with the values of ``offered`` that it has parameters for.
 
-    Raises InputError, one line that begins with ``key``; the traceback of the user's code goes to stderr.
+    Raises InputError, one line that begins with ``key``. The traceback of the user's code goes to stderr.
     """
     function = find(key, name)
     parameters = inspect.signature(function).parameters
@@ -85,15 +85,15 @@ def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[st
 
 
 def failed(key: str, name: str, error: Exception) -> InputError:
-    """What is raised instead of an error of the user's code, whose traceback goes to stderr."""
+    """Print the traceback of an error in the user's code to stderr. Return the InputError to raise instead."""
     traceback.print_exception(error)
     return InputError(f"{key}: {name} failed: {in_words(error)}")
 
 
 def find(key: str, name: str) -> Callable[..., Any]:
-    """Import ``name``. Raises InputError, one line that begins with ``key``, where that fails."""
+    """Import and return the function ``name``. Raises InputError, one line that begins with ``key``, if that fails."""
     module, _, function = name.partition(":")
-    files(key, name)  # says where it was looked for
+    files(key, name)  # Raises an error that names the searched folders.
     for place in reversed(_places()):
         if place not in sys.path:
             sys.path.insert(0, place)
@@ -111,7 +111,7 @@ def _places() -> list[str]:
 
 
 def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path]:
-    """The Python files that ``name`` comes with; see :func:`fingerprint`."""
+    """Return the Python files of ``name``; see :func:`fingerprint`."""
     module = name.partition(":")[0]
     top, *rest = module.split(".")
     places = _places() if places is None else places
@@ -129,6 +129,6 @@ def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path
 
 
 def _inside(folder: Path, parts: list[str]) -> list[Path]:
-    """Where a submodule of the package in ``folder`` lies."""
+    """Return the places of a submodule of the package in ``folder``."""
     at = folder.joinpath(*parts)
     return [place for place in (at.with_suffix(".py"), at) if place.exists()]

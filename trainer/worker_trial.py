@@ -1,7 +1,7 @@
-"""``python -m trainer.worker_trial``: measures what ``data.workers: auto`` is chosen by, in a process of its own.
+"""Runs ``python -m trainer.worker_trial``: measures the times by which ``data.workers: auto`` is chosen.
 
 It reads a trainer's configuration from standard input, as JSON, and prints the fields of :class:`WorkerTrial`, or
-``{"error"}``. A process of its own: it may compute with all threads and on a device, and leaves nothing behind.
+``{"error"}``. It is a separate process, so it may compute with all threads and on a device, and leaves no state.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from time import monotonic, sleep
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError
 
-BATCHES, BATCHES_S = 40, 3.0  # of each measurement at most
-MADE_S = 1.0  # for at least so long batches are made: a long document is tokenized in one of the hundreds that it fills
+BATCHES, BATCHES_S = 40, 3.0  # limits of each measurement: batches and seconds
+# minimum seconds of making batches; a long document is tokenized in one of the hundreds of batches that it fills
+MADE_S = 1.0
 STEPS, STEPS_S = 6, 10.0
-# A worker is better only where it is predicted to save this share of a step: less is within what a trial can tell.
+# Minimum saving of a step for more workers, as a share. A trial cannot resolve less.
 LEAST_WORKER_GAIN = 0.03
 
 
 @dataclass(frozen=True)
 class WorkerTrial:
-    """Milliseconds of a micro-batch: medians, but for ``stage_ms``, a mean."""
+    """Milliseconds of a micro-batch: medians, except ``stage_ms``, a mean."""
 
-    stage_ms: float  # to make it in the training process
-    ready_ms: float  # to receive one that lies ready from a worker
-    cycle_ms: float  # from one to the next of a worker that has nothing to make
-    step_ms: float  # to train on it
-    threads: int  # that the step keeps busy on this machine's cores
+    stage_ms: float  # time to make a batch in the training process
+    ready_ms: float  # time to receive a finished batch from a worker
+    cycle_ms: float  # time between two batches of a worker that has nothing to make
+    step_ms: float  # time to train on it
+    threads: int  # cores that the step keeps busy on this machine
     cores: int
 
     def predicted_ms(self, workers: int) -> float:
-        """How long a step takes with that many workers.
+        """Return the predicted time of a step with that many workers.
 
-        Without any, a batch is made while nothing is trained. With some, the slowest is waited for: the training
-        process, the workers, or the cores that all of them share.
+        Without workers, a batch is made while nothing is trained. With workers, the slowest of three is the limit: the
+        training process, the workers, or the cores that they share.
         """
         if not workers:
             return self.step_ms + self.stage_ms
@@ -48,7 +49,7 @@ class WorkerTrial:
         return max(self.step_ms + self.ready_ms, made_ms, work_ms / self.cores)
 
     def best(self) -> int:
-        """The fewest workers that no other number beats by more than a trial can tell."""
+        """Return the fewest workers that no other number beats by more than a trial can resolve."""
         best, shortest_ms = 0, self.predicted_ms(0)
         for workers in range(1, max(1, self.cores) + 1):
             if self.predicted_ms(workers) < shortest_ms * (1 - LEAST_WORKER_GAIN):
@@ -57,14 +58,14 @@ class WorkerTrial:
 
 
 def measure(config: TrainerConfig) -> WorkerTrial:
-    """Try the data path with and without a worker, and the training step. Prepares the data where that is due."""
+    """Try the data path with and without a worker, and the training step. Prepares the data if needed."""
     from trainer.data.loader import open_batches
     from trainer.data.prepare import prepare
     from trainer.model_files import objective_of
 
     data = config.data
     prepared = prepare(data, evaluation=config.evaluation).with_objective(objective_of(config.model))
-    # First, while this process has no threads: workers are forked. They repeat one batch.
+    # First, while this process has no threads, because workers are forked. They repeat one batch.
     handed = data.model_copy(update={"workers": 1, "replay": True, "inject": None})
     with open_batches(handed, prepared, config.seed) as batches:
         for _ in range(5):
@@ -72,14 +73,14 @@ def measure(config: TrainerConfig) -> WorkerTrial:
         cycle_ms = _median_ms(lambda: next(batches), BATCHES)
         ready_ms = _median_ms(lambda: next(batches), 10, before=lambda: sleep(max(0.01, 4e-3 * cycle_ms)))
     with open_batches(data, prepared, config.seed) as batches:
-        next(batches)  # opens files, loads tokenizers
+        next(batches)  # The first batch opens files and loads tokenizers.
         stage_ms = mean_ms(lambda: next(batches))
         step_ms, threads = _step_ms(config, prepared.vocab_size, next(batches))
     return WorkerTrial(stage_ms, ready_ms, cycle_ms, step_ms, threads, len(os.sched_getaffinity(0)))
 
 
 def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[float, int]:
-    """The time of a training step for each of its micro-batches, and the threads that it keeps busy."""
+    """Return the time of a training step per micro-batch, and the threads that it keeps busy."""
     import torch
 
     from trainer.compute.build import build_compute
@@ -101,9 +102,9 @@ def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[flo
 
 
 def mean_ms(work: Callable[[], object]) -> float:
-    """The mean of at least :data:`BATCHES` and :data:`MADE_S`, or of what there is time for.
+    """Return the mean of at least :data:`BATCHES` and :data:`MADE_S`, within the limit :data:`BATCHES_S`.
 
-    A median would leave out the few batches that pay for the others.
+    A median would exclude the few batches that pay for the others.
     """
     begun, count = monotonic(), 0
     while (took := monotonic() - begun) < BATCHES_S and (count < BATCHES or took < MADE_S):
@@ -128,7 +129,7 @@ def _median_ms(
 def main() -> int:
     """Measure the configuration on standard input."""
     out = os.dup(1)
-    os.dup2(2, 1)  # what anybody prints is not the answer
+    os.dup2(2, 1)  # Output of libraries must not mix with the answer.
     given = json.loads(sys.stdin.read())
     found: dict[str, object]
     try:
@@ -142,7 +143,7 @@ def main() -> int:
 
 
 def can_have_workers(data: DataConfig) -> bool:
-    """Whether workers may be chosen at all: processes of data.tokenize cannot be started in a worker."""
+    """Return True if workers may be chosen. A worker cannot start the processes of data.tokenize."""
     return data.tokenize not in ("processes", "pool")
 
 

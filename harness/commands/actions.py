@@ -1,4 +1,4 @@
-"""Defines where a command lives, and the actions of one that has several: each is imported when it is chosen."""
+"""Defines the place of a command, and the actions of a command that has several. Each is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """Where a command, or an action of one, lives, and what it is for.
+    """Place and purpose of a command, or of an action.
 
-    ``place`` is ``module:function``; the function takes the parsed arguments and the whole command line, and returns
-    the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` where the command has several.
+    ``place`` is ``module:function``. The function takes the parsed arguments and the whole command line, and returns
+    the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` if the command has several.
     """
 
     place: str
     help: str
 
     def module(self) -> Any:
-        """Its module, imported now."""
+        """Import and return the command's module."""
         return import_module(self.place.partition(":")[0])
 
     def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
-        """What runs it."""
+        """Return the function that runs the command."""
         function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
         return function
 
@@ -32,5 +32,5 @@ def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Command])
     """Add the actions to a command's parser. Each takes its arguments from its module when it is chosen."""
     each = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, action in actions.items():
-        settings: Any = {"command": action}  # of the entrance's parser, which knows when to import it
+        settings: Any = {"command": action}  # The entrance's parser imports the action when it is chosen.
         each.add_parser(name, help=action.help, **settings)

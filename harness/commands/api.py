@@ -1,4 +1,4 @@
-"""Gives Python what the commands give a shell: run a scenario, load a study, read its verdicts, ledger and tables.
+"""Python interface of the commands: run a scenario, load a study, read its verdicts, ledger and tables.
 
 study = harness.load("results/quickstart")  # its newest study
 study.verdicts[0].ratio, study.verdicts[0].verdict
@@ -31,45 +31,48 @@ TableName = Literal["steps", "spans", "samples", "evaluations"]
 
 @dataclass(frozen=True)
 class ComparisonVerdict:
-    """One comparison. ``ratio``: how many times as fast the candidate is, median over blocks, with a 95 % interval."""
+    """Result of one comparison.
+
+    ``ratio``: speed of the candidate over the baseline, median over blocks, with a 95 % interval.
+    """
 
     baseline: str
     candidate: str
-    measure: str  # what ``ratio`` compares: trained tokens/s, tokens/s or steps/s
-    ratio: float | None  # None: the runs were too noisy to see even a 2x change, as ``cause`` says
+    measure: str  # quantity of ``ratio``: trained tokens/s, tokens/s or steps/s
+    ratio: float | None  # missing if the runs were too noisy to see even a 2x change, see ``cause``
     ci_low: float | None
     ci_high: float | None
     noise_floor: float | None  # fraction
     verdict: Literal["gain", "loss", "none", "undecided"]
-    cause: Doubt | None = None  # of "undecided": what bars the verdict, and what would settle it
-    doubts: tuple[Doubt, ...] = ()  # by precedence, those that bar nothing among them
+    cause: Doubt | None = None  # for "undecided": the obstacle, and what would settle it
+    doubts: tuple[Doubt, ...] = ()  # ordered by precedence; includes those that bar nothing
 
 
 @dataclass(frozen=True)
 class ArmLedger:
-    """Where the time of an arm's steps goes, in milliseconds per measured step.
+    """Time of an arm's steps by part, in milliseconds per measured step.
 
-    ``exposed_ms`` and ``hidden_ms``: data work by stage that steps wait for, and that runs beside them. They are empty
-    where that was not measured.
+    ``exposed_ms`` and ``hidden_ms``: data work by stage for which steps wait, and data work beside them. Both are empty
+    if not measured.
     """
 
     arm: str
     control: str | None  # kind of control; None for an arm itself
     blocks: int
-    steps: int  # measured, over all blocks
+    steps: int  # measured steps over all blocks
     mean_step_ms: float
     phase_ms: Mapping[str, float]  # sums to ``mean_step_ms``
     exposed_ms: Mapping[str, float]
     hidden_ms: Mapping[str, float]
     contended_ms: float | None  # waits for a core; None: not measured
-    # Parts of a step of a program as its clock shows it, and waits for a core as one of them; empty of other arms.
+    # Parts of a program's step by its clock, including waits for a core. Empty for other arms.
     parts: tuple[StepPart, ...] = ()
     doubts: tuple[Doubt, ...] = ()  # by precedence
 
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """A study in its folder; a notebook shows its first screen. Raises InputError for damaged or missing files."""
+    """A study in its folder. A notebook shows its first screen. Raises InputError for damaged or missing files."""
 
     path: Path
 
@@ -80,12 +83,12 @@ class LoadedStudy:
 
     @cached_property
     def ledger(self) -> tuple[ArmLedger, ...]:
-        """Where the time of a step goes, for every arm and control that has measured steps."""
+        """Time of a step by part, for every arm and control that has measured steps."""
         return tuple(_ledger(arm, step_ms) for arm in self._report.arms if (step_ms := arm.totals.mean_step_ms))
 
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
-        """Every reason to doubt a figure of this study, by precedence: what it bars, and what would settle it."""
+        """Every reason to doubt a figure of this study, ordered by precedence, with its effect and its remedy."""
         from harness.judge.study import study_doubts
 
         return study_doubts(self._report)
@@ -108,12 +111,12 @@ class LoadedStudy:
         return fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
 
     def table(self, name: TableName = "steps") -> pa.Table:
-        """One table of all finished runs: ``arm``, ``block``, and the columns of `harness schema --columns`."""
+        """Return one table of all finished runs: ``arm``, ``block``, and the columns of `harness schema --columns`."""
         import pyarrow as pa
 
         if name not in COLUMNS:
             raise InputError(f"table {name!r}: allowed: {', '.join(COLUMNS)}")
-        StudyFolder(self.path).read_study()  # one line where it is none
+        StudyFolder(self.path).read_study()  # Raises InputError if the folder has no study.
         found = []
         for run in StudyFolder(self.path).runs():
             table: pa.Table | None = getattr(run, name)
@@ -127,7 +130,7 @@ class LoadedStudy:
 
 
 def load(path: str | Path) -> LoadedStudy:
-    """Open the study in the folder ``path``, or the newest one of a scenario (results/NAME). InputError for none."""
+    """Open the study in the folder ``path``, or the newest one of a scenario (results/NAME). Raises InputError."""
     folder = StudyFolder(find_study(Path(path)))
     folder.read_study()
     return LoadedStudy(folder.path)
@@ -136,8 +139,8 @@ def load(path: str | Path) -> LoadedStudy:
 def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str] = ()) -> LoadedStudy:
     """Run a scenario (a file or its name) into a new study under ``out``, with its report.
 
-    ``sets``: ``key=value`` texts, as ``--set`` takes them. InputError where it cannot run; a study some of whose runs
-    failed is returned all the same, and its report says which.
+    ``sets``: ``key=value`` texts, as for ``--set``. Raises InputError if the scenario cannot run. If some runs fail,
+    the study is returned nevertheless, and its report names them.
     """
     from harness.launch.study import run_study
     from harness.launch.tracking.tracked_study import tracked

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 DEFAULT_OUT = "results"
 SCENARIO_HELP = "scenario file; NAME is NAME.yaml in this folder, else a shipped one (harness list)"
 STUDY_HELP = "study folder; results/NAME is the newest study of that scenario"
-MOST_USD = 1e6  # of a price that an option takes
+MOST_USD = 1e6  # limit of a price in an option
 PATHS_NOTE = "Relative paths in a scenario (corpus, tokenizer) are relative to the current directory."
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
-    """STUDY: a study's folder, or the folder of its scenario."""
+    """Add STUDY: a study's folder, or the folder of its scenario."""
     parser.add_argument("study", metavar="STUDY", help=STUDY_HELP)
 
 
 def study_path(given: str | Path) -> Path:
-    """Return the study folder ``given``, or the newest study in it; a line on stderr names that."""
+    """Return the study folder ``given``, or the newest study in it. A line on stderr names the latter."""
     from harness.study.store import find_study
 
     path = Path(given)
@@ -38,7 +38,7 @@ def study_path(given: str | Path) -> Path:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """--set and --arm: what of a scenario is run, and with which values."""
+    """Add --set and --arm, which override and select parts of a scenario."""
     parser.add_argument(
         "--set",
         action="append",
@@ -51,14 +51,14 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arm(parser: argparse.ArgumentParser) -> None:
-    """--arm: which arms."""
+    """Add --arm, which selects arms."""
     parser.add_argument(
         "--arm", action="append", default=[], metavar="NAME", help="only this arm (a glob pattern); may be repeated"
     )
 
 
 def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -> None:
-    """--wait-until-quiet."""
+    """Add --wait-until-quiet."""
     parser.add_argument(
         "--wait-until-quiet", type=float, metavar="MINUTES",
         help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores; after MINUTES begin "
@@ -67,7 +67,7 @@ def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -
 
 
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
-    """--within and its like of memory and startup: what counts as no change. ``within`` is the default of the step."""
+    """Add --within, --memory-within and --startup-within. ``within``: default of the step's limit."""
     parser.add_argument(
         "--within",
         default=within,
@@ -89,14 +89,14 @@ def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
 
 
 def add_undecided(parser: argparse.ArgumentParser) -> None:
-    """--undecided-exit."""
+    """Add --undecided-exit."""
     parser.add_argument(
         "--undecided-exit", default="4", metavar="N", help="exit code where nothing could be decided (default: 4)"
     )
 
 
 def add_comparing(parser: argparse.ArgumentParser) -> None:
-    """What every comparison of two kept studies takes."""
+    """Add the arguments of every comparison of two kept studies."""
     add_limits(parser, within="5%")
     add_undecided(parser)
     parser.add_argument(
@@ -116,7 +116,7 @@ def name_file(given: str) -> None:
 
 
 def load_plan(arguments: argparse.Namespace) -> Plan:
-    """The plan of the scenario that ``arguments`` name, with their overrides."""
+    """Return the plan of the scenario that ``arguments`` name, with their overrides."""
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
 
@@ -125,7 +125,7 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
-    """What counts as the same, from the options; InputError where one is not a share."""
+    """Return the limits below which changes count as none. Raises InputError if an option is not a share."""
     from harness.regress.decision import Limits, read_limit, read_share
 
     return Limits(
@@ -135,13 +135,13 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
     )
 
 
-# What a launcher of ranks tells each process that it starts: (its name, the number of this one, how many there are).
-# A batch script of Slurm itself is one process, and has no number of a step's tasks.
+# Environment variables of each process that a launcher of ranks starts: (launcher, rank, number of ranks). A batch
+# script of Slurm is a single process without the number of a step's tasks.
 _RANKS = (("torchrun", "RANK", "WORLD_SIZE"), ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
 
 
 def refuse_ranks(command: str) -> None:
-    """Raise InputError where a launcher of ranks started this command several times: each would be a whole study."""
+    """Raise InputError if a launcher of ranks started this command several times. Each would run a whole study."""
     for launcher, rank, world in _RANKS:
         number, count = os.environ.get(rank, ""), os.environ.get(world, "")
         if number.isdigit() and count.isdigit() and int(count) > 1:
@@ -154,7 +154,7 @@ def refuse_ranks(command: str) -> None:
 
 
 def add_trained_model(parser: argparse.ArgumentParser) -> None:
-    """--model: a model that was trained, wherever it comes from."""
+    """Add --model: a trained model from any source."""
     parser.add_argument(
         "--model", metavar="CHECKPOINT", required=True,
         help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
@@ -163,12 +163,12 @@ def add_trained_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_upload(parser: argparse.ArgumentParser) -> None:
-    """--upload: a copy of what a command writes into its folder."""
+    """Add --upload, which copies the command's output folder."""
     parser.add_argument("--upload", metavar="URL", help="copy the folder there, too (s3://BUCKET/FOLDER)")
 
 
 def add_its_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """--tokenizer: in place of that of the model."""
+    """Add --tokenizer, which replaces the model's own."""
     parser.add_argument(
         "--tokenizer", metavar="NAME",
         help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",

@@ -1,4 +1,4 @@
-"""harness audit: checks a published results table against itself."""
+"""harness audit: checks a published results table for consistency."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The file that holds the table."""
+    """Add the file with the table, and --json."""
     parser.add_argument("file", metavar="FILE", help="published table, a file or the name of a shipped one")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the checks of the table, as text or (--json) as data. Returns 0 whatever they find."""
+    """Print the checks of the table, as text or (--json) as data. Returns 0 for any result."""
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text
@@ -34,7 +34,7 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def known_peaks() -> list[Peak]:
-    """Every dense peak that a device profile states; empty where no profiles are shipped."""
+    """Return every dense peak of the device profiles; empty if no profiles are shipped."""
     from harness.audit.table import Peak
     from trainer.devices.profiles import load_profile, profile_names
 

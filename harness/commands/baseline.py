@@ -1,4 +1,4 @@
-"""harness baseline: keeps figures in git, by the environment they were measured in, and checks studies against them."""
+"""harness baseline: keeps figures in git by environment, and checks studies against them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.commands.output import say
 from harness.regress import BASELINES
 from trainer.errors import InputError
 
-FEW_BLOCKS = 5  # a baseline of fewer has wide intervals
+FEW_BLOCKS = 5  # A baseline of fewer blocks has wide intervals.
 ACTIONS = {
     "save": "keep a study's figures as the newest session of this environment's baseline",
     "check": "compare a study with the baseline of its environment",
@@ -23,7 +23,7 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Save, check and list, each with its own arguments."""
+    """Add the actions save, check and list, each with its own arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text)
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Save, check or list."""
+    """Run the action: save, check or list."""
     folder = Path(arguments.baselines)
     if arguments.action == "list":
         return _list(folder)

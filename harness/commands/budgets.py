@@ -1,4 +1,4 @@
-"""What `harness run` and `harness train` do about a budget: predict, refuse, stop in time, and say what it came to."""
+"""Budgets of `harness run` and `harness train`: predicts the cost, refuses, stops in time, and reports the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALLOWED = "allowed: a time (6h, 90m, 30s), an amount (20usd), or none"
 
 
 def read_limit(text: str) -> SpendingLimit | None:
-    """``6h``, ``90m``, ``20usd``; None for ``none``. Raises InputError for anything else."""
+    """Parse ``6h``, ``90m`` or ``20usd``; None for ``none``. Raises InputError for anything else."""
     from harness.judge.cost import SpendingLimit
 
     if text.strip() == NO_LIMIT:
@@ -44,7 +44,7 @@ def read_limit(text: str) -> SpendingLimit | None:
 
 
 def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
-    """What may be spent: as the option says, else the scenario."""
+    """Return the limit of the option, else that of the scenario."""
     from harness.launch.budget import limit_of
 
     return limit_of(scenario) if text is None else read_limit(text)
@@ -53,7 +53,9 @@ def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
 def study_allowance(
     plan: Plan, limit: SpendingLimit, out: Path, command: Sequence[str], source: str, force: bool
 ) -> Allowance:
-    """Measure a few steps of every arm of a study; refuse it where it would exceed its limit, else hold it to that."""
+    """Measure a few steps of every arm of a study and return its budget. Raises InputError if the study would exceed
+    it.
+    """
     from harness.launch.budget import Allowance
 
     predicted = _predicted(plan, "study", limit, out / plan.scenario.name, command, source, force=force)
@@ -62,7 +64,7 @@ def study_allowance(
 
 
 def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
-    """What is left of a study's budget; None where it has none. ``text``: another budget, for all of the study."""
+    """Return the rest of a study's budget; None if it has none. ``text``: another budget for the whole study."""
     from harness.launch.budget import Allowance, read_cost
     from harness.study.store import StudyFolder
 
@@ -86,9 +88,9 @@ def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
 def training_allowance(
     plan: Plan, out: Path, command: Sequence[str], source: str, begun_s: float
 ) -> Callable[[TrainerConfig, Goal], Allowance | None]:
-    """The same of a training, asked once its configuration and its goal are known.
+    """Return a function that makes the budget of a training, once its configuration and goal are known.
 
-    ``begun_s``: when its command was started, by :func:`time.monotonic`.
+    ``begun_s``: start of the command, by :func:`time.monotonic`.
     """
 
     def allowed(config: TrainerConfig, goal: Goal) -> Allowance | None:
@@ -124,7 +126,7 @@ def training_allowance(
 
 
 def _spent_s(out: Path) -> float:
-    """What the parts of a training that was begun without a budget took, as far as they wrote a record."""
+    """Return the recorded seconds of a training's earlier parts that had no budget."""
     from harness.launch.spending import expense_of
 
     return expense_of(out).seconds if (out / "study.json").exists() else 0.0
@@ -143,9 +145,9 @@ def _predicted(
     spent_s: float = 0.0,
     force: bool = False,
 ) -> PredictedCost:
-    """Measure in a folder that goes afterwards, on the disk of ``near``. What that takes is spent, too.
+    """Predict the cost from a measurement in a temporary folder on the disk of ``near``. Its time counts as spent.
 
-    ``launcher_s``: what the command took until now; ``spent_s``: what was spent on earlier parts.
+    ``launcher_s``: seconds of the command until now; ``spent_s``: seconds of earlier parts.
     """
     from harness.judge.cost import PredictedCost
     from harness.launch.apart import called_apart
@@ -158,10 +160,11 @@ def _predicted(
 
     scenario = plan.scenario
     if limit.usd is not None and scenario.price_usd_per_hour is None and not all(map(_may_have_price, plan.arms)):
-        raise InputError(UNPRICED)  # now, not when all is measured
+        raise InputError(UNPRICED)  # Fail now, not after the measurement.
     check_writable(near)
     remove_leftovers_of(near)
-    works = works_of(plan, of, steps)  # before anything is measured: it refuses what cannot be
+    # Raises InputError for a plan that cannot be predicted, before anything is measured.
+    works = works_of(plan, of, steps)
     place = temporary_path(near)
     limit_s = limit.seconds(scenario.price_usd_per_hour)
     may_s = None if limit_s is None else max(0.0, limit_s - spent_s)
@@ -170,7 +173,7 @@ def _predicted(
     limits, arms = scenario.limits, len(plan.arms)
     begun_s = time.monotonic()
     try:
-        # In a process of its own: ranks of a training are forked from one that has tokenized nothing.
+        # Runs in its own process, because a training forks its ranks from a process that must not have tokenized.
         most_s = arms * (2 * limits.start_s + 40 * limits.silence_s)
         measured = called_apart(measuring, "budget: measuring the first steps", most_s).after(launcher_s)
     except MeasurementFailed as failed:
@@ -195,9 +198,9 @@ def _predicted(
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
-    """Raise InputError where dollars limit what has no price: nothing would hold it to them.
+    """Raise InputError for a limit in dollars without a price, because it could not be enforced.
 
-    ``option``: that said so, of a study that goes on, whose price cannot be given any more.
+    ``option``: the option with the limit, for a study that goes on, whose price cannot be given any more.
     """
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
@@ -208,7 +211,7 @@ def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: 
 
 
 def _may_have_price(arm: Arm) -> bool:
-    """Whether the profile of the device that it runs on may have one: an emulated device's, or that of a GPU here."""
+    """Return True if the profile of the arm's device may have a price: an emulated device's, or that of a GPU here."""
     from harness.machine.environment import has_nvidia_driver
     from trainer.devices.profiles import load_profile
 
@@ -219,7 +222,7 @@ def _may_have_price(arm: Arm) -> bool:
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:
-    """Refuse what is expected to exceed its limit; warn where only the worst case does."""
+    """Raise InputError if the expected cost exceeds the limit. Print a warning if only the worst case does."""
     from harness.show.cost import refusal, worst_warning
 
     if predicted.exceeds(done):
@@ -229,7 +232,7 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 
 
 def stopped_line(folder: Path, cut: str | None) -> str:
-    """What to say where the budget ended it: what was kept, and how it goes on."""
+    """Return the message after a stop at the budget: what was kept, and how to go on."""
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
 
@@ -247,7 +250,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 
 
 def say_cost(folder: Path) -> None:
-    """Print predicted against actual, of what had a budget and was not stopped at it."""
+    """Print predicted against actual cost, for a budget that was not exhausted."""
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line
 

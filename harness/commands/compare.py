@@ -1,4 +1,4 @@
-"""harness compare: compares two studies of different times, where their environments allow it."""
+"""harness compare: compares two studies of different times, if their environments allow it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two studies."""
+    """Add the two studies and the options of a comparison."""
     parser.add_argument("baseline", metavar="STUDY_A", help=f"the baseline: {STUDY_HELP}")
     parser.add_argument("candidate", metavar="STUDY_B", help="the candidate, found in the same way")
     add_arm(parser)
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare every arm that both studies have. Refuses one where a difference of their environments forbids it."""
+    """Compare every arm that both studies have. Refuses arms whose environments differ too much."""
     from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
@@ -52,7 +52,7 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _days(folder: Path, series: BlockSeries) -> Days:
-    """The sessions kept of this arm in its environment, if any."""
+    """Return the kept sessions of this arm in its environment, if any."""
     from harness.regress import baselines
     from harness.regress.series import Days
 
@@ -61,7 +61,7 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
-    """The arms of the study at ``path``, or of the newest one in it. InputError for none, or one without figures."""
+    """Return the arms of the study at ``path``, or of the newest study in it. Raises InputError without figures."""
     from harness.regress.series import series_of
     from harness.study.store import StudyFolder
 
@@ -74,7 +74,7 @@ def read_series(path: Path) -> dict[str, BlockSeries]:
 
 
 def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str) -> list[str]:
-    """The arms that ``patterns`` name, all without one. InputError for one that names none."""
+    """Return the arms that match ``patterns``, or all arms. Raises InputError for a pattern without a match."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in found):
             raise InputError(f"--arm {pattern}: no arm of {where} matches; arms: {', '.join(found)}")
@@ -82,7 +82,7 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
-    """Print the comparisons. Returns the exit code of the worst verdict."""
+    """Print the comparisons. Return the exit code of the worst verdict."""
     from harness.regress import report as regression
     from harness.regress.across import common_move
     from harness.regress.text import AT_OTHER_TIMES, common_move_note
@@ -101,7 +101,7 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:
-    """For each refused comparison, the options that have it decided all the same."""
+    """Yield for each refused comparison the options that decide it nonetheless."""
     for one in found:
         if one.refused:
             keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in one.refused)
@@ -109,5 +109,5 @@ def allow_lines(found: Iterable[Across]) -> Iterable[str]:
 
 
 def _quoted(key: str) -> str:
-    """For a shell: keys come from the studies' files."""
+    """Quote a key for a shell, because keys come from the studies' files."""
     return "'" + key.replace("'", "'\"'\"'") + "'"

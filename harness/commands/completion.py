@@ -10,13 +10,13 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
+    """Add the name of the shell."""
     parser.epilog = "bash: harness completion bash > ~/.local/share/bash-completion/completions/harness"
     parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
 
 def completion(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the script for the shell that is asked for."""
+    """Print the completion script for the requested shell."""
     try:
         import shtab
     except ImportError as error:

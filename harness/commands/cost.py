@@ -24,7 +24,7 @@ MAX_COSTED_STEPS = 10_000_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario, how far each arm is trained, and what an hour costs."""
+    """Add the scenario, the length of each training, and the price of an hour."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument(
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cost(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Measure the first steps of every arm; print what the whole takes and costs."""
+    """Measure the first steps of every arm, and print the time and cost of the whole."""
     begun_s = time.monotonic()
     refuse_ranks("cost")
     _check(arguments)
@@ -58,13 +58,14 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.device_profile is not None:
         from harness.launch.budget import profile_price
 
-        profile_price(arguments.device_profile)  # now, not when all is measured
+        profile_price(arguments.device_profile)  # Fails now, not after the measurement.
     from harness.judge.cost import PredictedCost
     from harness.launch.budget import limit_of, prices_of
     from harness.launch.costing import MeasurementFailed, measure, works_of
     from harness.show.cost import cost_json, lines
 
-    works = works_of(plan, of, arguments.steps)  # before anything is measured: it refuses what cannot be
+    # Raises InputError for a plan that cannot be predicted, before anything is measured.
+    works = works_of(plan, of, arguments.steps)
     launcher_s = time.monotonic() - begun_s
     source = arguments.scenario
     try:
@@ -87,7 +88,7 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise InputError for an option that is no amount."""
+    """Raise InputError for an option with an impossible amount."""
     if arguments.steps is not None:
         if arguments.study:
             raise InputError("cost: --steps is of trainings; how far the runs of a study go is its scenario's steps")

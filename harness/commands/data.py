@@ -1,4 +1,4 @@
-"""harness data: one action a file. Each action's module owns its arguments and is imported when it is chosen."""
+"""harness data: one action per file. Each action's module has its arguments and is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions. Each takes its arguments from its module when it is chosen."""
+    """Add the actions. Each takes its arguments from its module when it is chosen."""
     add_actions(parser, ACTIONS)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.data.corpus.dedup.sketches import DedupSettings
 
 _SIZES = {"word": 5, "char": 9}
-# What does not go with --make-labelled, which takes the seed.
+# Options that do not go with --make-labelled, which takes only the seed.
 _OTHERS = (
     "corpus", "column", "shingles", "shingle_size", "unicode", "case", "threshold", "permutations",
     "bands", "rows", "engine", "workers", "master", "timeout", "labels", "json", "upload",
@@ -39,7 +39,7 @@ _STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which corpus, what a near-duplicate is, and what finds them."""
+    """Add the corpus, the definition of a near-duplicate, and the engine."""
     parser.epilog = PATHS_NOTE
     add_documents(parser)
     parser.add_argument("--out", metavar="DIR", help="a new folder: kept/, removed/, dedup.md, dedup.json, s-curve.png")
@@ -133,7 +133,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> DedupSettings:
-    """What is asked for. Raises InputError where it cannot be."""
+    """Return the settings of the options. Raises InputError for impossible values."""
     from trainer.data.corpus.dedup.minhash import PERMUTATIONS, banding_for, check_threshold, given_banding
     from trainer.data.corpus.dedup.shingles import Shingling
     from trainer.data.corpus.dedup.sketches import DedupSettings
@@ -154,7 +154,7 @@ def _settings(arguments: argparse.Namespace) -> DedupSettings:
 
 
 def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
-    """Spark's options, checked before any work; None for the local engine."""
+    """Return Spark's options, checked before any work; None for the local engine."""
     from trainer.data.corpus.dedup.run import SparkOptions
 
     for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
@@ -224,7 +224,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
 
 @contextmanager
 def _shown(corpus: Corpus) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """What takes the name of a stage and what takes how many documents are sketched: shown now and then in a log."""
+    """Yield two callbacks, for the stage's name and the number of sketched documents. Both update a status line."""
     from harness.launch.progress import SignsOfLife
 
     what = f"removing near-duplicates from {corpus.name}: {corpus.documents:,} documents"

@@ -1,4 +1,4 @@
-"""harness data export: writes a corpus' tokens as the files of another trainer."""
+"""harness data export: writes the tokens of a corpus as the files of another trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMATS = ("llmc", "nanogpt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is written, in which format, and where to."""
+    """Add the data, the format and the output."""
     add_inputs(parser)
     parser.add_argument("--format", choices=FORMATS, required=True, help="llmc: shards of llm.c; nanogpt: two files")
     parser.add_argument("--out", metavar="DIR", required=True, help="a new folder")

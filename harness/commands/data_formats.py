@@ -1,4 +1,4 @@
-"""harness data formats: prints what each format takes, of one corpus: bytes, and seconds to write and to read."""
+"""harness data formats: prints the cost of each format for one corpus: bytes, and seconds to write and to read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which tokens, and how often each format is written and read."""
+    """Add the data, the number of repetitions and the output folder."""
     add_inputs(parser)
     parser.add_argument("--sequence-length", type=int, metavar="N", help="length of padded rows, without a scenario")
     parser.add_argument(

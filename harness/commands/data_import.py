@@ -1,4 +1,4 @@
-"""harness data import: makes a corpus of token ids of another trainer's files."""
+"""harness data import: makes a corpus of token ids from another trainer's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The files, their format and tokenizer, and where the corpus goes."""
+    """Add the files, their format and tokenizer, and the output file."""
     parser.add_argument("files", metavar="FILE", nargs="+", help=".bin files, in the order of their tokens")
     parser.add_argument("--format", choices=FORMATS, required=True, help="format of the files")
     parser.add_argument("--out", metavar="FILE", required=True, help="the corpus: a parquet file with a column tokens")
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the corpus, and say what could not be recovered."""
+    """Write the corpus, and print what could not be recovered."""
     from trainer.data.formats.export import Vocabulary, import_tokens
 
     if (tokenizer := given_tokenizer(arguments.tokenizer)) is None:

@@ -1,4 +1,4 @@
-"""Finds what a command of ``harness data`` is about: the data of a scenario's arms, or a corpus and a tokenizer."""
+"""Finds the data of a command of ``harness data``: that of a scenario's arms, or a corpus and a tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRAINED = ("bpe", "unigram", "wordpiece", "sentencepiece")
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """SCENARIO, or --corpus and --tokenizer."""
+    """Add SCENARIO, --corpus and --tokenizer."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help=SCENARIO_HELP)
     add_corpus(parser)
@@ -28,7 +28,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_corpus(parser: argparse.ArgumentParser) -> None:
-    """--corpus, --column, --tokenizer and its engine."""
+    """Add --corpus, --column, --tokenizer and its engine."""
     add_documents(parser, "instead of a scenario: ")
     add_tokenizer(parser)
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
 
 
 def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """--corpus and --column."""
+    """Add --corpus and --column."""
     parser.add_argument(
         "--corpus",
         metavar="PATH",
@@ -51,7 +51,7 @@ def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """--tokenizer."""
+    """Add --tokenizer."""
     parser.add_argument(
         "--tokenizer", metavar="NAME",
         help="a tokenizer.json, a folder or name for AutoTokenizer, a SentencePiece .model, or KIND:SIZE (bpe:4096) to "
@@ -60,7 +60,7 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """What the arguments are about: one configuration, or those of the arms that differ in ``keys``."""
+    """Return the requested data: one configuration, or those of the arms that differ in ``keys``. Raises InputError."""
     given = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
     if arguments.scenario is not None:
         given["--tokenizer-engine"] = arguments.tokenizer_engine
@@ -75,7 +75,7 @@ def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
 
 
 def of_corpus(arguments: argparse.Namespace) -> DataConfig:
-    """The configuration of --corpus and --tokenizer."""
+    """Return the configuration of --corpus and --tokenizer."""
     from trainer.config import DataConfig
 
     content: dict[str, object] = {
@@ -88,13 +88,13 @@ def of_corpus(arguments: argparse.Namespace) -> DataConfig:
 
 
 def corpus_setting(arguments: argparse.Namespace) -> dict[str, object]:
-    """``data.corpus`` for what --corpus and --column name."""
+    """Return ``data.corpus`` for --corpus and --column."""
     where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
     return {**where, "column": arguments.column}
 
 
 def tokenizer_setting(name: str) -> dict[str, object]:
-    """``data.tokenizer`` for what --tokenizer names."""
+    """Return ``data.tokenizer`` for the name in --tokenizer."""
     kind, _, size = name.partition(":")
     if kind in _TRAINED and size:
         return {"train": {"kind": kind, "vocab_size": size}}
@@ -102,7 +102,7 @@ def tokenizer_setting(name: str) -> dict[str, object]:
 
 
 def given_tokenizer(name: str | None) -> TokenizerInfo | None:
-    """The tokenizer that --tokenizer names, without a corpus; None where it names none, or one to be trained."""
+    """Return the tokenizer of --tokenizer without a corpus; None without a name, or for one to be trained."""
     setting = tokenizer_setting(name) if name is not None else None
     if setting is None or "train" in setting:
         return None
@@ -114,7 +114,7 @@ def given_tokenizer(name: str | None) -> TokenizerInfo | None:
 
 
 def validated(model: type[Content], content: object, place: str) -> Content:
-    """A configuration of what the command line says. Raises InputError with the first key that is wrong."""
+    """Return the configuration of command-line values. Raises InputError with the first key that is wrong."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -126,7 +126,7 @@ def validated(model: type[Content], content: object, place: str) -> Content:
 
 
 def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
-    """The corpus and the tokenizer, found or built."""
+    """Return the corpus and the tokenizer, found or built."""
     from trainer.data.corpus import prepare_corpus
     from trainer.data.tokenizers import prepare_tokenizer
 
@@ -135,14 +135,14 @@ def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
 
 
 def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
-    """The one configuration; InputError where the arms need several, of which ``what`` takes one."""
+    """Return the single configuration. Raises InputError, which names ``what``, if the arms need several."""
     if len(needs) > 1:
         raise InputError(f"{what}: the arms need {len(needs)} different sets; select with --arm or --set")
     return needs[0]
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """The data configurations of the selected arms that differ in ``keys``; InputError where one has no data path."""
+    """Return the data configurations of the selected arms that differ in ``keys``. Refuses data.source (InputError)."""
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:
         data = arm.config.data

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.data.spark import SparkTokens
     from trainer.data.tokenizers import TokenizerInfo
 
-# Flat tokens come first: whatever else is asked for is made from them.
+# Flat tokens come first, because the other formats are made from them.
 FORMATS: dict[str, tuple[Format, ...]] = {
     "padded": ("padded",),
     "token-list": ("token-list",),
@@ -36,7 +36,7 @@ SPARK_FILE = "spark.json"  # file in --out that records Spark's master; format f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is tokenized, into which formats, where to and by what."""
+    """Add the data, the formats, the output and the engine."""
     add_inputs(parser)
     parser.add_argument("--format", choices=tuple(FORMATS), default="both", help="both: padded and token-list")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write (or find) the pretokenized files, and print where each lies."""
+    """Write (or find) the pretokenized files, and print the folder of each."""
     from harness.commands.upload import finish_upload, uploader_of
     from trainer.data.kept_tokenizer import keep
     from trainer.data.pretokenize import groups_of, no_separator
@@ -108,7 +108,7 @@ def _padded_line(facts: Manifest) -> str:
 
 
 def _check_engine(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go with the engine, and Spark where it is not installed, before any work."""
+    """Raise InputError for options of the other engine, and if Spark is not installed, before any work."""
     others = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
     for name in others:
         if getattr(arguments, name) is not None:
@@ -123,7 +123,7 @@ def _check_engine(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """Spark, which tokenizes in place of this process and once for all formats; None where it was not asked for."""
+    """Yield Spark's tokens, made once for all formats, in place of this process. Yields None for the local engine."""
     if arguments.engine == "local":
         yield None
         return
@@ -137,7 +137,7 @@ def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerIn
         yield tokens
         done = True
     finally:
-        tokens.close(keep=not done)  # what is finished is not done again
+        tokens.close(keep=not done)  # Keep finished parts, so that they are not done again.
 
 
 def _pretokenized(

@@ -1,4 +1,4 @@
-"""harness data stats: what a corpus is made of, and what padding and packing would make of it."""
+"""harness data stats: prints the composition of a corpus, and the effect of padding and packing on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.files import write_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which data, which lengths, and where to write it."""
+    """Add the data, the lengths and the output."""
     add_inputs(parser)
     parser.add_argument(
         "--sequence-length",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Count each corpus once, and print the page of each."""
+    """Count each corpus once, and print its page."""
     from harness.launch.progress import announced
     from harness.show import corpus as report
     from harness.show.drawing import write_picture
@@ -38,7 +38,7 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
     asked: list[int] | None = arguments.lengths
     if odd := next((one for one in asked or [] if not 2 <= one <= 2**20), None):
         raise InputError(f"--sequence-length {odd}: allowed: 2 to 1,048,576")
-    arguments.sequence_length = None  # data_needs takes one for all
+    arguments.sequence_length = None  # data_needs takes one length for all.
     needs = needs_of(arguments, "corpus", "tokenizer")
     if arguments.out is not None:
         only(needs, f"--out {arguments.out}")

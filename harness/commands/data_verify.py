@@ -12,14 +12,14 @@ from trainer.errors import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A scenario, and which of its arms."""
+    """Add the scenario, and the selection of its arms."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     add_overrides(parser)
 
 
 def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare all data paths batch by batch; 1 where any batch differs."""
+    """Compare all data paths batch by batch. Return 1 if any batch differs."""
     from harness.launch.progress import TextProgress, is_terminal
     from trainer.data.verify import verify as compare
 

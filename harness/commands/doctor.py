@@ -1,4 +1,4 @@
-"""harness doctor: checks whether this machine is fit for studies; each line is ok, warn or fail, with a fix."""
+"""harness doctor: checks if this machine is fit for studies. Each line is ok, warn or fail, with a fix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """For which scenario, what is measured first, and how the checks are printed."""
+    """Add the scenario, the calibration, and the output format."""
     parser.epilog = NOTE
     parser.add_argument(
         "scenario",
@@ -49,14 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print what was found; 1 where something makes ``harness run`` impossible, else 0. --calibrate measures first."""
+    """Print the checks. Return 1 if ``harness run`` is impossible, else 0. --calibrate measures first."""
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"doctor: --threads {arguments.threads}: at least 1")
     from harness.machine.examine import Examination
     from trainer.data.cache import cache_root
 
     plan = None if arguments.scenario is None else _plan(arguments.scenario)
-    calibrated = not arguments.calibrate or _calibrate(arguments.threads)  # first, as an examination takes cores
+    # Calibrate first, because the examination uses cores.
+    calibrated = not arguments.calibrate or _calibrate(arguments.threads)
     examination = Examination(Path(arguments.out), cache_root(), os.environ)
     if plan is None:
         checks = examination.checks(arguments.threads)
@@ -84,7 +85,7 @@ def _plan(path: str) -> Plan:
 
 
 def _fit(plan: Plan) -> list[Check]:
-    """Whether memory and documents suffice for the runs of ``plan``. Free GPU memory is asked for with a timeout."""
+    """Return checks that memory and documents suffice for the runs of ``plan``. Free GPU memory has a timeout."""
     from harness.launch.fit import check_fit
     from harness.machine.gpu import NVIDIA_SMI_LIMIT_S
     from harness.machine.limits import Look
@@ -93,7 +94,7 @@ def _fit(plan: Plan) -> list[Check]:
 
 
 def _needs(plan: Plan) -> Needs:
-    """What the runs of ``plan`` need, all its arms alive together unless the scenario says otherwise."""
+    """Return the needs of the runs of ``plan``. All arms are alive together, unless ``interleave`` is "runs"."""
     from harness.launch.needs import needs_of
     from harness.study.contract import PROFILED
 
@@ -102,14 +103,14 @@ def _needs(plan: Plan) -> Needs:
 
 
 def _calibrate(threads: int | None) -> bool:
-    """Measure this CPU. Returns False, after one line, where a package cannot be imported; the checks name the fix."""
+    """Measure this CPU. Return False, after one line, if a package cannot be imported; the checks name the fix."""
     try:
         import torch  # takes a second or two
 
         from trainer.devices.calibrate import calibrate
 
         threads = threads or torch.get_num_threads()
-    except Exception as error:  # a broken package raises anything
+    except Exception as error:  # A broken package may raise anything.
         print(f"harness: cannot calibrate: {in_words(error)}", file=sys.stderr)
         return False
     what = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -124,7 +125,7 @@ def worst(checks: Sequence[Check]) -> str:
 
 
 def lines_of(check: Check) -> Iterator[str]:
-    """Status, name and finding, and the fix below; no line longer than ``COLUMNS``."""
+    """Yield status, name and finding, and the fix below. No line is longer than ``COLUMNS``."""
     head = f"{check.status:<6}{check.name:<{NAME_COLUMNS}}"
     yield from _wrapped(check.finding, head)
     if check.fix:
@@ -132,7 +133,7 @@ def lines_of(check: Check) -> Iterator[str]:
 
 
 def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
-    """The last line; of a ``scenario`` no data were prepared and no code of the user's was run."""
+    """Return the last line. With ``scenario`` it also names what was not checked: file contents and the user's code."""
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
     if scenario:
@@ -143,17 +144,17 @@ def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
 
 
 def _wrapped(text: str, head: str) -> list[str]:
-    """At least one space between a name that fills its column and what follows; commands are not cut at hyphens."""
+    """Wrap after ``head`` and at least one space. Commands are not cut at hyphens."""
     first = head if head.endswith(" ") else f"{head} "
     return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False)
 
 
 def _print(checks: Sequence[Check], scenario: bool = False) -> None:
-    """In colour on a terminal, plain into a pipe and where colours are what is broken."""
+    """Print in colour on a terminal, else plain. Also plain if the package for colours is broken."""
     try:
         from rich.console import Console
         from rich.text import Text
-    except Exception:  # a broken package raises anything; the check of packages reports it
+    except Exception:  # A broken package may raise anything; the check of packages reports it.
         coloured = False
     else:
         coloured = sys.stdout.isatty()

@@ -1,6 +1,6 @@
-"""Estimates how long a study takes on this machine, and names the measurement on which the estimate rests.
+"""Estimates how long a study takes on this machine, and names the measurement behind the estimate.
 
-That is an earlier study of the same arms, or else a few steps of every arm (``harness cost --study``).
+The measurement is an earlier study of the same arms, or a few steps of every arm (``harness cost --study``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from harness.study.records import StudyRecord
 
 TRIALS = "cost"  # folder of the measured steps, within that of the studies
-MOST_STUDIES = 20  # of which are read, the newest first
-MOST_TRIAL_S = 90.0  # for the steps of a trial
-MOST_PREPARING_S = 600.0  # for its data
-_LENGTH = ("steps", "warmup_steps")  # keys that change the length of a run and not the step
+MOST_STUDIES = 20  # studies to read, newest first
+MOST_TRIAL_S = 90.0  # seconds for the steps of a trial
+MOST_PREPARING_S = 600.0  # seconds for its data
+_LENGTH = ("steps", "warmup_steps")  # keys that change the length of a run, but not its steps
 
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds that a study is expected to take. ``basis``: what was measured, where and when."""
+    """Expected seconds of a study. ``basis``: the measurement, its place and time."""
 
     seconds: float
     basis: str
@@ -53,7 +53,7 @@ def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
 
 
 def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
-    """Return which command measures how long the study takes."""
+    """Return the command that measures how long the study takes."""
     if isinstance(plan, CommandPlan):
         steps = plan.scenario.warmup + plan.scenario.steps
         first = f"each of its runs takes its start and {steps} steps; harness run {shell_word(source)} --repeats 1"
@@ -62,7 +62,7 @@ def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
 
 
 def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
-    """Return how long ``plan`` takes as far as studies below ``out`` tell; None if they do not. Runs nothing."""
+    """Return the duration of ``plan`` from studies below ``out``; None without one. Runs nothing."""
     found = _as_before(plan, out / plan.scenario.name)
     if found is None and not isinstance(plan, CommandPlan):
         found = _from_trial(plan, out / TRIALS / plan.scenario.name)
@@ -74,7 +74,7 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
     from harness.launch.apart import called_apart
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
 
-    works_of(plan, "study")  # It refuses a plan whose cost cannot be predicted, before anything runs.
+    works_of(plan, "study")  # Raises InputError for a plan whose cost cannot be predicted, before anything runs.
     command = ["harness", "cost", source, "--study"]
     steps = partial(measure, plan, "study", out / TRIALS, command, source, limit_s=MOST_TRIAL_S)
     try:
@@ -94,7 +94,7 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
 
 
 def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
-    """Yield the finished studies in ``folder`` that were measured on such a machine, the newest first."""
+    """Yield the finished studies in ``folder`` from a machine like this one, newest first."""
     paths = sorted(folder.glob("[0-9]*T[0-9]*Z-*/study.json"), key=lambda path: path.parent.name, reverse=True)
     if not paths:
         return
@@ -112,7 +112,7 @@ def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
 
 
 def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
-    """Return the time of the newest study that had all arms of ``plan``, by the number of steps."""
+    """Return the time of the newest study that had all arms of ``plan``, scaled by the number of steps."""
     if isinstance(plan, CommandPlan):
         arms = {arm.name: _kind(arm.declared, _shared(plan.scenario.model_dump(mode="json"))) for arm in plan.arms}
         steps = dict.fromkeys(arms, plan.scenario.warmup + plan.scenario.steps)
@@ -181,12 +181,12 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
 
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return what must be equal in two arms whose runs take equally long per step."""
+    """Return the values that must be equal in two arms whose steps take equally long."""
     return declared, {key: value for key, value in config.items() if key not in _LENGTH}
 
 
 def _shared(scenario_text: JsonObject) -> JsonObject:
-    """Return what the arms of a scenario of commands share."""
+    """Return the values that the arms of a scenario of commands share."""
     return {key: scenario_text.get(key) for key in ("command", "loop", "base")}
 
 
@@ -199,9 +199,9 @@ def _sum(blocks: Sequence[Sequence[str]], steps: dict[str, int]) -> int:
 
 
 def _seconds_of(record: StudyRecord) -> float:
-    """Return the seconds from the begin to the end of a study. Raises ValueError if either is no time."""
+    """Return the seconds between the start and end of a study. Raises ValueError if either is no time."""
     begin, end = (datetime.fromisoformat(one) for one in (record.created_utc, record.ended_utc))
     try:
         return (end - begin).total_seconds()
-    except TypeError as error:  # one of them has no time zone
+    except TypeError as error:  # Either value may lack a time zone.
         raise ValueError(in_words(error)) from error

@@ -1,4 +1,4 @@
-"""harness evaluate: asks a model that was trained multiple-choice questions, without training it."""
+"""harness evaluate: asks a trained model multiple-choice questions, without training it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainer.multiple_choice import ChoiceScores
 
 OPTION = "--multiple-choice"
-POSITIONS = 8_192  # of a batch of rows, unless one row has more: on a CPU larger batches are no faster
+POSITIONS = 8_192  # positions of a batch of rows, unless one row has more; larger batches are no faster on a CPU
 SHARES = {
     "acc": "by log-likelihood of the ending",
     "acc_norm": "by character, as acc_norm of lm-evaluation-harness",
@@ -26,7 +26,7 @@ SHARES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the questions, and how they are asked."""
+    """Add the model, the questions, and their form."""
     add_trained_model(parser)
     parser.add_argument(
         OPTION, metavar="FILE", required=True,
@@ -94,7 +94,7 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def as_json(scores: ChoiceScores) -> dict[str, object]:
-    """The shares with their intervals; null where one is not known, or the model's likelihoods are NaN."""
+    """Return the shares with their intervals; null if a share is unknown, or the model's likelihoods are NaN."""
     return {"schema": 1, "questions": scores.questions, **{name: _share(scores, name) for name in SHARES}}
 
 
@@ -109,7 +109,7 @@ def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
 
 
 def lines(scores: ChoiceScores) -> list[str]:
-    """A line for each share, with the 95 % interval of questions as independent draws."""
+    """Return a line for each share, with the 95 % interval of questions as independent draws."""
     counted = f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}"
     found = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
     texts = []

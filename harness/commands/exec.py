@@ -1,4 +1,4 @@
-"""harness exec: runs any training command as it is, and says where the time of its steps went."""
+"""harness exec: runs any unchanged training command, and reports where the time of its steps went."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ that returns the batch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command, and how much of it is measured."""
+    """Add the command, its measured part, and its comparison."""
     parser.epilog = NOTE
     parser.usage = (
         "harness exec [--steps N] [--warmup N] [--against 'COMMAND'] [--controls LIST] [--repeats N] "
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the command, then print the first screen of its study; the exit code is the command's."""
+    """Run the command, then print the first screen of its study. Return the command's exit code."""
     program = _program(arguments.program, command)
     if arguments.recorded is not None and program:
         raise InputError("exec: --recorded runs nothing: leave the command away")
@@ -144,7 +144,7 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     raw.mkdir()
     try:
         ended = run_command(program, raw, _settings(arguments, arguments.steps))
-    except (InputError, OSError):  # it was not started
+    except (InputError, OSError):  # The command was not started.
         remove(folder.path)
         raise
     try:
@@ -157,16 +157,16 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _program(given: list[str], command: list[str]) -> list[str]:
-    """Return the words after ``--`` in ``command``. InputError where ``given``, the program, starts before that."""
+    """Return the words after ``--`` in ``command``. Raises InputError if ``given``, the program, starts before it."""
     program = command[command.index("--") + 1 :] if "--" in command else []
-    if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in it
+    if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in ``given``.
         options = command[2 : len(command) - len(given)]
         raise InputError(f"exec: put -- before the command: {shlex.join(['harness', 'exec', *options, '--', *given])}")
     return program
 
 
 def _check_profile(arguments: argparse.Namespace) -> None:
-    """InputError where the options of --profile do not fit it, or it does not fit the others."""
+    """Raise InputError if the options of --profile do not go together, or with other options."""
     for option, kinds, most in (
         ("profile_steps", (TORCH, BOTH), MOST_PROFILE_STEPS),
         ("profile_seconds", (PY_SPY, BOTH), MOST_PROFILE_SECONDS),
@@ -185,7 +185,7 @@ def _check_profile(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace, program: list[str], command: list[str]) -> int:
-    """Run the command and what it is compared with as the arms of a study; 1 where a run failed."""
+    """Run the command and its comparison as the arms of a study. Return 1 if a run failed."""
     from harness.attach.comparison import CONTROLS, plan_against
     from harness.attach.study import SCENARIO
     from harness.launch.quiet import load_check
@@ -220,7 +220,7 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
 def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
-    """Run ``plan`` into a new study under ``out`` and print its first screen; 1 where a run failed."""
+    """Run ``plan`` into a new study under ``out`` and print its first screen. Return 1 if a run failed."""
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
     from harness.commands.report import print_first_screen
@@ -256,7 +256,7 @@ def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentS
 
 
 def _split(text: str) -> list[str]:
-    """A command line as a shell would split it."""
+    """Split a command line as a shell would."""
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -269,7 +269,7 @@ def _split(text: str) -> list[str]:
 def _report(
     folder: StudyFolder, raw: Path, program: list[str], command: list[str], ended: Ended | None, begun_utc: str
 ) -> int:
-    """Make the study of what was recorded in ``raw`` and print its first screen.
+    """Make the study of the recording in ``raw`` and print its first screen.
 
     Return the command's exit code, or 1 if there is no study. ``ended``: None if the recording was made elsewhere.
     """
@@ -294,7 +294,7 @@ def _report(
 
 
 def _why(found: ExecResult, raw: Path, code: int) -> str:
-    """Return why no training step was recorded of a command that ended with the exit code ``code``."""
+    """Return the reason why no training step was recorded. ``code``: the command's exit code."""
     from harness.attach.command import MARK
     from harness.machine.processes import with_variable
 

@@ -6,9 +6,9 @@ import re
 
 from trainer.errors import InputError
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 REGRESSION = 3
-# Every exit code of the command line. `harness exec` returns the program's own code where that is not 0.
+# Every exit code of the command line. `harness exec` returns the program's own code if it is not 0.
 MEANINGS = {
     0: "done; of a check: faster or the same",
     1: "a run failed (finished runs are kept and reported), data differ, a check of `doctor` fails, the disk is full, "
@@ -23,12 +23,12 @@ OF_STUDY = {"done": 0, "failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
 def of_verdict(verdict: str, undecided: int) -> int:
-    """The exit code of a verdict over all comparisons."""
+    """Return the exit code of a verdict over all comparisons."""
     return {"slower": REGRESSION, "undecided": undecided}.get(verdict, 0)
 
 
 def read_exit_code(text: str) -> int:
-    """Read the exit code for undecided checks; InputError for an impossible one."""
+    """Read the exit code for undecided checks. Raises InputError for an impossible one."""
     if not re.fullmatch("[0-9]{1,3}", text) or int(text) > 125:
         raise InputError(f"--undecided-exit {text[:60]!r}: allowed: 0 to 125")
     return int(text)

@@ -1,4 +1,4 @@
-"""harness export: hands what was trained here to another trainer, one format an action."""
+"""harness export: converts models and tokenizers to formats of another trainer, one format per action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions."""
+    """Add the actions."""
     parser.epilog = "Tokens: harness data export."
     add_actions(parser, ACTIONS)
 

@@ -1,4 +1,4 @@
-"""harness export llmc-model: writes a GPT-2 that was trained here as a model file of llm.c."""
+"""harness export llmc-model: writes a trained GPT-2 as a model file of llm.c."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.files import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, and what file."""
+    """Add the model, the output file and its number format."""
     parser.add_argument(
         "model", metavar="CHECKPOINT", help="a training's folder (its newest checkpoint), a checkpoint, or a folder of "
         "transformers",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Load the model and write it; say what the file holds."""
+    """Load the model, write it, and print a summary."""
     out = Path(arguments.out)
     if expanded(out).exists():
         raise InputError(f"--out {out}: there is something already; choose a new file")

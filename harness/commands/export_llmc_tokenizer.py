@@ -1,4 +1,4 @@
-"""harness export llmc-tokenizer: writes a tokenizer as llm.c's tokenizer.bin, by which it prints samples."""
+"""harness export llmc-tokenizer: writes a tokenizer as llm.c's tokenizer.bin, which llm.c uses to print samples."""
 
 from __future__ import annotations
 

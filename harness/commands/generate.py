@@ -1,4 +1,4 @@
-"""harness generate: continues a text with a model that was trained, token by token."""
+"""harness generate: continues a text with a trained model, token by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DRAWN = "--temperature, --top-k or --top-p"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the text, and how tokens are chosen."""
+    """Add the model, the text, and the choice of tokens."""
     parser.epilog = f"The most likely token is taken where none of {_DRAWN} is given; else tokens are drawn by --seed."
     add_trained_model(parser)
     parser.add_argument(
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the prompt and what follows it; then, on standard error, the speed and why it ended."""
+    """Print the prompt and its continuation, and on standard error the speed and the reason for the end."""
     choice = _choice(arguments)
     from harness.commands.data_needs import given_tokenizer
     from trainer.compute.build import torch_device
@@ -93,7 +93,7 @@ _ENDINGS = {
 
 
 def _choice(arguments: argparse.Namespace) -> TokenChoice:
-    """How tokens are chosen. Raises InputError for what cannot be."""
+    """Return the settings for choosing tokens. Raises InputError for impossible ones."""
     temperature, top_k, top_p = arguments.temperature, arguments.top_k, arguments.top_p
     if not 1 <= arguments.max_tokens <= MOST_TOKENS:
         raise InputError(f"--max-tokens {arguments.max_tokens}; allowed: 1 to {MOST_TOKENS:,}")

@@ -1,4 +1,4 @@
-"""harness import: takes over what another trainer made, one format an action."""
+"""harness import: converts files of another trainer, one format per action."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions."""
+    """Add the actions."""
     parser.epilog = "Tokens: harness data import."
     add_actions(parser, ACTIONS)
 

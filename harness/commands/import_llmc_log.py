@@ -1,4 +1,4 @@
-"""harness import llmc-log: makes the tables that a training here has of llm.c's main.log, and their curve."""
+"""harness import llmc-log: makes the tables of a training from llm.c's main.log, and draws its losses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainer.files import expanded
 if TYPE_CHECKING:
     from trainer.llmc_log import LlmcLog
 
-TOKENS = 524_288  # a step of llm.c's script for GPT-2 124M (scripts/run_gpt2_124M.sh)
+TOKENS = 524_288  # tokens of a step in llm.c's script for GPT-2 124M (scripts/run_gpt2_124M.sh)
 OUT = "results/imported"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The log, and where its tables go."""
+    """Add the log, and the folder of its tables."""
     parser.add_argument("file", metavar="FILE", help="main.log of llm.c")
     parser.add_argument(
         "--out",
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the tables and the curve; say what was read."""
+    """Write the tables and the curve, and print a summary."""
     from harness.show.plotted_runs import draw_losses
     from trainer.llmc_log import read_log
 
@@ -62,10 +62,10 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
-    """Write losses.csv and evaluations.csv of llm.c's log into the new folder ``out``: its HellaSwag is by token.
+    """Write losses.csv and evaluations.csv of llm.c's log into the new folder ``out``. Its HellaSwag score is by token.
 
-    The numbers of steps are ours: the step after which something was found, from 0. What llm.c found before the first
-    one stands at step -1. Which steps are in the tables, the log says: there may be gaps.
+    Steps are numbered as in our tables: from 0, the step after which a value was found. Values before the first step
+    have step -1. The tables have exactly the steps of the log, so there may be gaps.
     """
     from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, EvaluationTable, LossRow, LossTable
     from trainer.data import cache

@@ -1,4 +1,4 @@
-"""harness import llmc-model: makes a folder of transformers of a model file of llm.c."""
+"""harness import llmc-model: makes a transformers folder from a model file of llm.c."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.files import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The file, and the folder."""
+    """Add the file, the output folder and the tokenizer."""
     parser.add_argument("file", metavar="FILE", help="model_*.bin of llm.c, version 3 (fp32) or 5 (bf16)")
     parser.add_argument(
         "--out", metavar="DIR", required=True,
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the folder; say what it holds."""
+    """Write the folder, and print a summary."""
     from harness.commands.data_needs import given_tokenizer
     from trainer.llmc_model import as_folder, not_finite
 

@@ -1,6 +1,6 @@
-"""harness init: writes a commented scenario for what the user has, by questions on a terminal or by options.
+"""harness init: writes a commented scenario for the user's case, from questions on a terminal or from options.
 
-He has text (with a tokenizer and a model), a data source of his own, a function that trains, or a training command.
+The cases: text (with a tokenizer and a model), a data source, a function that trains, or a training command.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trainer.errors import InputError
 from trainer.files import expanded
 from trainer.json_types import section
 
-TEXT, SOURCE, LOOP, COMMAND = "text", "source", "loop", "command"  # what a scenario can be about
+TEXT, SOURCE, LOOP, COMMAND = "text", "source", "loop", "command"  # subjects of a scenario
 ABOUT = (TEXT, SOURCE, LOOP, COMMAND)
-OURS = (TEXT, SOURCE)  # by the harness's own trainer; the others are run as they are
+OURS = (TEXT, SOURCE)  # subjects run by the harness's own trainer; the others run unchanged
 REPEATS, LEAST_REPEATS = 5, 3  # blocks; fewer than 3 give no interval
-MOST_S = 300.0  # of the study that it writes
+MOST_S = 300.0  # seconds; longest study that it writes
 
 
 @dataclass(frozen=True)
 class Question:
-    """One thing to know: ``name`` of the option and of its ``value``, what is asked, and the default answer.
+    """A question: ``name`` of the option and of its ``value``, text, and default answer.
 
     ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous. ``asked``:
-    whether it is, on a terminal; else it is an option alone.
+    False for an option without a question on the terminal.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Question:
 
     @property
     def attribute(self) -> str:
-        return f"answer_{self.name}"  # "command" is the command line's own
+        return f"answer_{self.name}"  # "command" is an attribute of the command line itself.
 
 
 KIND = Question(
@@ -104,7 +104,7 @@ QUESTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to write it, and the answers."""
+    """Add the file to write, and an option for each answer."""
     parser.add_argument("file", metavar="FILE", help="scenario file to write")
     for one in QUESTIONS:
         default = f" (default: {one.default or 'empty'})" if one.name not in ABOUT else ""
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Ask for what was not given (on a terminal), write the scenario, check it, say what to do next."""
+    """Ask for missing answers (on a terminal), write the scenario, check it, and print the next steps."""
     path = Path(arguments.file)
     if path.is_dir():
         raise InputError(f"init: {path} is a folder; give a file")
@@ -145,10 +145,10 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measures: bool) -> None:
-    """Print how long the study will take. One of over :data:`MOST_S` is written again with fewer blocks.
+    """Print how long the study will take. If it is longer than :data:`MOST_S`, rewrite it with fewer blocks.
 
-    ``measures``: a few steps of every arm are run where no earlier study tells. Commands and functions of the user are
-    not run.
+    ``measures``: run a few steps of every arm if there is no earlier study. Commands and functions of the user are not
+    run.
     """
     from harness.commands.durations import Duration, expected, how_to_measure, trial
     from harness.scenario.commands import CommandPlan, CommandScenario, open_scenario, plan_commands
@@ -182,7 +182,7 @@ def _matches(pattern: str) -> bool:
 
 
 def _about(given: Mapping[str, str]) -> str:
-    """What the scenario is about: as the options say it or, on a terminal, the user."""
+    """Return the subject of the scenario, from the options or, on a terminal, from the user."""
     named = [one for one in ABOUT if one in given]
     if len(named) > 1:
         raise InputError(f"init: --{named[0]} and --{named[1]}: a scenario is about one of them; leave the other away")
@@ -197,7 +197,7 @@ def _about(given: Mapping[str, str]) -> str:
 
 
 def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The answers to all questions that a scenario about that needs."""
+    """Return the answers to all questions for this subject."""
     answers: dict[str, str] = {}
     for one in QUESTIONS:
         if about in one.of and not answers.get(one.unless or ""):
@@ -214,7 +214,7 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(one: Question) -> str:
-    """The answer on a terminal; elsewhere, and where it is empty, the default."""
+    """Return the answer from a terminal. Without a terminal, or for an empty answer, return the default."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return one.default
     print(f"{one.text} [{one.default}]: ", end="", flush=True)
@@ -222,7 +222,7 @@ def _ask(one: Question) -> str:
 
 
 def _check(path: Path, text: str) -> None:
-    """Write ``text`` where it is a scenario that can be run; InputError, and nothing written, where it is not."""
+    """Write ``text`` if it is a scenario that can run. Otherwise raise InputError, and write nothing."""
     from harness.scenario.commands import CommandScenario, open_scenario
     from trainer.files import write_text
     from trainer.leftovers import temporary_path
@@ -235,7 +235,7 @@ def _check(path: Path, text: str) -> None:
         if not isinstance(scenario, CommandScenario):
             for section_name, key in (("data", "source"), ("model", "factory")):
                 if isinstance(name := section(scenario.base, section_name).get(key), str):
-                    fingerprint(f"{section_name}.{key}", name)  # whether there is such a module; nothing is imported
+                    fingerprint(f"{section_name}.{key}", name)  # Checks that the module exists, without importing it.
         draft.replace(path)
     except InputError as error:
         raise InputError(f"init: {str(error).replace(str(draft), str(path))}") from error
@@ -244,7 +244,7 @@ def _check(path: Path, text: str) -> None:
 
 
 def scenario_text(about: str, answers: Mapping[str, str], repeats: int) -> str:
-    """The scenario: YAML with comments. ``answers``: by the name of the question."""
+    """Return the scenario as YAML with comments. ``answers``: by the name of the question."""
     name = quoted(answers["name"])
     head = f"# Written by harness init. Every key: harness schema, or scenarios/schema.json.\nname: {name}\n"
     return head + (_trained_by_us if about in OURS else _run_as_it_is)(about, answers, repeats)
@@ -345,10 +345,10 @@ interleave: slices # all of a block stay in memory and take turns of 20 steps; r
 
 
 def number(text: str) -> str:
-    """``text`` as YAML has a number; what is none is quoted, so that the check names it."""
+    """Format ``text`` as a YAML number. Other text is quoted, so that the check names it."""
     return str(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else quoted(text)
 
 
 def quoted(text: str) -> str:
-    """``text`` as YAML has it between double quotes, which is as JSON has it."""
+    """Quote ``text`` for YAML, in double quotes as in JSON."""
     return json.dumps(text, ensure_ascii=False)

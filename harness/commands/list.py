@@ -1,4 +1,4 @@
-"""harness list: what is shipped and can be called by its name."""
+"""harness list: prints the shipped scenarios, sweeps and tables that can be called by name."""
 
 from __future__ import annotations
 

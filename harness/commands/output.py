@@ -1,4 +1,4 @@
-"""Prints for a terminal: what came from a file shows as itself there, and steers nothing."""
+"""Prints to a terminal with control characters escaped, because text from files may contain them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 
 from trainer.errors import visible_lines
 
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"  # environment variable of GitHub's workflows: a file, shown as markdown
+# environment variable of GitHub's workflows with the path of a file that is shown as markdown
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def say(text: str = "") -> None:
-    """Print lines of text, with every other character that steers a terminal written as an escape."""
+    """Print lines of text, with every control character of a terminal escaped."""
     print(visible_lines(text))
 
 
 def say_page(page: str) -> None:
-    """Print ``page``, which is markdown: laid out on a terminal, as it is into a pipe or a file."""
+    """Print the markdown ``page``: laid out on a terminal, unchanged into a pipe or a file."""
     if not sys.stdout.isatty():
         say(page)
         return
@@ -30,7 +31,7 @@ def say_page(page: str) -> None:
 
 
 def append_step_summary(page: str) -> None:
-    """Append ``page``, which is markdown, to the summary of a GitHub workflow's step, where this is one."""
+    """Append the markdown ``page`` to the summary of a GitHub workflow's step, if this is one."""
     path = os.environ.get(STEP_SUMMARY)
     if path:
         with copy_may_fail(STEP_SUMMARY), Path(path).open("a", encoding="utf-8") as file:
@@ -39,7 +40,7 @@ def append_step_summary(page: str) -> None:
 
 @contextmanager
 def copy_may_fail(where: str) -> Iterator[None]:
-    """Prints an OSError instead of raising it: the study's folder has the same page, so the verdict stands."""
+    """Print an OSError instead of raising it. The study's folder has the same page, so the verdict stands."""
     try:
         yield
     except OSError as error:

@@ -23,7 +23,7 @@ PLOT_SCHEMA = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The runs, where the pictures go, and what the axes are."""
+    """Add the runs, the output folder, and the axes."""
     parser.add_argument(
         "runs",
         nargs="+",
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Draw what there is; say where it lies, and which run has no part in a picture."""
+    """Draw the available curves. Print their files, and which run is missing in a picture."""
     per_step = arguments.tokens_per_step
     if per_step is not None and not 0 < per_step < 1e12:
         raise InputError(f"--tokens-per-step: {per_step:g}; allowed: more than 0")

@@ -1,4 +1,4 @@
-"""harness regress: decides whether this state of the code is slower than another one, on this machine, now."""
+"""harness regress: decides if one state of the code is slower than another, on this machine, now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from harness.regress.run import RegressionResult
     from harness.scenario.commands import CommandPlan
 
-GUARD = "scenarios/guard.yaml"  # the recorder and the loader's hot path
+GUARD = "scenarios/guard.yaml"  # covers the recorder and the loader's hot path
 NOTE = (
     "Exits with 3 where something got slower (or takes more memory, or longer to start), with 4 where that could not "
     "be decided (a short budget, sides that cannot be compared), with 1 where a run failed, else with 0. What was "
@@ -36,7 +36,7 @@ NOTE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two states, what they run, and what counts as slower."""
+    """Add the two states, the scenario or command, and the limits."""
     parser.epilog = NOTE
     parser.usage = "harness regress --base REV|PATH [OPTION ...] [SCENARIO | -- COMMAND [ARGUMENT ...]]"
     parser.add_argument(
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Alternate both states until every arm is decided or the budget is spent. The exit code is the verdict."""
+    """Alternate both states until every arm is decided or the budget is spent. Return the verdict's exit code."""
     from harness.regress import report as regression
     from harness.regress.decision import read_seconds
     from harness.regress.run import between_states, run_comparisons, with_codes
@@ -121,7 +121,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, list[str]]:
-    """Return the scenario file (empty without one) and the command to measure. Raises InputError for none, or both."""
+    """Return the scenario file ("" without one) and the command to measure. Raises InputError for none, or both."""
     from harness.launch.code import holds_code
 
     program = command[command.index("--") + 1 :] if "--" in command else []
@@ -143,7 +143,7 @@ def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, l
 
 
 def _plan_of(program: list[str], arguments: argparse.Namespace) -> CommandPlan:
-    """Plan the command of a command line, as ``harness exec`` would run it."""
+    """Return the plan of a command, as ``harness exec`` would run it."""
     from harness.attach.comparison import plan_against
 
     if arguments.set:

@@ -10,7 +10,7 @@ from harness.commands.output import append_step_summary, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The study, and what is printed of its report."""
+    """Add the study and the output format."""
     add_study(parser)
     parser.add_argument(
         "--format",
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Rebuild the report of a study from its tables; print its first screen, or the page that is asked for."""
+    """Rebuild the report of a study from its tables. Print its first screen, or the requested page."""
     folder = study_path(arguments.study)
     if arguments.format is None:
         print_first_screen(folder)
@@ -31,15 +31,15 @@ def report(arguments: argparse.Namespace, _command: list[str]) -> int:
     build_report(folder)
     study = StudyFolder(folder)
     pages = {"md": study.summary_md, "html": study.summary_html, "json": study.summary_json}
-    print(pages[arguments.format].read_text(encoding="utf-8"), end="")  # made of escaped text
+    print(pages[arguments.format].read_text(encoding="utf-8"), end="")  # The page is made of escaped text.
     return 0
 
 
 def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = False) -> None:
-    """Build the report of the study in ``folder``; print its first screen, and where the rest lies.
+    """Build the report of the study in ``folder``. Print its first screen and the paths of the rest.
 
-    ``as_json``: print summary.json, and nothing else, instead. ``measured``: the study is new, and what it found is
-    added to the summary of a GitHub workflow's step, where this is one.
+    ``as_json``: print only summary.json instead. ``measured``: the study is new, and its result is added to the summary
+    of a GitHub workflow's step, if this is one.
     """
     from harness.show import markdown, terminal
     from harness.show.build import build_report

@@ -33,7 +33,7 @@ _QUIET_ELSEWHERE = "run --wait-until-quiet: does not go with launch.slurm, whose
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario and what overrides it, or the study to complete."""
+    """Add the scenario and its overrides, or the study to complete."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a scenario, or what a study lacks; print the verdicts and where the summary lies."""
+    """Run a scenario, or the rest of a study. Print the verdicts and the path of the summary."""
     refuse_ranks("run")
     if arguments.resume is not None:
         _check_resume(arguments)
@@ -81,11 +81,11 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.wait_until_quiet is not None:
         from harness.launch.quiet import load_check
 
-        load_check(arguments.wait_until_quiet, "run")  # refused where nothing is run, too
+        load_check(arguments.wait_until_quiet, "run")  # Refuse a wrong value even if nothing runs.
     if arguments.budget is not None:
         from harness.commands.budgets import read_limit
 
-        read_limit(arguments.budget)  # refused where nothing is run, too
+        read_limit(arguments.budget)  # Refuse a wrong value even if nothing runs.
     if arguments.plan:
         _say_plan(plan, arguments)
         return 0
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Print every run and the expected duration; nothing runs."""
+    """Print every run and the expected duration, without running anything."""
     from harness.commands.durations import expected, plan_line
     from harness.scenario.plan import describe, plan_json
 
@@ -108,7 +108,7 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
-    """Run the study here, or in jobs where its scenario says so; None where only their script was printed."""
+    """Run the study here, or in jobs if its scenario requires. None if only the batch script was printed."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import StudyOptions, run_study
@@ -141,7 +141,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
 
 
 def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
-    """Complete a study, in jobs where it was begun so."""
+    """Complete a study, in jobs if it was started in jobs."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import begun_in_jobs, refuse_jobs_in_queue, resume_in_jobs
     from harness.launch.study import StudyOptions, resume_study
@@ -203,7 +203,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
 
 def _finish(outcome: Outcome, as_json: bool) -> int:
     folder, status = outcome.folder, outcome.status
-    if outcome.in_queue:  # there is nothing to report yet
+    if outcome.in_queue:  # There is nothing to report yet.
         if as_json:
             say(json.dumps({"schema": 1, "status": status, "study": str(folder)}))
         else:
@@ -218,7 +218,7 @@ def _finish(outcome: Outcome, as_json: bool) -> int:
             print_first_screen(folder, as_json=as_json, measured=True)
             if not as_json:
                 say_cost(folder)
-    except InputError as error:  # nothing was measured before it was interrupted, so there is nothing to report
+    except InputError as error:  # An interrupted study without measurements has nothing to report.
         if status != "interrupted":
             raise
         print(f"harness: {error}", file=sys.stderr)

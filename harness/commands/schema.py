@@ -1,4 +1,4 @@
-"""harness schema: prints the JSON Schema of scenario files for editors, or what the columns of the tables mean."""
+"""harness schema: prints the JSON Schema of scenario files for editors, or the meaning of the tables' columns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which of the two."""
+    """Add --columns."""
     parser.add_argument("--columns", action="store_true", help="print what each column of a run's tables means")
 
 

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print every expense and the sum of each kind; a folder that cannot be read is named, and not counted."""
+    """Print every expense and the sum of each kind. Names folders that cannot be read, and skips them."""
     from harness.launch.spending import Expense, expenses
     from harness.show.cost import spending_json, spending_lines
     from trainer.files import expanded

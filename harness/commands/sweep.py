@@ -22,7 +22,7 @@ EXITS = {"done": 0, "failed": 1, "budget": 1, "diverged": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The sweep file and what overrides it, or the sweep to go on with."""
+    """Add the sweep file and its overrides, or the sweep to resume."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="sweep file, or the name of a shipped one")
     parser.add_argument(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a sweep, or what one lacks; print what was found and where the report lies."""
+    """Run a sweep, or the rest of one. Print the result and the path of the report."""
     refuse_ranks("sweep")
     if arguments.resume is not None:
         return _resumed(arguments, command)
@@ -62,13 +62,13 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.cost:
         return _cost(loaded, command, arguments.sweep)
     copy = _SweepCopy(arguments.upload)
-    if arguments.upload is not None:  # before a folder is made
+    if arguments.upload is not None:  # Check the destination before a folder is made.
         copy.begin(Path(arguments.out) / loaded.settings.name, started=False)
     return _finish(begin_sweep(loaded, Path(arguments.out), command, arguments.sweep, copy), copy)
 
 
 class _SweepCopy:
-    """Copies the sweep's folder behind a URL while it runs: whenever a trial has ended, and at the end."""
+    """Copies the sweep's folder to a URL while it runs: whenever a trial has ended, and at the end."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url

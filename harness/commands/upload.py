@@ -1,4 +1,4 @@
-"""harness upload: copies the folder of a training or a study to a URL, or what of it was not copied while it ran."""
+"""harness upload: copies the folder of a training or a study to a URL. Skips files that were copied while it ran."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UPLOADS_SHOWN = 5  # names of files that cannot be copied
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to copy, and where."""
+    """Add the folder, the URL, and --verify."""
     parser.add_argument(
         "folder",
         metavar="DIR",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Copy what is missing there; exit code 1 where some of it could not be."""
+    """Copy the missing files. Return 1 if some could not be copied."""
     folder = Path(arguments.folder)
     if not folder.is_dir():
         raise InputError(f"upload: {folder}: no such folder")
@@ -45,17 +45,14 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def uploader_of(folder: Path, url: str) -> Uploader:
-    """Return what copies ``folder``; InputError where nothing here can open ``url`` or write there."""
+    """Return an uploader of ``folder``. Raises InputError if no installed package can write to ``url``."""
     from harness.launch.uploads import Uploader, checked_destination
 
     return Uploader(checked_destination(folder, url))
 
 
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verify: bool = False) -> bool:
-    """Copy what is left and say where it is, or what is not there and how it gets there; whether all of it is.
-
-    ``json``: standard output has JSON, so all of it goes to standard error.
-    """
+    """Copy the remaining files. Print the URL, or a command for the missing files. Return True if all were copied."""
     print("copying what is left to upload", file=sys.stderr)
     found = uploader.end()
     if found.left_out:

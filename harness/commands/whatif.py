@@ -1,4 +1,4 @@
-"""harness whatif: predicts what an arm of a study would have done otherwise, by replaying its recorded durations."""
+"""harness whatif: predicts the effect of changes to an arm of a study, by replaying its recorded durations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The study, the arm and the edits."""
+    """Add the study, the arm and the edits."""
     add_study(parser)
     parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed where the study has several)")
     parser.add_argument(
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them; print it, or JSON."""
+    """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them. Print text or JSON."""
     from harness.explain.replay import Replays, parse_edits
     from harness.explain.replay.whatif import parse_sweep, sweep
     from harness.judge.doubts import in_order
@@ -91,7 +91,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
-    """The arm to replay; InputError where it is not one of the study's, or not clear."""
+    """Return the arm to replay. Raises InputError if the study lacks it, or has several."""
     from harness.scenario.errors import did_you_mean
 
     names = list(dict.fromkeys(run.record.arm for run in runs))
@@ -107,7 +107,7 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
-    """Arms of the study that are what the edits ask for, with their measured step time in ms."""
+    """Return the study's own arms that equal the edited arm, with their measured step time in ms."""
     from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 

@@ -1,6 +1,6 @@
-"""Says what each column of the contract's tables means, for whoever reads them with other tools.
+"""Describes each column of the contract's tables, for readers who use other tools.
 
-``docs/generate.py`` makes the page of the documentation of it; a test holds every column to a line here.
+``docs/generate.py`` builds a page of the documentation from it. A test checks that every column has a line here.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ Studies from before 2026-11-23 lack both columns: there `filename = true` gives 
 
 
 def reference() -> str:
-    """The page: markdown, a table for each table."""
+    """Return the page as markdown, with one table for each results table."""
     parts = [_OPENING]
     for file, what, columns, texts in TABLES:
         head = [f"## {file}", "", what, "", "| column | type | what it is |", "| --- | --- | --- |"]

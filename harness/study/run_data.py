@@ -1,7 +1,6 @@
-"""Reads one run back: its record, its tables (each when it is first asked for), and what its probes reported.
+"""Reads one run back: its record, its tables (each on first use), and the reports of its probes.
 
-Times in probes.json are CLOCK_MONOTONIC in nanoseconds. Reading leaves out keys that no record declares, as a later
-version may add.
+Times in probes.json are CLOCK_MONOTONIC in nanoseconds. Unknown keys are dropped, because a later version may add them.
 """
 
 from __future__ import annotations
@@ -47,42 +46,42 @@ class TorchProfilerRecord:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
-    # Of each window: start, end, first step, last step.
+    # For each window: start, end, first step, last step.
     windows: tuple[Annotated[tuple[Nanoseconds, Nanoseconds, Count, Count], AfterValidator(_ordered)], ...] = ()
     realtime_minus_monotonic_ns: tuple[Annotated[int, Field(ge=-(2**63), lt=2**63)], ...] = ()  # before and after
-    clock_error_ns: Nanoseconds | None = None  # by how much the difference of the clocks can be off
+    clock_error_ns: Nanoseconds | None = None  # largest error of the difference between the clocks
     workers: tuple[str, ...] = ()  # roles of the loader workers that left a profile
-    flops: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)  # by operator, over all windows
+    flops: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)  # key: operator; over all windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyRecord:
-    """The entry "py_spy": how its trace was recorded, which is what reading the trace needs."""
+    """The entry "py_spy": how its trace was recorded, as reading the trace requires."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     rate_hz: float = Field(ge=0.1, le=1e6)
-    seconds: float = 0  # how long it was to sample
+    seconds: float = 0  # requested duration
     native: bool = False
     gil: bool = False
     nonblocking: bool = False
-    pid: int = 0  # of the main process
+    pid: int = 0  # id of the main process
     metronome: tuple[int, ...] = ()  # process ids, see harness.probes.profilers.spy_process.Metronome
-    started: tuple[int, ...] = ()  # when py-spy was started, and when it began to sample
-    marks: tuple[tuple[int, int], ...] = ()  # when each clock mark began and ended
+    started: tuple[int, ...] = ()  # times when py-spy was started, and when it began to sample
+    marks: tuple[tuple[int, int], ...] = ()  # times when each clock mark began and ended
     window: Annotated[tuple[Nanoseconds, Nanoseconds], AfterValidator(_ordered)]
-    steps: Count = 0  # in the window
+    steps: Count = 0  # number of steps in the window
     samples: Count = 0
     errors: Count = 0
-    roots: tuple[str, ...] = ()  # folders that modules were imported from, the longest first
+    roots: tuple[str, ...] = ()  # folders that modules were imported from, longest first
 
 
 @dataclass(frozen=True)
 class ProbesRecord:
-    """What the probes of one run reported. None: the probe had no window in this run, or it failed."""
+    """Reports of the probes of one run. None: the probe had no window in this run, or it failed."""
 
-    problems: tuple[str, ...] = ()  # what went wrong, a line each
-    missed_samples: dict[str, Count] = field(default_factory=dict)  # by source: host, nvml
+    problems: tuple[str, ...] = ()  # errors, a line each
+    missed_samples: dict[str, Count] = field(default_factory=dict)  # key: source (host, nvml)
     taken_samples: dict[str, Count] = field(default_factory=dict)
     torch_profiler: TorchProfilerRecord | None = None
     py_spy: PySpyRecord | None = None
@@ -91,16 +90,17 @@ class ProbesRecord:
 
 @cache
 def _adapter() -> TypeAdapter[ProbesRecord]:
-    return TypeAdapter(ProbesRecord)  # making one takes milliseconds
+    return TypeAdapter(ProbesRecord)  # Building an adapter takes milliseconds.
 
 
 def read_facts(path: Path) -> ProbesRecord:
-    """The probes.json at ``path``; InputError, one line, where it is none."""
+    """Read the probes.json at ``path``. Raises InputError, one line, if it is invalid."""
     try:
         content = read_json(path)
-        if isinstance(content, dict) and content.get("py_spy") == {}:  # as it is written where py-spy failed
+        if isinstance(content, dict) and content.get("py_spy") == {}:  # Older files have {} after a failure of py-spy.
             content["py_spy"] = None
-        return _adapter().validate_json(json.dumps(content), strict=True)  # only of JSON may a tuple be an array
+        # Strict mode accepts an array for a tuple only from JSON.
+        return _adapter().validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         raise InputError(f"{path}: not what a run's probes report: {first_fault(error)}") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -111,9 +111,9 @@ Result = TypeVar("Result")
 
 
 class _Lazy:
-    """A field that holds a table, or where it is stored; reading the field gives the table.
+    """A field with a table, or with its place on disk. Reading the field returns the table.
 
-    Only the record that has the field sets it, when it is made: a frozen dataclass refuses everybody else.
+    Only the dataclass itself sets it, in its constructor, because the dataclass is frozen.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -131,10 +131,10 @@ class _Lazy:
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """One run as read back: its record and, where it left them, its tables (None where missing).
+    """One run as read back: its record and its tables (None if missing).
 
-    A table that is stored is read when its field is; ask once and keep it while it is needed. ``probes`` is its
-    probes.json, empty where there is none.
+    A stored table is read at each access of its field, so keep the result while you need it. ``probes`` is its
+    probes.json, empty if there is none.
     """
 
     record: RunRecord
@@ -142,30 +142,31 @@ class RunData:
     spans: pa.Table | None = _Lazy()
     samples: pa.Table | None = _Lazy()
     probes: ProbesRecord = field(default_factory=ProbesRecord)
-    folder: Path | None = None  # where the profiler's own files lie
-    evaluations: pa.Table | None = None  # passes over held-out data: small, so it is not read late
-    windows: Mapping[str, RunData] = field(default_factory=dict, repr=False)  # by arm: the run that profiled its steps
-    _results: dict[str, object] = field(default_factory=dict, init=False, repr=False)  # of :meth:`once`
+    folder: Path | None = None  # folder of the profiler's own files
+    evaluations: pa.Table | None = None  # passes over held-out data; small, so it is read at once
+    # key: arm; value: the run that profiled its steps
+    windows: Mapping[str, RunData] = field(default_factory=dict, repr=False)
+    _results: dict[str, object] = field(default_factory=dict, init=False, repr=False)  # results of :meth:`once`
 
     @property
     def step_count(self) -> int:
-        """Rows of the steps table; it is not read for that."""
+        """Number of rows of the steps table, without reading the table."""
         value = self.__dict__["_steps"]
         return 0 if value is None else value.rows if isinstance(value, StoredTable) else len(value)
 
     def step_columns(self, names: Sequence[str]) -> pa.Table | None:
-        """Some columns of the steps table; None where there is no table."""
+        """Return some columns of the steps table; None if there is no table."""
         value = self.__dict__["_steps"]
         if isinstance(value, StoredTable):
             return value.columns(names)
         return None if value is None else value.select(names)
 
     def steps_where(self, chosen: Any) -> pa.Table | None:
-        """The steps that the pyarrow expression ``chosen`` selects; None where there is no table."""
+        """Return the steps that the pyarrow expression ``chosen`` selects; None if there is no table."""
         return _filtered(self.__dict__["_steps"], chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
-        """The spans that the pyarrow expression ``chosen`` selects; None where there is no table."""
+        """Return the spans that the pyarrow expression ``chosen`` selects; None if there is no table."""
         return _filtered(self.__dict__["_spans"], chosen)
 
     @property
@@ -174,7 +175,7 @@ class RunData:
         return self.windows.get(self.record.arm)
 
     def profiles(self) -> tuple[list[pa.Table], list[str]]:
-        """Read what torch.profiler left in the run's folder, with a line per file that could not be read."""
+        """Read the torch.profiler files in the run's folder. Also return a line per unreadable file."""
         from harness.study.traces.kineto import read_profiles
 
         if self.folder is None:
@@ -184,16 +185,16 @@ class RunData:
 
     @property
     def has_steps(self) -> bool:
-        """Whether there is a steps table, empty or not; it is not read for that."""
+        """True if there is a steps table, even an empty one. Does not read it."""
         return self.__dict__["_steps"] is not None
 
     @property
     def has_spans(self) -> bool:
-        """Whether there is a spans table; it is not read for that."""
+        """True if there is a spans table. Does not read it."""
         return self.__dict__["_spans"] is not None
 
     def span_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The spans table in pieces; nothing where there is none."""
+        """Yield the spans table in pieces, or nothing if it is missing."""
         value = self.__dict__["_spans"]
         if isinstance(value, StoredTable):
             yield from value.batches(columns)
@@ -201,22 +202,23 @@ class RunData:
             yield from value.select(columns).to_batches()
 
     def once(self, what: str, make: Callable[[], Result]) -> Result:
-        """What ``make`` returns, worked out the first time it is asked for ``what``; keep it small."""
+        """Return the result of ``make``, computed on the first call for ``what`` and cached. Keep it small."""
         if what not in self._results:
             self._results[what] = make()
         return cast("Result", self._results[what])
 
     def knows(self, what: str) -> bool:
-        """Whether :meth:`once` has that result."""
+        """Return True if :meth:`once` has cached that result."""
         return what in self._results
 
     def forget(self, what: str) -> None:
-        """Let go of a result of :meth:`once`, and give its memory back to the system."""
+        """Drop a cached result of :meth:`once`, and return its memory to the system."""
         import pyarrow as pa
 
         self._results.pop(what, None)
         pa.default_memory_pool().release_unused()
-        with suppress(AttributeError, OSError):  # glibc keeps what is freed in pieces, which adds up over long runs
+        # glibc keeps memory that is freed in pieces, which adds up over long runs.
+        with suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -51,13 +51,13 @@ Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as indented JSON, atomically. NaN and infinity are refused: the contract says null."""
+    """Write ``content`` as indented JSON, atomically. Refuses NaN and infinity: the contract requires null."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Where each file of a study lies (results/<scenario>/<UTC time>-<id>/)."""
+    """Paths of the files of a study (results/<scenario>/<UTC time>-<id>/)."""
 
     path: Path
 
@@ -86,14 +86,14 @@ class StudyFolder:
         return self.path / "timeline.json.gz"
 
     def run(self, arm: str, block: int) -> Path:
-        """The folder of one run; InputError for a name that would lead out of the study."""
+        """Return the folder of one run. Raises InputError for a name that leads out of the study."""
         return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
 
     def run_json(self, arm: str, block: int) -> Path:
         return self.run(arm, block) / "run.json"
 
     def remove_leftovers(self) -> None:
-        """Remove what killed processes left half written."""
+        """Remove incomplete files of killed processes."""
         for folder in (self.path, self.plots, *self.path.glob("runs/*/*/")):
             remove_leftovers(folder)
 
@@ -101,9 +101,9 @@ class StudyFolder:
         write_json(self.study_json, sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
-        """What study.json says; InputError where it is damaged, or where files of the study are links to elsewhere.
+        """Read study.json. Raises InputError if it is damaged, or if files of the study are links.
 
-        Every command calls this before it reads, writes or removes anything else of a study that was there before.
+        Every command calls this before it reads, writes or removes other files of an existing study.
         """
         record = _record_of(self.study_json, _read_json(self.study_json), StudyRecord)
         check_no_links(self.path)
@@ -126,16 +126,17 @@ class StudyFolder:
         write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
 
     def write_steps(self, record: RunRecord, steps: pa.Table) -> None:
-        """Replace a run's steps table by ``steps``, which has the contract's columns, and maybe others."""
+        """Replace a run's steps table with ``steps``, which has the contract's columns and perhaps others."""
         contract = arrow_schema(STEP_COLUMNS)
-        others = [name for name in steps.column_names if name not in contract.names]  # of a later version, or a user's
+        # columns of a later version, or of a user
+        others = [name for name in steps.column_names if name not in contract.names]
         table = steps.select(contract.names).cast(contract)
         for name in others:
             table = table.append_column(name, steps.column(name))
         path = self.run(record.arm, record.block) / "steps.parquet"
         table = with_run(path, table)
         known = record.digests.get(path.name)
-        if known is None:  # a study from before there were digests
+        if known is None:  # an older study without digests
             write_atomically(path, lambda temporary: write_parquet(temporary, table))
             return
 
@@ -147,17 +148,17 @@ class StudyFolder:
         self._expect(record, path, (digest(path),))
 
     def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
-        """The tables of the run that ``path`` (run.json) is about; InputError where one is damaged."""
+        """Return the tables of the run at ``path`` (run.json). Raises InputError if one is damaged."""
         try:
             return _tables(path.parent, record), record
         except InputError:
-            again = self._read_run(path)  # another report may have replaced a table since the record was read
+            again = self._read_run(path)  # Another report may have replaced a table since the record was read.
             if again.digests == record.digests:
                 raise
             return _tables(path.parent, again), again
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
-        """Say in run.json what that file's digest is, or is about to be; what a later version added there stays."""
+        """Write the file's current or next digest to run.json. Keeps keys of later versions there."""
         run_json = path.with_name("run.json")
         write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
 
@@ -165,7 +166,7 @@ class StudyFolder:
         write_json(self.run(arm, block) / "probes.json", probes)
 
     def is_done(self, arm: str, block: int) -> bool:
-        """Whether that run has finished, and what it measured is still there, as it was written."""
+        """Return True if that run has finished and its files are unchanged."""
         record = self.read_record(arm, block)
         if record is None or record.status != "done":
             return False
@@ -177,7 +178,7 @@ class StudyFolder:
             return False
 
     def read_record(self, arm: str, block: int) -> RunRecord | None:
-        """The record of one run; None where there is none, or none that can be read (the run is then done again)."""
+        """Return the record of one run; None if it is missing or unreadable (the run is then repeated)."""
         try:
             return self.intact_record(arm, block)
         except InputError:
@@ -188,13 +189,14 @@ class StudyFolder:
         return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
-        """The record of the run in whose folder it lies; InputError where it is another's or another study's, or none.
+        """Return the record of a run from its folder. Raises InputError if it belongs to another run or study.
 
-        InputError also where the run did not write a table that lies beside it.
+        Also raises InputError for a table in the folder that the run did not write.
         """
         content = _read_json(path)
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
-        if f"{record.arm}/{record.block}" != place:  # what is written by its names would go to another's folder
+        # Files written by the record's names would go to the folder of another run.
+        if f"{record.arm}/{record.block}" != place:
             raise InputError(
                 f"{path}: it is the record of {record.arm}/{record.block}, and lies in the folder of {place}"
             )
@@ -213,7 +215,9 @@ class StudyFolder:
         return record
 
     def runs(self) -> Iterator[RunData]:
-        """Every run that left a run.json, by arm and block; one whose table is damaged or gone counts as failed."""
+        """Yield every run that has a run.json, by arm and block. A run with a damaged or missing table counts as
+        failed.
+        """
         windows: dict[str, RunData] = {}
         found = list(self._runs(windows))
         for run in found:
@@ -235,9 +239,9 @@ class StudyFolder:
             folder = path.parent
             try:
                 tables, record = self._intact(path, record)
-                if tables.steps is None and record.status == "done":  # which is said last: deleted since
+                if tables.steps is None and record.status == "done":  # Reported last: the table was deleted since.
                     raise InputError("it was done, but its steps.parquet is gone")
-            except InputError as error:  # one damaged table must not cost the report of all the other runs
+            except InputError as error:  # One damaged table must not prevent the report of all other runs.
                 record = replace(record, status="failed", error=str(error))
                 tables = _Tables()
             evaluations = None if tables.evaluations is None else tables.evaluations.read()
@@ -253,7 +257,7 @@ def find_study(path: Path) -> Path:
 
 
 class _Tables(NamedTuple):
-    """The tables of a run, None where it left none."""
+    """The tables of a run; None if missing."""
 
     steps: StoredTable | None = None
     spans: StoredTable | None = None
@@ -270,7 +274,7 @@ COLUMNS = {
 
 
 def _tables(folder: Path, record: RunRecord) -> _Tables:
-    """The tables of a run; InputError where one is damaged."""
+    """Return the tables of a run. Raises InputError if one is damaged."""
     found: dict[str, StoredTable] = {}
     for name, columns in COLUMNS.items():
         file = folder / f"{name}.parquet"
@@ -283,7 +287,7 @@ def _tables(folder: Path, record: RunRecord) -> _Tables:
 
 
 def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
-    """What its probes reported, and which of their files are damaged."""
+    """Return the reports of a run's probes, with a line for each of their damaged files."""
     path = folder / "probes.json"
     others = record.digests.keys() - {path.name, *(f"{name}.parquet" for name in COLUMNS)}
     problems = []
@@ -305,19 +309,19 @@ def _study_json(record: StudyRecord) -> JsonObject:
     content = asdict(record)
     for arm in content["arms"]:
         for key in ("contest", "code", "environment", "other_defaults"):
-            if not arm[key]:  # of an arm that is no side of a regression check
+            if not arm[key]:  # Arms outside of a regression check have none of these.
                 del arm[key]
         for key in ("directory", "path"):
-            if "code" in arm and not arm["code"][key]:  # of a state that is not one of the user's own code
+            if "code" in arm and not arm["code"][key]:  # Only a state of the user's own code has these.
                 del arm["code"][key]
-    for key in ("id", "left_out"):  # none: of a study that was begun before there were any
+    for key in ("id", "left_out"):  # Studies of older versions have none.
         if not content[key]:
             del content[key]
     return content
 
 
 def _study_id(study_json: Path) -> str:
-    """The id that study.json says; none where it says none, or cannot be read, which :meth:`read_study` reports."""
+    """Return the id in study.json; "" if it is missing or unreadable, which :meth:`read_study` reports."""
     try:
         found = study_json.stat()
     except OSError:
@@ -325,9 +329,9 @@ def _study_id(study_json: Path) -> str:
     return _id_in(study_json, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-@lru_cache(maxsize=8)  # it is asked for with every run, and lists all of them
+@lru_cache(maxsize=8)  # Cached, because it is called once per run.
 def _id_in(study_json: Path, *_which: int) -> str:
-    """The id in that file, which is another one where any of ``_which`` differs."""
+    """Return the id in that file. ``_which`` identifies the file's content for the cache."""
     try:
         found = _read_json(study_json).get("id")
     except InputError:
@@ -352,7 +356,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
-    """A record from JSON; keys that a later version added are left out, a missing or wrong one is an InputError."""
+    """Return a record from JSON. Drops keys of later versions. Raises InputError for a missing or wrong key."""
     from pydantic import ValidationError
 
     from harness.study.records import first_fault, made_of
@@ -362,12 +366,12 @@ def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
         record = made_of(kind, content)
     except ValidationError as error:
         raise InputError(f"{path}: {first_fault(error)}") from error
-    check_sealed(path, content)  # after what says more of it
+    check_sealed(path, content)  # The errors above say more, so they come first.
     return record
 
 
 def _of_a_run(path: Path) -> bool:
-    """Whether :meth:`StudyFolder.run` names that folder, as runs/<arm>/<block>/run.json."""
+    """Return True if :meth:`StudyFolder.run` can produce that path, as runs/<arm>/<block>/run.json."""
     arm, block = path.parts[-3:-1]
     with suppress(ValueError):
         return block.isdecimal() and str(int(block)) == block and folder_name(arm) == arm

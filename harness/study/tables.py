@@ -1,6 +1,6 @@
 """Reads, checks and writes tables of the results contract as parquet files.
 
-pyarrow is imported only when one is used.
+pyarrow is imported only when a table is used.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Group = TypeVar("_Group")
-# A table up to this size stays in memory once it was read; a larger one is read again each time, so that the analysis
-# of many long runs holds one of them at a time.
+# A table up to this size stays in memory after it was read. A larger one is read again each time, so the analysis of
+# many long runs needs memory for only one.
 KEPT_BYTES = 32 * 2**20
-SMALL_FILE_BYTES = 4 * 2**20  # parquet compresses these tables to about a quarter
-BATCH_ROWS = 1 << 18  # of a table that is read in pieces
-OF_RUN = {name for name, _ in RUN_COLUMNS}  # what the record of the run says: not read
-# Of a step, a span or a sample: what it is and when it was. Of any other column a null says "not measured".
+SMALL_FILE_BYTES = 4 * 2**20  # Parquet compresses these tables to about a quarter.
+BATCH_ROWS = 1 << 18  # rows of a piece, for tables that are read in pieces
+OF_RUN = {name for name, _ in RUN_COLUMNS}  # columns that the run's record already has; not read
+# Identity and time of a step, span or sample. In any other column a null means "not measured".
 ALWAYS_KNOWN = {"step", "warmup", "start_ns", "wall_ns", "end_ns", "role", "name", "t_ns", "source", "metric"}
 LARGEST = 2**53  # a hundred days in nanoseconds
-CLOCKS, LATEST_NS = ("start_ns", "end_ns", "t_ns"), 2**62  # since the machine started, a century or so ago
+CLOCKS, LATEST_NS = ("start_ns", "end_ns", "t_ns"), 2**62  # time since the machine started: at most about a century
 
 
 class StoredTable:
-    """A table of the results contract on disk. Its methods raise InputError where it is not one of ours."""
+    """A table of the results contract on disk. Methods raise InputError if the file is no such table."""
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Read all of it once: a damaged file is known before anything is worked out from it.
+        """Read the whole file once, so that damage is found before anything is computed from it.
 
-        ``as_written``: it is known to be what a run wrote (``digests``), so that a large one need not be read for that.
+        ``as_written``: a digest has shown that the file is intact, so a large one is only opened.
         """
         if self._path.stat().st_size <= SMALL_FILE_BYTES:
             self.read()
@@ -61,17 +61,17 @@ class StoredTable:
         pa.default_memory_pool().release_unused()
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Only these columns of the whole table."""
+        """Return only these columns of the whole table."""
         import pyarrow as pa
 
         kinds = dict(self._columns)
         schema = pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
-        # Another program may have written that no value is null, which is no schema of ours.
+        # Another program may have declared columns as not nullable, which differs from our schema.
         batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in self.batches(names))
         return pa.Table.from_batches(batches, schema)
 
     def read(self) -> pa.Table:
-        """The whole table; columns that came later are null where it lacks them."""
+        """Return the whole table. Columns of later versions are null if the file lacks them."""
         if self._kept is not None:
             return self._kept
         with self._opened() as file:
@@ -82,14 +82,14 @@ class StoredTable:
 
     @property
     def rows(self) -> int:
-        """How many rows it has; only the file's end is read for that."""
+        """Number of rows, from the file's footer only."""
         if self._kept is not None:
             return len(self._kept)
         with self._opened() as file:
             return int(file.metadata.num_rows)
 
     def filtered(self, chosen: Any) -> pa.Table:
-        """The rows that the pyarrow expression ``chosen`` selects; parts of the file that have none are not read."""
+        """Return the rows that the pyarrow expression ``chosen`` selects. Skips parts of the file without such rows."""
         if self._kept is not None:
             return self._kept.filter(chosen)
         import pyarrow as pa
@@ -105,9 +105,10 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The table in pieces of at most :data:`BATCH_ROWS` rows, with these columns; texts may come as dictionaries.
+        """Yield the table in pieces of at most :data:`BATCH_ROWS` rows with these columns. Texts may be dictionaries.
 
-        Two row groups are in memory at a time, one being read: a run writes one a portion of its steps.
+        Two row groups are in memory at a time, one of them being read. A run writes a row group per portion of its
+        steps.
         """
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()
@@ -117,7 +118,7 @@ class StoredTable:
         with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
             there = [name for name in columns if name in file.schema_arrow.names]
             try:
-                # Group by group: half the time of reading across their borders.
+                # Reading group by group takes half the time of reading across their borders.
                 for group in _one_ahead(partial(file.read_row_group, columns=there), file.num_row_groups):
                     yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -135,7 +136,7 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> InputError:
-        # Some of Arrow's have several lines, and bytes of the file in them.
+        # Some of Arrow's messages have several lines, and bytes of the file in them.
         reason = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
         return InputError(f"{self._path}: not a readable parquet file ({reason})")
 
@@ -160,7 +161,7 @@ class _Reading:
 
     @property
     def own_names(self) -> list[str]:
-        """Its columns but for those that say of which run it is."""
+        """Names of the columns, without those that name the run."""
         return [name for name in self._file.schema_arrow.names if name not in OF_RUN]
 
     def read(self) -> pa.Table:
@@ -174,7 +175,7 @@ class _Reading:
 
 
 def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
-    """``read(0)`` to ``read(count - 1)``, each while the one before is used."""
+    """Yield ``read(0)`` to ``read(count - 1)``. Reads each while the one before is used."""
     if count < 2:
         yield from map(read, range(count))
         return
@@ -188,9 +189,9 @@ def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
 
 
 def _give_back_at_once() -> None:
-    """Let the system have each large array back when it is freed: glibc learns to keep them, for runs of millions.
+    """Make glibc return large arrays to the system when they are freed. Otherwise it keeps them in long runs.
 
-    Smaller ones it keeps: to ask for a new page for each takes a quarter of the time of such an analysis.
+    It still keeps smaller ones: getting new pages for each takes a quarter of the time of such an analysis.
     """
     m_mmap_threshold, m_trim_threshold = -3, -1  # malloc.h
     with suppress(AttributeError, OSError):
@@ -200,7 +201,7 @@ def _give_back_at_once() -> None:
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """InputError where two columns of the table at ``path`` have one name: nobody knows which is meant."""
+    """Raise InputError if two columns of the table at ``path`` have the same name, because they are ambiguous."""
     for name, times in Counter(names).items():
         if times > 1:
             raise _wrong(path, f"{times} columns named {name!r}")
@@ -209,9 +210,9 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 def completed(
     path: Path, table: pa.Table, columns: tuple[tuple[str, str], ...], wanted: Sequence[str] | None = None
 ) -> pa.Table:
-    """``table`` with the types of ``columns``; those that came later are null where it lacks them.
+    """Return ``table`` with the types of ``columns``. Columns of later versions are null if the table lacks them.
 
-    ``wanted``: the columns that were asked for, where not all. InputError where it is not one of ours.
+    ``wanted``: the requested columns, if not all. Raises InputError if the table does not follow the contract.
     """
     import pyarrow as pa
 
@@ -236,7 +237,7 @@ def completed(
 
 
 def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
-    """``table`` with that column as the contract has it: another program may have written the same values wider."""
+    """Return ``table`` with that column in the contract's type. Another program may have written a wider type."""
     import pyarrow as pa
 
     found = table.schema.field(name).type
@@ -250,7 +251,7 @@ def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Tabl
 
 
 def _check_text(path: Path, table: pa.Table, name: str) -> None:
-    """A parquet file may call bytes text; they would fail wherever they are first turned into a name."""
+    """Raise InputError for text that is not UTF-8. It would fail later, where it is first used as a name."""
     import pyarrow as pa
 
     try:
@@ -260,7 +261,10 @@ def _check_text(path: Path, table: pa.Table, name: str) -> None:
 
 
 def _check_range(path: Path, table: pa.Table, name: str) -> None:
-    """Sums of nanoseconds and of tokens are exact in floats because each of them is; clocks are never summed."""
+    """Raise InputError for a value out of range. Within it, sums of nanoseconds and tokens are exact in floats.
+
+    Clocks have a wider range, because they are never summed.
+    """
     import pyarrow.compute as pc
 
     found = pc.min_max(table.column(name))
@@ -274,11 +278,11 @@ def _wrong(path: Path, what: str) -> InputError:
     return InputError(f"{path}: not a results table of schema {SCHEMA}: {what}")
 
 
-TABLE_ROW_GROUP = 1 << 18  # rows at most: a reader who wants some steps reads the row groups that have them
+TABLE_ROW_GROUP = 1 << 18  # maximum rows; a reader of some steps reads only the row groups that have them
 
 
 def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
-    """``rows`` ({column: values}) as a table with exactly ``columns``; a missing column is all null."""
+    """Return ``rows`` ({column: values}) as a table with exactly ``columns``. A missing column is all null."""
     import pyarrow as pa
 
     count = len(next(iter(rows.values()))) if rows else 0
@@ -287,15 +291,15 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
-    """Write ``rows`` ({column: values}) as parquet: what run it is of, then ``columns``; a missing one is all null."""
+    """Write ``rows`` ({column: values}) as parquet, with the run's columns first. A missing column is all null."""
     table = with_run(path, make_table(columns, rows))
     write_atomically(path, lambda temporary: write_parquet(temporary, table))
 
 
 def with_run(path: Path, table: pa.Table) -> pa.Table:
-    """``table`` behind the columns that say of which run it is, as the folder says: ``path`` is runs/ARM/BLOCK/FILE.
+    """Return ``table`` with leading columns for its run, taken from a ``path`` of the form runs/ARM/BLOCK/FILE.
 
-    As it is where ``path`` is another one.
+    Returns it unchanged for any other ``path``.
     """
     import pyarrow as pa
 
@@ -308,12 +312,12 @@ def with_run(path: Path, table: pa.Table) -> pa.Table:
 
 
 def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | None:
-    """The table at ``path``; None where there is none; InputError where it is not one of ours."""
+    """Return the table at ``path``; None if there is no file. Raises InputError if it does not follow the contract."""
     return StoredTable(path, columns).read() if path.exists() else None
 
 
 class TableFile:
-    """A table that is written in portions: each is on disk, and out of memory, when :meth:`append` returns."""
+    """A table that is written in portions. Each is on disk, and out of memory, when :meth:`append` returns."""
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
@@ -332,7 +336,7 @@ class TableFile:
             self._writer.write_table(table, TABLE_ROW_GROUP)
 
     def close(self) -> None:
-        """Give the file its name: until then nobody sees it."""
+        """Give the file its final name. Before that no reader sees it."""
         if self._writer is None:
             self.append({})
         with naming(self._path, self._temporary):
@@ -340,24 +344,27 @@ class TableFile:
             self._temporary.replace(self._path)
 
     def discard(self) -> None:
-        """Leave nothing; harmless after :meth:`close`."""
+        """Remove the temporary file. Harmless after :meth:`close`."""
         try:
             if self._writer is not None:
                 with naming(self._path, self._temporary):
-                    self._writer.close()  # which writes its end: not on a full disk
+                    self._writer.close()  # Closing writes the file's footer, which fails on a full disk.
         finally:
             self._temporary.unlink(missing_ok=True)
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write ``table`` to ``path`` as all tables are written here; not atomically."""
+    """Write ``table`` to ``path`` with the options of all tables here. Not atomic."""
     import pyarrow.parquet as pq
 
     pq.write_table(table, path, TABLE_ROW_GROUP, **_options(table.schema))
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """Page checksums; and dictionaries of texts only, as of times one takes half of all writing and saves nothing."""
+    """Return writer options: page checksums, and dictionaries for texts only.
+
+    Dictionaries of times would take half of all writing time and save nothing.
+    """
     import pyarrow as pa
 
     texts = [field.name for field in schema if pa.types.is_string(field.type)]

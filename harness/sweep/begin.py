@@ -1,4 +1,4 @@
-"""Begins sweeps and goes on with them: reads what they are about, and refuses what cannot work before anything runs."""
+"""Starts and resumes sweeps. Reads their settings, and refuses what cannot work before anything runs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from trainer.model_files import objective_of
 
 
 class FolderCopy(Protocol):
-    """Who copies a sweep's folder elsewhere while it runs."""
+    """Copies a sweep's folder elsewhere while the sweep runs."""
 
     def begin(self, folder: Path) -> None:
-        """The folder is there, and no trial of this part has begun."""
+        """Begin copying. The folder exists, and no trial of this part has started."""
 
     def ask(self) -> None:
-        """A trial has ended. Returns at once."""
+        """Request a copy after a trial has ended. Return at once."""
 
 
 def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
-    """The configurations of a sweep's trials. ``compared``: see :class:`TrialConfigs`."""
+    """Return the configurations of a sweep's trials. ``compared``: see :class:`TrialConfigs`."""
 
     def vocabulary() -> int:
         from trainer.data.prepare import prepare
@@ -51,14 +51,14 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Begin a sweep in a new folder below ``out``. Raises InputError before anything ran where it cannot work."""
+    """Start a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work."""
     return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
-    """What all trials of a sweep are expected to take, by a few steps of each size of them; of these nothing is kept.
+    """Train a few steps of each size and return the expected cost of all trials. Keeps no files.
 
-    Raises InputError as :func:`begin_sweep` does, and TrialFailed where those steps end in a fault.
+    Raises InputError as :func:`begin_sweep` does, and TrialFailed if those steps fail.
     """
     with TemporaryDirectory(prefix="sweep-cost-") as place:
         return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
@@ -67,7 +67,7 @@ def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> S
 def _begun(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, *, compared: bool = True
 ) -> tuple[SweepFolder, SweepRecord, SweepConfig, TrialConfigs]:
-    require_optuna()  # before data is prepared and a folder begun
+    require_optuna()  # Fail before data is prepared and a folder is created.
     settings, configs = loaded.settings, configs_of(loaded, compared=compared)
     check_writable(out)
     check_devices({loaded.arm: configs.base})
@@ -95,7 +95,9 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run what the sweep in ``path`` still lacks. ``budget``: settings whose budget and limits count from now on."""
+    """Run the remaining trials of the sweep in ``path``. ``budget``: settings whose budget and limits replace the old
+    ones.
+    """
     folder = SweepFolder(path)
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
@@ -111,7 +113,7 @@ def resume_sweep(
 
 
 def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
-    """The settings and the shared configuration of a sweep. Raises InputError where they are none."""
+    """Return the settings and the shared configuration of a sweep. Raises InputError if they are invalid."""
     try:
         return SweepConfig.model_validate(record.settings), TrainerConfig.model_validate(record.config)
     except ValueError as error:
@@ -127,7 +129,7 @@ def _parameters(configs: TrialConfigs) -> int | None:
 
 
 def _price_of_device(config: TrainerConfig) -> float | None:
-    """The list price of the devices that train, where their profile has one."""
+    """Return the list price of the devices that train, in USD per hour. None if no profile has one."""
     from harness.machine.gpu import read_nvml
     from trainer.devices.profiles import find_profile
 

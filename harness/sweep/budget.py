@@ -1,6 +1,6 @@
-"""What a sweep has spent, what its trials are expected to need, and what is left of its budget.
+"""Computes the spending of a sweep, the expected need of its trials, and the rest of its budget.
 
-The arithmetic of time and money is that of ``harness.judge.cost``; the sentences are in ``messages``.
+``harness.judge.cost`` has the arithmetic of time and money, and ``messages`` the sentences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Resource = Literal["hours", "usd", "tokens"]
 
 @dataclass(frozen=True)
 class Shortage:
-    """What trials need more of than is left."""
+    """A resource whose rest is smaller than the need of the next trials, in hours, USD or tokens."""
 
     resource: Resource
     needed: float
@@ -31,7 +31,7 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Spending:
-    """What trials have taken until now. ``usd``: None where no price is known."""
+    """Sum of seconds, tokens and USD used by trials. ``usd`` is None if no price is known."""
 
     seconds: float
     tokens: int
@@ -40,7 +40,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class TrialsNeed:
-    """What trials of one size are expected to need, one after the other, where none ends early."""
+    """Expected need of all trials of one size, run one after the other, if none ends early."""
 
     group: str
     trials: int
@@ -53,17 +53,17 @@ class TrialsNeed:
 
 
 class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
-    """The budget is spent, or what is left is too little for the next trial."""
+    """The budget is spent, or the rest is too small for the next trial."""
 
 
 def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:
-    """The sum over ``trials``, and ``extra_s``: seconds that were no trial's."""
+    """Return the sum over ``trials``. ``extra_s``: seconds spent outside of trials."""
     seconds = sum(one.seconds for one in trials) + extra_s
     return Spending(seconds, sum(one.tokens for one in trials), usd_of(seconds, price_usd_per_hour))
 
 
 def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
-    """What ``trials`` trials like ``plan`` need."""
+    """Return the expected need of ``trials`` trials like ``plan``. Seconds are None without a pilot of that kind."""
     config = configs.of(plan)
     steps, pilot = trials * plan.steps, pilots.get(plan.kind)
     found = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
@@ -74,14 +74,14 @@ def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot],
 
 
 def plan_of(stage: TrialStage, space: SearchSpace) -> TrialPlan:
-    """A trial of that stage, at the lowest rate: the one that diverges last."""
+    """Return a trial of the stage at the lowest rate, which diverges last."""
     return TrialPlan(space.low, stage.steps, space.seeds[0], stage.group, overrides=stage.overrides)
 
 
 def needs_by_size(
     stages: Iterable[TrialStage], space: SearchSpace, configs: TrialConfigs, pilots: Mapping[str, Pilot]
 ) -> list[TrialsNeed]:
-    """What all trials of each size need, in the order of the stages."""
+    """Return the need of all trials of each size, in the order of the stages."""
     found: dict[str, TrialsNeed] = {}
     for stage in stages:
         more = need_of(plan_of(stage, space), configs, pilots, stage.trials)
@@ -103,7 +103,10 @@ def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
 def shortage(
     budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
 ) -> Shortage | None:
-    """What is too little for ``needs``; None where there is enough of all, as far as that can be expected."""
+    """Return the first resource that is too small for ``needs``, or None.
+
+    Without a pilot for each of ``needs``, only the tokens are checked.
+    """
     tokens = sum(one.tokens for one in needs)
     if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
         return Shortage("tokens", tokens, budget.tokens - spent.tokens, budget.tokens)
@@ -120,5 +123,5 @@ def shortage(
 
 
 def limit_s(budget: SweepBudget, price_usd_per_hour: float | None) -> float | None:
-    """The seconds that the budget allows in all; None where time is not limited."""
+    """Return the whole budget in seconds; None if time is not limited."""
     return SpendingLimit(budget.usd, budget.hours).seconds(price_usd_per_hour)

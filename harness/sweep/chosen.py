@@ -12,9 +12,10 @@ from trainer.json_types import JsonObject
 
 
 def chosen_rate(place: str, option: str) -> tuple[float, Path]:
-    """The rate, and the sweep's folder: ``place``, or the newest of the sweeps in it.
+    """Return the chosen rate and the sweep's folder. ``place``: that folder, or a folder with several sweeps.
 
-    Raises InputError, which names ``option``, where there is none, it is not done, or chose no rate.
+    Takes the newest of several sweeps. Raises InputError, which names ``option``, if there is no sweep, it is not done,
+    or it chose no rate.
     """
     root = expanded(place)
     found = [root] if _summary(root).is_file() else sorted(one for one in root.glob("*") if _summary(one).is_file())
@@ -22,7 +23,7 @@ def chosen_rate(place: str, option: str) -> tuple[float, Path]:
         raise InputError(
             f"{option} {place}: no sweep with a report lies there; give the folder that harness sweep names"
         )
-    folder = found[-1]  # named by the time when it began
+    folder = found[-1]  # Folder names begin with the time of the sweep's start.
     try:
         summary = cast(JsonObject, read_json(_summary(folder)))
         status, chosen = summary["status"], cast("JsonObject | None", summary["chosen"])

@@ -1,4 +1,4 @@
-"""What the trials of a sweep show: a curve for each group, its optimum, the rate that is chosen. No sentence."""
+"""Evaluates the trials of a sweep: a curve for each group, its optimum, and the chosen rate. Numbers only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
 
 @dataclass(frozen=True)
 class DivergedRate:
-    """A learning rate that counts as diverging, as one of its seeds did."""
+    """A learning rate that counts as diverging because at least one of its seeds diverged."""
 
     learning_rate: float
     diverged: int
@@ -29,7 +29,7 @@ class DivergedRate:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Trials of one group with as many steps, which differ in rate and seed alone."""
+    """Trials of one group with the same number of steps, which differ only in rate and seed."""
 
     group: str
     steps: int
@@ -49,8 +49,11 @@ class RateCurve:
 
     @property
     def edge(self) -> Edge | None:
-        """The end of the tried rates that the trials point beyond: the lowest mean loss is there, and nothing worse
-        lies further out. A fit alone may have its minimum beyond an end at which the loss is already higher."""
+        """End of the tried rates beyond which the optimum may lie, or None.
+
+        The lowest mean loss is at that end, and no worse rate lies further out. The fit alone is not enough: its
+        minimum may lie beyond an end at which the loss is already higher.
+        """
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
         if self.optimum.at_edge is None or lowest is None:
             return None
@@ -61,8 +64,10 @@ class RateCurve:
 
     @property
     def trained_above(self) -> bool:
-        """Whether trials came to their end at a rate above the ceiling: a shorter trial or another seed diverged there,
-        and whether training diverges from there on is not known."""
+        """True if trials finished at a rate above the ceiling.
+
+        A shorter trial or another seed diverged at the ceiling. It is unknown if training diverges at all higher rates.
+        """
         return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
 
     @property
@@ -72,7 +77,7 @@ class RateCurve:
 
     @property
     def lowest_mean(self) -> float | None:
-        """The rate with the lowest mean loss over its seeds."""
+        """Rate with the lowest mean loss over its seeds."""
         losses: dict[float, list[float]] = {}
         for rate, loss in self.points:
             losses.setdefault(rate, []).append(loss)
@@ -81,9 +86,13 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class ChosenRate:
-    """The rate that a curve says is best. ``by``: fit: its minimum; bound: the end of the range that was hit; lowest:
-    that with the lowest (mean) loss, where no minimum could be fitted within the rates. projection: what the optima of
-    several sizes say of another size; transfer: the optimum of another width, under mup.
+    """The best rate of a sweep. ``by`` is how it was found:
+
+    - fit: the minimum of the fitted curve;
+    - bound: the end of the tried range that has the lowest loss;
+    - lowest: the rate with the lowest (mean) loss, if no minimum could be fitted within the rates;
+    - projection: the prediction from the optima of several sizes;
+    - transfer: the optimum of another width, under mup.
     """
 
     learning_rate: float
@@ -95,9 +104,9 @@ class ChosenRate:
 
 @dataclass(frozen=True)
 class SweepFindings:
-    """The curves of a sweep, the longest trials first, and the rate that the first of them says is best.
+    """The curves of a sweep, longest trials first, and the rate that the first curve shows as best.
 
-    Of a sweep that projects, the curves are in the order of their sizes, and the projection says which rate is best.
+    In a sweep that projects, the curves are in the order of their sizes, and the projection chooses the rate.
     """
 
     curves: tuple[RateCurve, ...]
@@ -106,9 +115,9 @@ class SweepFindings:
 
 
 def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> SweepFindings:
-    """What trials that have ended show; there is no chosen rate where none came to its end.
+    """Return the findings of all ended trials. No rate is chosen if no trial finished.
 
-    ``plan``: what is projected, where something is.
+    ``plan``: the projection, for a strategy that projects.
     """
     keys = dict.fromkeys((one.plan.group, one.plan.steps) for one in trials if one.plan.role == "curve")
     longest: dict[str, int] = {}
@@ -125,7 +134,7 @@ def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> Swe
 
 
 def diverged_rates(trials: Sequence[Trial]) -> list[DivergedRate]:
-    """The rates of which a seed diverged, the lowest first. ``trials``: of one model."""
+    """Return the rates at which a seed diverged, lowest first. ``trials``: trials of one model."""
     ended: dict[float, set[int]] = {}
     diverged: dict[float, set[int]] = {}
     for one in trials:
@@ -142,8 +151,8 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
     saying = [one for one in trials if _says(one, group, steps)]
     diverged = tuple(one.plan.learning_rate for one in saying if one.status == "diverged")
     ceiling = next(iter(diverged_rates(saying)), None)
-    # The mean of the seeds that did not diverge is no loss of the rate; and where a rate diverges, a higher one that
-    # trained is none to rely on.
+    # A diverging rate has no points: the mean over its other seeds is not its loss. Higher rates that trained are not
+    # reliable either.
     highest = math.inf if ceiling is None else ceiling.learning_rate
     ended = [(one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score)]
     points = tuple(one for one in ended if one[0] < highest)
@@ -154,19 +163,19 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
         if math.isfinite(one.score) and one.training_loss is not None and one.plan.learning_rate < highest
     )
     behind = tuple(one.plan.learning_rate for one in own if one.status == "behind")
-    # Of a rate that ended early only that much is known: it is not the best. So it bounds the optimum from above.
+    # A rate that ended early has no final loss, but is not the best. So it bounds the optimum from above.
     worse = [*diverged, *behind]
     rates = [rate for rate, _ in points] + worse
     optimum = fit_optimum(rates, [loss for _, loss in points] + [math.inf] * len(worse))
     if optimum.at_edge == "low" and any(rate < min(one for one, _ in points) for rate in behind):
         optimum = replace(optimum, at_edge=None)
-    if len({rate for rate, _ in points}) < 2:  # one rate has no neighbour that it is better than
+    if len({rate for rate, _ in points}) < 2:  # A single rate has no neighbour to compare with.
         optimum = replace(optimum, at_edge=None)
     return RateCurve(group, steps, points, diverged, behind, optimum, ceiling, above, training)
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
-    """Whether a trial that diverged says so of a curve: it is of that model, and no longer than its trials."""
+    """Return True if the divergence of ``one`` counts for a curve: same model, and at most as many steps."""
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)
 
@@ -186,7 +195,8 @@ def _chosen(curve: RateCurve) -> ChosenRate | None:
         return None
     if isinstance(optimum, NoOptimum):
         return ChosenRate(lowest, "lowest" if edge is None else "bound", None, None, edge)
-    if optimum.at_edge is not None and edge != optimum.at_edge:  # its minimum lies where rates are already worse
+    # The fitted minimum lies where rates are already worse.
+    if optimum.at_edge is not None and edge != optimum.at_edge:
         return ChosenRate(lowest, "lowest" if edge is None else "bound", optimum.ci_low, optimum.ci_high, edge)
     by: ChosenBy = "fit" if edge is None else "bound"
     return ChosenRate(optimum.learning_rate, by, optimum.ci_low, optimum.ci_high, edge)

@@ -1,6 +1,6 @@
-"""Fits the optimum of a U-shaped curve of final loss against learning rate. Numbers only, and no clock and no file.
+"""Fits the optimum of a U-shaped curve of final loss against learning rate. Numbers only: no clock, no file.
 
-Near its minimum the loss is taken for a quadratic in the logarithm of the learning rate:
+Near its minimum the loss is modelled as a quadratic in the logarithm of the learning rate:
 
     loss
       |  o                     .  cut: more than 4 times as steep as the others
@@ -9,36 +9,36 @@ Near its minimum the loss is taken for a quadratic in the logarithm of the learn
       |             o            lowest: the window reaches from a quarter to four times its rate
       +------------------------ log learning rate
 
-Without noise, a loss with one minimum has it between the neighbours of the lowest rate, whatever its shape; where the
-two lowest rates have the same loss, between these. Real curves are steeper on one side, mostly the high one, so the
-vertex of a quadratic lies beside their minimum: in simulations of such curves an interval of the vertex alone missed it
-in a quarter to a half of all sweeps.
+Without noise, the minimum lies between the neighbours of the lowest rate, whatever the shape of the curve. If the two
+lowest rates have the same loss, it lies between them. Real curves are steeper on one side, mostly the high one, so the
+vertex of a quadratic lies beside their minimum. In simulations of such curves, an interval of the vertex alone missed
+the minimum in a quarter to a half of all sweeps.
 
-Noise may make another rate the lowest. So every rate counts as one that may be the lowest whose mean loss is at most
+Noise may make another rate the lowest. Every rate is a candidate for the lowest if its mean loss is at most
 
     the lowest mean loss + 1.645 s sqrt(1 / n + 1 / m)
 
-Its loss and the lowest are then not distinguishable: one-sided, at 95 %. Here n and m are the numbers of trials at the
-lowest rate and at this one, and s the scatter of a single trial: the residual standard deviation of a cubic through the
-trials of the window. A quadratic's would count as noise how lopsided the curve is; it is taken of 4 rates alone, as a
-cubic passes through these. Where rates have several seeds, these differ by s, too.
+Its loss and the lowest are then not distinguishable (one-sided, at 95 %). Here n and m are the numbers of trials at the
+lowest rate and at this one. s is the scatter of a single trial: the residual standard deviation of a cubic through the
+trials of the window. A quadratic would count the asymmetry of the curve as noise. It is used only for 4 rates, because
+a cubic passes through all of them. Rates with several seeds differ by s, too.
 
-The 95 % interval holds all rates that may be the lowest, reaches to the next tried rate on either side of them, and
-further where the vertex may lie outside. An end is open where one of these rates is the last one that was tried.
+The 95 % interval includes all candidates and reaches to the next tried rate on either side of them. It reaches further
+if the vertex may lie outside. An end is open if one of these candidates is the last rate that was tried.
 
-In simulations (tests/benchmarks/sweep_intervals.py) it held the optimum in at least 96 % of the sweeps of every kind:
-grids of 6 to 12, 24 and 40 rates, and the few rates that Hyperband trains to the end, of curves up to ten times as
-steep on one side. One standard error of the lowest (Breiman, Friedman, Olshen and Stone 1984, "Classification and
-Regression Trees", chapter 3) in place of 1.645 of the difference held it in too few: grids of 40 rates, of such curves.
-With the difference, close rates need not be merged, and nothing need grow with their number.
-An open end excludes nothing. Where two thirds of a kind's sweeps or more have one, fewer of the others' intervals hold:
-77 % at the least, of a kind with 92 % open ends.
+In simulations (tests/benchmarks/sweep_intervals.py) the interval included the optimum in at least 96 % of the sweeps of
+every kind. The kinds were grids of 6 to 12, 24 and 40 rates, and the few rates that Hyperband trains to the end. Curves
+were up to ten times as steep on one side. An alternative is one standard error of the lowest (Breiman, Friedman, Olshen
+and Stone 1984, "Classification and Regression Trees", chapter 3). It covered too few of these curves with grids of 40
+rates. With 1.645 of the difference, close rates need not be merged, and nothing has to grow with their number.
+An open end excludes nothing. If two thirds of a kind's sweeps or more have one, fewer of the other intervals include
+the optimum: 77 % at the least, for a kind with 92 % open ends.
 
 The interval of the vertex is Fieller's (1954, "Some problems in interval estimation"): all places where the slope of
 the fitted quadratic is not distinguishable from 0 at 95 %, by Student's t with the residuals' degrees of freedom. It is
-exact for normal errors however few points there are, and it has no end where the curvature could be 0. Where a cubic
-through the same points has its minimum outside of that, it reaches to it.
-What it does not hold: what another seed of all trials together, or another length of training, would change.
+exact for normal errors with any number of points, and it has no end if the curvature could be 0. If a cubic through the
+same points has its minimum outside of it, the interval is extended to that minimum. No interval covers the effect of
+another seed for all trials together, or of another length of training.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ from harness.explain.statistics import student_t
 Edge = Literal["low", "high"]
 
 MIN_RATES = 4  # distinct learning rates with a loss: a quadratic fits any three
-# The fit takes the rates within a factor of 4 of the lowest one, as curves are lopsided further out. Where these do not
-# bound the optimum (noise, or trials that lie close together) it takes those within 8, then 16.
+# The fit takes the rates within a factor of 4 of the lowest one, because curves are asymmetric further out. If these
+# fail to bound the optimum (noise, or trials close together), it takes those within 8, then 16.
 REACHES = (math.log(4), math.log(8), math.log(16))
-LEAST_REACH = 2  # but at least so many distinct ones on each side, where there are
-# An end of the window is a cliff (a rate where training begins to diverge) where its rise above the lowest loss, over
-# the square of its distance, is this many times the median. Evenly spaced points of a parabola have at most 2.
+LEAST_REACH = 2  # minimum number of distinct rates on each side, if there are that many
+# An end of the window is a cliff (training begins to diverge) by its curvature: its rise above the lowest loss over the
+# square of its distance. The limit is this many times the median. Evenly spaced points of a parabola have at most 2.
 CLIFF = 4.0
-# Standard errors of a difference: a rate whose mean loss is further above the lowest one is not the best (one-sided).
+# Standard errors of a difference. A rate whose mean loss is further above the lowest one is not the best (one-sided).
 CHANCE = NormalDist().inv_cdf(CONFIDENCE)
-LARGEST_LOSS = 1e30  # nats; above it a loss counts as not finite, and sums of squares have no overflow
+LARGEST_LOSS = 1e30  # nats; a larger loss counts as not finite, so that sums of squares do not overflow
 
 
 @dataclass(frozen=True)
 class LearningRateOptimum:
-    """The learning rate of the lowest loss, by a quadratic in its logarithm through the points around the lowest."""
+    """Learning rate of the lowest loss, from a quadratic in log learning rate through the points around the lowest."""
 
     learning_rate: float
     """Of the vertex, held within the rates that were tried."""
@@ -97,13 +97,13 @@ class LearningRateOptimum:
         return self.ci_low is not None and self.ci_high is not None
 
     def holds(self, learning_rate: float) -> bool:
-        """Whether the interval holds ``learning_rate``; a missing bound excludes nothing."""
+        """Return True if the interval includes ``learning_rate``; a missing bound excludes nothing."""
         return (self.ci_low or 0.0) <= learning_rate <= (math.inf if self.ci_high is None else self.ci_high)
 
 
 @dataclass(frozen=True)
 class NoOptimum:
-    """Why a curve has no fitted optimum."""
+    """Reason why a curve has no fitted optimum."""
 
     reason: Literal["too-few", "not-convex", "flat"]
     """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum;
@@ -116,11 +116,11 @@ class NoOptimum:
 
 
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
-    """The optimum of one loss per trial. A rate may occur several times, as with several seeds.
+    """Return the optimum of one loss per trial. A rate may occur several times, for example with several seeds.
 
-    A loss that is None or not finite is left out of the fit. It says that the rate is worse than the lowest, so the
-    interval need not reach beyond it; above the largest rate with a loss, that training diverged.
-    Raises ValueError where a rate is not above 0 or the two differ in length.
+    A loss that is None or not finite is left out of the fit. It marks the rate as worse than the lowest, so the
+    interval need not reach beyond it. Above the largest rate with a loss, it counts as divergence. Raises ValueError if
+    a rate is not above 0 or the lengths differ.
     """
     if len(learning_rates) != len(losses):
         raise ValueError(f"{len(learning_rates)} learning rates, {len(losses)} losses")
@@ -137,7 +137,8 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     lowest = int(means.argmin())
     diverged = min((rate for rate in map(math.log, learning_rates) if rate > rates[-1]), default=None)
     at_edge: Edge | None = None
-    if lowest == 0 < len(rates) - 1 and means[1] > means[0]:  # where both are the same, the loss does not fall there
+    # If both losses are the same, the loss does not fall toward the end.
+    if lowest == 0 < len(rates) - 1 and means[1] > means[0]:
         at_edge = "low"
     elif lowest == len(rates) - 1 and diverged is None:
         at_edge = "high"
@@ -162,7 +163,7 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
         at_edge = "high"
     held = min(max(vertex, rates[0]), rates[-1])
     low, high = min(low, held), max(high, held)
-    if diverged is not None:  # a rate that diverges is not the best
+    if diverged is not None:  # A rate that diverges is not the best.
         high = max(held, min(high, diverged))
     standard_errors = fitted.scatter * np.sqrt(1 / trained[lowest] + 1 / trained)
     maybe_lowest = np.flatnonzero(means <= means[lowest] + CHANCE * standard_errors)
@@ -183,13 +184,13 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
 
 
 def _rate(log: float) -> float | None:
-    """exp(log), None where no float is left of it."""
+    """Return exp(log); None if the result is 0 or infinite as a float."""
     found = math.exp(log) if log < 700 else math.inf
     return found if 0 < found < math.inf else None
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
-    """First and last of the rates that the fit takes: around the lowest, without cliffs, at least MIN_RATES."""
+    """Return the first and last index of the fitted rates: around the lowest, without cliffs, at least MIN_RATES."""
     near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
     first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
@@ -198,7 +199,8 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
     curvature[off] = (means[off] - means[lowest]) / (rates[off] - rates[lowest]) ** 2
     limit = CLIFF * float(np.median(curvature[off[(off >= first) & (off <= last)]]))
     while last - first >= MIN_RATES:
-        ends = [end for end in (first, last) if abs(end - lowest) > 1]  # neighbours of the lowest stay
+        # The neighbours of the lowest stay in the window.
+        ends = [end for end in (first, last) if abs(end - lowest) > 1]
         steepest = max(ends, key=lambda end: curvature[end])
         if curvature[steepest] <= limit:
             break
@@ -207,9 +209,9 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
 
 
 def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[float | None, float] | None:
-    """Of a cubic through the same points: its minimum, None where that is not within them, and its squared residuals.
+    """Return the minimum of a cubic through the same points, and its squared residuals.
 
-    None where it passes through all of them.
+    The minimum is None if it lies outside of the points. Returns None if the cubic passes through all points.
     """
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
@@ -219,7 +221,8 @@ def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[flo
     residuals = rises - whole @ coefficients
     squares = float(residuals @ residuals)
     _, b, c, d = (float(one) for one in coefficients)
-    root = c * c - 3 * b * d  # of b + 2 c v + 3 d v ** 2; at the minimum the second derivative is its root, above 0
+    # Discriminant of b + 2 c v + 3 d v ** 2. The second derivative at the minimum is its root, above 0.
+    root = c * c - 3 * b * d
     if root <= 0:
         return None, squares
     found = -b / (c + math.sqrt(root))
@@ -228,32 +231,32 @@ def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[flo
 
 @dataclass(frozen=True)
 class _Quadratic:
-    """A convex quadratic; all places relative to the x that it was fitted on."""
+    """A convex quadratic. All places are relative to the x that it was fitted on."""
 
     vertex: float
     low: float
     high: float
     r2: float
-    scatter: float  # of a single trial about the curve, in units of the loss
-    coefficients: tuple[float, float, float]  # of (x / scale) ** 0, 1, 2, in units of rise above base
+    scatter: float  # scatter of a single trial about the curve, in units of the loss
+    coefficients: tuple[float, float, float]  # coefficients of (x / scale) ** 0, 1, 2, in units of rise above base
     scale: float
     rise: float
     base: float
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the curvature is above 0 with 95 %, so that the interval has two ends."""
+        """True if the curvature is above 0 with 95 %, so that the interval has two ends."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def at(self, x: float) -> float:
-        """The fitted loss."""
+        """Return the fitted loss at ``x``."""
         a, b, c = self.coefficients
         place = x / self.scale
         return self.base + self.rise * (a + b * place + c * place**2)
 
 
 def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | Literal["not-convex", "flat"]:
-    """Least squares, and Fieller's interval of the vertex."""
+    """Fit by least squares, with Fieller's interval of the vertex."""
     base = float(y.min())
     rise = float(y.max()) - base
     if not rise > 1e-12 * abs(base):
@@ -275,7 +278,7 @@ def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | L
     q = 2 * (b * c - t2 * float(covariance[1, 2]))
     r = b * b - t2 * float(covariance[1, 1])
     low, high = -math.inf, math.inf
-    if p > 0:  # the curvature is not 0 with 95 %: then the two roots are real, but for rounding
+    if p > 0:  # The curvature differs from 0 with 95 %: then both roots are real, except for rounding.
         root = math.sqrt(max(0.0, q * q - p * r))
         low, high = (-q - root) / p, (-q + root) / p
     spread = float(((rises - rises.mean()) ** 2).sum())

@@ -1,7 +1,7 @@
 """Doubles the learning rate until training diverges, then trains fractions of that rate until two are worse.
 
-Two in a row end it, and by more than noise: on a flat part of the curve it goes on downward, as above the rates that it
-trains it knows no more than whether training diverges.
+Two worse rates in a row, by more than noise, end the search. On a flat part of the curve it continues downward, because
+above the trained rates it only tests if training diverges.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from harness.sweep.grid import shortened
 from harness.sweep.trials import SearchSpace, TrialPlan, Trials, TrialStage
 from trainer.config import Config
 
-WORSE = 2  # so many smaller rates in a row that are worse than the best close the search from below
-# Losses that differ by less than this share of them count as the same, as the seed alone may do that: on a flat part of
-# the curve noise would end the search above its optimum. A rate more may be trained for it.
+WORSE = 2  # number of worse rates in a row that ends the search
+# Losses that differ by less than this share count as the same, because the seed alone may cause that. Otherwise noise
+# on a flat part of the curve would end the search above its optimum. The cost is at most a further rate.
 FLAT = 0.01
 SURE_DEVIATIONS = (
-    2.0  # standard errors of the difference of two means, where rates have several seeds: no less counts as worse
+    2.0  # standard errors of the difference of two means, for rates with several seeds; a smaller difference is noise
 )
 
 
@@ -58,8 +58,9 @@ class GreedyStrategy(Config):
                 ceiling = rate
                 break
         if ceiling == rates[0]:
-            return  # no rate of the range trains
-        # At least the lowest, which did not diverge: a small fraction of the rate that did may lie below it.
+            return  # No rate of the range trains.
+        # Start at least at the lowest rate, which did not diverge. A small fraction of the diverging rate may lie below
+        # it.
         rate = space.high if ceiling is None else max(space.low, ceiling * self.fraction)
         best, worse = math.inf, 0
         spreads: list[list[float]] = []
@@ -72,7 +73,7 @@ class GreedyStrategy(Config):
             if mean < math.inf:
                 spreads.append(scores)
             if any(one.status == "diverged" for one in ended):
-                best, worse = math.inf, 0  # neither this rate nor a higher one is chosen
+                best, worse = math.inf, 0  # Neither this rate nor a higher one is chosen.
             elif best < math.inf:
                 worse = worse + 1 if mean > best + noise_of(best, spreads) else 0
             best = min(best, mean)
@@ -92,9 +93,9 @@ class GreedyStrategy(Config):
 
 
 def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
-    """The most that two rates' mean losses of about ``loss`` may differ by without one of them being worse.
+    """Return the largest difference of two mean losses of about ``loss`` that counts as noise.
 
-    ``spreads``: the losses of the seeds of each rate; what they differ by is pooled.
+    ``spreads``: the losses of the seeds of each rate. Their variances are pooled.
     """
     squares = sum(variance(one) * (len(one) - 1) for one in spreads if len(one) > 1)
     freedom = sum(len(one) - 1 for one in spreads)
@@ -103,7 +104,7 @@ def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
 
 
 def doubled(space: SearchSpace) -> list[float]:
-    """The rates from the lowest of the range, each twice the one before; the highest of the range is the last."""
+    """Return the rates from the lowest of the range, each twice the one before, and last the highest of the range."""
     rates, rate = [], space.low
     while rate < space.high:
         rates.append(rate)

@@ -69,26 +69,26 @@ def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[floa
 
 
 def grid(low: float, high: float, count: int) -> list[float]:
-    """``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm; one: the middle."""
+    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm. One rate is the middle."""
     if count == 1:
         return [math.sqrt(low * high)]
     ratio = math.log(high / low)
     inner = [low * math.exp(ratio * place / (count - 1)) for place in range(1, count - 1)]
-    return [low, *inner, high]  # the bounds as they were given, not as rounding has them
+    return [low, *inner, high]  # The bounds are kept exact, without rounding.
 
 
 def spread(rates: list[float]) -> list[float]:
-    """The same rates in an order whose first ones lie all over the range: each halves what is left between others."""
+    """Return the rates in an order whose first ones cover the whole range: each halves a gap between earlier ones."""
     bits = max(1, (len(rates) - 1).bit_length())
     places = (int(format(place, f"0{bits}b")[::-1], 2) for place in range(2**bits))  # van der Corput's sequence
     return [rates[place] for place in places if place < len(rates)]
 
 
 def log_uniform(chance: random.Random, low: float, high: float) -> float:
-    """A rate whose logarithm is uniform between those of the bounds."""
+    """Draw a rate whose logarithm is uniform between those of the bounds."""
     return min(max(math.exp(chance.uniform(math.log(low), math.log(high))), low), high)
 
 
 def shortened(steps: int, fraction: float) -> int:
-    """Optimizer steps of a trial with that share of the steps."""
+    """Return the number of optimizer steps at ``fraction`` of ``steps``, at least 1."""
     return max(1, round(steps * fraction))

@@ -3,8 +3,8 @@
     bracket s   n = ceil((s_max + 1) / (s + 1) * eta ** s) rates begin with R / eta ** s steps
     rung i      the best floor(n / eta ** i) of them go on with R / eta ** (s - i) steps
 
-A rate that goes on is trained from the start, to the rung's steps, which is what the algorithm's budget counts: so
-nothing is kept between rungs, and each trial's schedule ends with it. Steps are whole: a rung's are rounded down.
+In every rung a rate is trained from the start to the rung's steps, as the algorithm's budget counts it. So nothing is
+kept between rungs, and each trial's schedule ends with the trial. A rung's steps are rounded down to whole steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class Rung:
-    """Trials of one bracket with the same steps."""
+    """Trials of one bracket with the same number of steps."""
 
     trials: int
     steps: int
@@ -33,7 +33,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Bracket:
-    """One round of successive halving; ``s`` is the number of times that it halves (by eta)."""
+    """One round of successive halving. ``s`` is how often it reduces the number of trials (by eta)."""
 
     s: int
     rungs: tuple[Rung, ...]
@@ -75,7 +75,7 @@ def hyperband(
     overrides: JsonObject | None = None,
     draw: Draw = "random",
 ) -> Trials:
-    """The trials of every bracket, for one size of model (``group`` and ``overrides``)."""
+    """Yield the trials of every bracket for one size of model (``group`` and ``overrides``)."""
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:
@@ -83,15 +83,15 @@ def hyperband(
             for rate in rates[: rung.trials]:
                 plan = TrialPlan(rate, rung.steps, space.seeds[0], group, overrides=overrides or {})
                 ended.append((yield plan))
-            # What diverged never goes on, though fewer are left then than the table says.
+            # Diverged trials never go on, even if the next rung then has fewer trials than planned.
             alive = [one for one in ended if one.status == "done"]
             rates = [one.plan.learning_rate for one in sorted(alive, key=lambda one: (one.score, one.number))]
 
 
 def brackets(most_steps: int, eta: int) -> list[Bracket]:
-    """The table of Hyperband for R = ``most_steps``: every bracket with its rungs. In whole numbers throughout."""
+    """Return Hyperband's table for R = ``most_steps``: every bracket with its rungs. Uses whole numbers throughout."""
     s_max = 0
-    while eta ** (s_max + 1) <= most_steps:  # floor(log_eta(R)), which floating point gets wrong for powers
+    while eta ** (s_max + 1) <= most_steps:  # s_max = floor(log_eta(R)); floating point gets it wrong for powers.
         s_max += 1
     found = []
     for s in range(s_max, -1, -1):

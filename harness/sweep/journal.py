@@ -1,9 +1,9 @@
-"""Keeps the trials in Optuna's journal, a file to which every change of a trial is appended and synchronized.
+"""Keeps the trials in Optuna's journal. Each change of a trial is appended to the file and synchronized.
 
-A trial is created with its plan in one record, so it is there as a whole or not at all. Optuna ignores a half record at
-the end of the file, but would append the next one to it: what a kill left half written is cut off before anything is
-written. The sweep's folder is locked by the kernel as long as it runs, so Optuna's own lock file, which outlives a
-killed process, is not used.
+One record creates a trial with its plan, so a trial is stored whole or not at all. Optuna ignores a half record at the
+end of the file, but would append the next record to it. So a half record left by a kill is cut off before anything is
+written. The kernel locks the sweep's folder while the sweep runs. Optuna's own lock file outlives a killed process, so
+it is not used.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PLAN, OUTCOME, MILESTONE = "plan", "outcome", "milestone/"
 
 
 def require_optuna() -> None:
-    """Raise InputError where the package that keeps the journal is not installed."""
+    """Raise InputError if Optuna, which keeps the journal, is not installed."""
     if find_spec("optuna") is None:
         raise InputError("harness sweep needs the package optuna: pip install 'llm-training-harness[sweep]'")
 
 
 class TrialJournal:
-    """The trials of one sweep. One process at a time may have it open (``only_one``)."""
+    """The trials of one sweep. Only one process at a time may have it open (``only_one``)."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the journal in ``folder``, or begin it. Raises InputError where it cannot be read."""
+        """Open the journal in ``folder``, or create it. Raises InputError if it cannot be read."""
         require_optuna()
         import optuna
         from optuna.storages import JournalStorage
@@ -54,14 +54,14 @@ class TrialJournal:
             raise InputError(f"{self.path}: not a journal of a sweep ({one_line(error)})") from error
 
     def trials(self) -> list[Trial]:
-        """All trials in their order. Raises InputError where a record is none of a sweep."""
+        """Return all trials in order. Raises InputError if a record does not belong to a sweep."""
         try:
             return [_trial(one) for one in self._study.get_trials(deepcopy=False)]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: holds a trial that no sweep wrote ({one_line(repr(error))})") from error
 
     def begin(self, plan: TrialPlan) -> Trial:
-        """Add a trial that runs from now on."""
+        """Add a running trial."""
         from optuna.distributions import FloatDistribution
         from optuna.trial import TrialState, create_trial
 
@@ -77,12 +77,14 @@ class TrialJournal:
         return self.trials()[-1]
 
     def milestone(self, trial: Trial, steps: int, loss: float) -> None:
-        """Note the mean training loss up to a milestone; once noted it stays, as a resumed trial comes there again."""
+        """Record the mean training loss up to a milestone. The first value stays, because a resumed trial reaches it
+        again.
+        """
         if steps not in trial.milestones:
             self._study._storage.set_trial_intermediate_value(self._id(trial), steps, loss)
 
     def end(self, trial: Trial) -> None:
-        """Note how a trial ended."""
+        """Record the outcome of a trial."""
         from optuna.trial import TrialState
 
         outcome = {
@@ -103,7 +105,7 @@ class TrialJournal:
 
 
 def cut_half_record(path: Path) -> None:
-    """Cut off what follows the last line end of the file, where there is a file."""
+    """Cut off everything after the last line end, if the file exists."""
     try:
         with open(path, "rb+") as file:
             content = file.read()
@@ -116,7 +118,7 @@ def cut_half_record(path: Path) -> None:
 
 
 def _held() -> object:
-    """A lock for Optuna that is held already: the folder's."""
+    """Return a lock for Optuna that does nothing, because the sweep's folder is locked already."""
     from optuna.storages.journal._file import BaseJournalFileLock
 
     class HeldLock(BaseJournalFileLock):  # type: ignore[misc]  # where optuna is not installed

@@ -1,4 +1,4 @@
-"""Loads a sweep file, merges what it extends and the options over it, and checks it: one line for each mistake."""
+"""Loads a sweep file, merges the files it extends and the options, and checks the result: one line per mistake."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from trainer.model import resolve_shape
 
 DEFAULT_ARM = "trial"
 STEPS = "must be a number of steps from 1 to 10,000,000, compute-optimal, or {tokens: N}"
-MAX_TRIAL_STEPS = 1_000_000_000  # optimizer.schedule_steps allows no more
+MAX_TRIAL_STEPS = 1_000_000_000  # the most that optimizer.schedule_steps allows
 OPTIONS = 1_000_000  # Mark.order of options: after every file
-# What the search itself sets in each trial, and the key of the sweep that says it.
+# Keys that the search sets in each trial, and the key of the sweep that controls each.
 SET_BY_SWEEP = {
     "optimizer.learning_rate": "learning_rate",
     "optimizer.schedule_steps": "steps",
@@ -44,14 +44,14 @@ class LoadedSweep(NamedTuple):
     settings: SweepConfig
     arm: str
     config: TrainerConfig
-    notes: tuple[str, ...] = ()  # on what of its scenario does not count here
+    notes: tuple[str, ...] = ()  # lines about parts of its scenario that do not count here
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
     """Read, extend, override and check the sweep file at ``path``, or the shipped one of that name.
 
     ``sets`` are ``key=value`` texts: keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises
-    InputError, one line: file, line, dotted key, what is allowed.
+    InputError with one line: file, line, dotted key, allowed values.
     """
     file = find(path, SWEEPS)
     document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")
@@ -65,7 +65,7 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
 
 
 def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
-    """Merge ``--set key=value`` over ``document``. ``allowed``: only these keys of the sweep, and none of its base."""
+    """Merge ``--set key=value`` over ``document``. ``allowed``: if given, only these keys may be set."""
     label = one_line(f"--set {text}")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -90,7 +90,7 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
 
 
 def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
-    """The recorded settings of a sweep with ``--set`` of a budget or a limit over them. Raises InputError."""
+    """Return the recorded settings of a sweep, overridden by ``--set`` of a budget or a limit. Raises InputError."""
     kept = {key: value for key, value in settings.items() if value is not None}
     document = Document(kept, {(): Mark(0, 0, "sweep.json")})
     for text in sets:
@@ -99,7 +99,7 @@ def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
 
 
 def check_settings(document: Document) -> SweepConfig:
-    """The sweep of a document. Raises InputError, one line for each mistake."""
+    """Return the sweep that a document describes. Raises InputError, one line for each mistake."""
     data = {key: value for key, value in document.data.items() if value is not None}
     _check_one_warmup(data, document)
     try:
@@ -126,7 +126,7 @@ def check_settings(document: Document) -> SweepConfig:
 
 
 def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
-    """Refuse warmup_steps beside warmup_fraction, and name the key that ``--set`` can remove."""
+    """Raise InputError if both warm-up keys are set, and name the key that ``--set`` can remove."""
     if "warmup_steps" not in data or "warmup_fraction" not in data:
         return
     marks = {key: document.nearest((key,)) for key in ("warmup_steps", "warmup_fraction")}
@@ -143,20 +143,20 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
 
 
 class _Base(NamedTuple):
-    """What trials share before the sweep's own keys; ``scenario``: that it is of, and its name in the file."""
+    """Configuration of the trials before the sweep's own keys. ``scenario``: the scenario that it comes from."""
 
     arm: str = DEFAULT_ARM
     config: dict[str, Json] = {}  # noqa: RUF012 - never changed
     scenario: Scenario | None = None
 
     def priced(self, settings: SweepConfig) -> SweepConfig:
-        """A machine costs a sweep what it costs the scenario, unless the sweep says another price."""
+        """Return the settings with the scenario's price, unless the sweep has a price of its own."""
         if self.scenario is None or settings.price_usd_per_hour is not None:
             return settings
         return settings.model_copy(update={"price_usd_per_hour": self.scenario.price_usd_per_hour})
 
     def notes(self, settings: SweepConfig) -> tuple[str, ...]:
-        """A line for each thing of the scenario that a reader may take to count for the sweep."""
+        """Return a line for each setting of the scenario that does not apply to the sweep."""
         found = []
         if self.scenario is not None and self.scenario.budget is not None and settings.budget == SweepBudget():
             found.append(f"the budget of {settings.scenario} is not one of this sweep, which has none (budget)")
@@ -172,22 +172,22 @@ def _base_of(settings: SweepConfig, document: Document, file: Path) -> _Base:
 
 
 def _config_of(settings: SweepConfig, base: _Base, document: Document) -> TrainerConfig:
-    """The configuration that the trials share."""
+    """Return the configuration that the trials share."""
     over = dict(settings.base)
-    # Of the length of a schedule nothing is known yet: each trial has its own.
+    # The length of a schedule is not known yet: each trial has its own.
     over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": MAX_TRIAL_STEPS}
     try:
-        # Strictly what is written here; what the arm holds was checked before.
+        # Only the values of this file are checked strictly; those of the arm were checked before.
         return TrainerConfig.model_validate(merge(base.config, over), strict=not base.config)
     except ValidationError as error:
         raise _first(error, TrainerConfig, document, ("base",)) from error
 
 
 def _check_mup(settings: SweepConfig, config: TrainerConfig, document: Document) -> None:
-    """Refuse a target narrower than the base: mup carries a rate from a narrow model to wider ones."""
+    """Raise InputError for a model narrower than the base: mup carries a rate from a narrow model to wider ones."""
     strategy, model = settings.strategy, config.model
     if not isinstance(strategy, MupStrategy) or model.is_of_files or model.factory is not None:
-        return  # of the last two the strategy itself says that it needs a preset
+        return  # The strategy itself refuses models without a preset.
     base, width = strategy.widths[0], resolve_shape(model, 0, config.data.sequence_length).width
     if width < base:
         raise InputError(
@@ -218,15 +218,16 @@ def _optimizer(settings: SweepConfig) -> dict[str, Json]:
 
 
 def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
-    """One InputError for all that pydantic found; keys of ``model`` lie below ``above`` in the document."""
+    """Return one InputError for all errors of pydantic. ``above``: place in the document of the keys of ``model``."""
     found = []
     for kind, problem in problems_of(error, model):
         path = tuple(part for place, part in enumerate(problem.path) if not (place == 1 and _is_tag(problem.path)))
         message = problem.message
-        if path[:1] == ("steps",) and not above and kind != "missing":  # pydantic has a line for each of its forms
+        if path[:1] == ("steps",) and not above and kind != "missing":  # pydantic reports a line for each allowed form.
             path, message = path[:1], STEPS
         elif kind == "extra_forbidden" and _is_tag(problem.path):
-            below = str(problem.path[2]) if len(problem.path) > 3 else None  # a list of a strategy's, as its sizes
+            # key of a list in a strategy, for example sizes
+            below = str(problem.path[2]) if len(problem.path) > 3 else None
             message = _unknown_setting(str(problem.path[1]), below, str(path[-1]))
         found.append(Problem((*above, *path), message))
     first = first_error(found, document)

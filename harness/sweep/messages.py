@@ -1,4 +1,4 @@
-"""Words what a sweep says besides its report: what ends it, with the arithmetic; its plan; a line for each trial."""
+"""Words a sweep's messages outside its report: reasons for its end, its plan and cost, a line for each trial."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ INTERVAL = (
 
 
 def rate(value: float) -> str:
-    """A learning rate: ``2.15e-03``."""
+    """Format a learning rate: ``2.15e-03``."""
     return f"{value:.2e}"
 
 
 def amount(resource: Resource, value: float) -> str:
-    """So much of what a budget limits."""
+    """Format ``value`` of a budget's resource: tokens, USD, or hours as a duration."""
     if resource == "tokens":
         return f"{value:,.0f} tokens"
     return money(value) if resource == "usd" else duration(value * HOUR_S)
 
 
 def all_diverged(trials: Sequence[Trial]) -> bool:
-    """Whether every trial that was to come to its end diverged; where there was none, every probe."""
+    """Return True if every trial diverged. Probes count only if there are no other trials."""
     full = [trial for trial in trials if trial.plan.role != "probe"] or trials
     return bool(full) and all(trial.status == "diverged" for trial in full)
 
 
 def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None) -> str:
-    """Why a sweep is not begun: one full trial needs more than the whole budget."""
+    """Return the error for a budget that is smaller than one full trial."""
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {need.steps:,} steps needs "
         f"{amount(short.resource, short.needed)} ({_arithmetic(short.resource, need)}{_at(short.resource, price)}); "
@@ -47,7 +47,7 @@ def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None)
 
 
 def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: Spending, price: float | None) -> str:
-    """Why a sweep that projects is not begun: all trials of all its sizes need more than the budget."""
+    """Return the error for a budget that is smaller than all trials of all sizes of a projection."""
     sizes = [
         f"{one.group}: {count(one.trials, 'trial')}, {_arithmetic(short.resource, one)} = {_total(short.resource, one)}"
         for one in needs
@@ -55,7 +55,7 @@ def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: 
     shown = "; ".join(sizes[:SIZES_SHOWN]) + (
         f"; and {len(sizes) - SIZES_SHOWN} more" if len(sizes) > SIZES_SHOWN else ""
     )
-    measured, whole = "", short.needed + short.budget - short.left  # with what is spent
+    measured, whole = "", short.needed + short.budget - short.left  # ``whole`` includes the spent part
     if short.resource != "tokens" and spent.seconds:
         measured = f"; measuring what a step takes, which is spent: {duration(spent.seconds)}"
     return (
@@ -66,7 +66,7 @@ def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: 
 
 
 def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
-    """The steps of trials of one size, and what they take."""
+    """Format the steps of the trials of one size, and their time or tokens."""
     if resource == "tokens" or need.step_s is None or need.seconds is None:
         return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
     other_s = need.seconds - need.steps * need.step_s
@@ -82,7 +82,7 @@ def _at(resource: Resource, price: float | None) -> str:
 
 
 def too_little_left(short: Shortage, plan: TrialPlan) -> str:
-    """Why a sweep stops before its next trial."""
+    """Return the reason why a sweep stops before its next trial."""
     return (
         f"of the budget ({amount(short.resource, short.budget)}) {amount(short.resource, max(0.0, short.left))} are "
         f"left, and the next trial ({plan.steps:,} steps) is expected to need {amount(short.resource, short.needed)}"
@@ -90,7 +90,7 @@ def too_little_left(short: Shortage, plan: TrialPlan) -> str:
 
 
 def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
-    """Why a sweep stopped in the middle of a trial."""
+    """Return the reason why a sweep stopped in the middle of a trial."""
     return (
         f"the budget ({duration(limit_s)}) was spent in trial {trial.number}, after {steps:,} of {trial.plan.steps:,} "
         "steps; its checkpoint is kept"
@@ -98,12 +98,12 @@ def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
 
 
 def nothing_left(trial: Trial, limit_s: float) -> str:
-    """Why a trial that had begun does not go on."""
+    """Return the reason why a trial that has started does not go on."""
     return f"the budget ({duration(limit_s)}) is spent; trial {trial.number}, which had begun, does not go on"
 
 
 def spent_on_the_pilot(seconds: float, steps: int) -> str:
-    """Why a sweep ends before its first trial."""
+    """Return the reason why a sweep ends before its first trial."""
     return (
         f"what was left of the budget was spent in {duration(seconds)}, within the {count(steps, 'step')} that say "
         "what a trial takes"
@@ -113,7 +113,7 @@ def spent_on_the_pilot(seconds: float, steps: int) -> str:
 def plan_lines(
     title: str, stages: Sequence[TrialStage], space: SearchSpace, step_tokens: int, parameters: int | None
 ) -> list[str]:
-    """What a sweep will run: a table of its stages, with the bracket that each is part of, and the sum."""
+    """Return the plan of a sweep as lines: a table of its stages, with their brackets, and the sum."""
     most = "" if all(stage.exact for stage in stages) else "at most "
     about = "" if parameters is None else f"{parameters:,} parameters, "
     lines = [
@@ -155,9 +155,9 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:
-    """What a sweep will cost: hours of the trials of each size, their sum, and the money that follows from them.
+    """Return the expected cost of a sweep as lines: hours of the trials of each size, their sum, and their price.
 
-    ``evaluated``: the trials have passes over held-out data.
+    ``evaluated``: the trials include passes over held-out data.
     """
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [one.seconds or 0.0 for one in needs]
@@ -190,12 +190,12 @@ def cost_lines(
 
 
 def _step_ms(step_s: float) -> str:
-    """With three digits however short it is: hours are said beside it, and whoever multiplies must find them."""
+    """Format milliseconds with three digits, even if very short, so that steps x time matches the hours beside it."""
     return number(step_s * 1e3) if step_s >= 1e-3 else f"{step_s * 1e3:.3g}"
 
 
 def trial_line(trial: Trial) -> str:
-    """How a trial ended."""
+    """Return a line that says how a trial ended."""
     plan = trial.plan
     what = {
         "done": f"validation loss {trial.loss:.4f}" if trial.loss is not None else "",

@@ -1,4 +1,4 @@
-"""Decides at milestones whether a trial has fallen behind the others of its group."""
+"""Decides at milestones if a trial has fallen behind the others of its group."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from statistics import median
 
 from harness.sweep.trials import Trial, TrialPlan
 
-COUNT = 10  # parts that a trial's steps are cut into; a milestone is where two of them meet
-EARLIEST = 0.3  # of the steps: before, a high rate that learns fast looks better than it ends
-MIN_PEERS = 3  # a median of fewer says little
+COUNT = 10  # number of parts of a trial; a milestone lies between two parts
+EARLIEST = 0.3  # share of the steps; before it, a high rate that learns fast looks better than it ends
+MIN_PEERS = 3  # A median of fewer trials is not reliable.
 
 
 def milestones(steps: int) -> list[int]:
-    """After how many steps a trial reports; its end is none."""
+    """Return the step counts after which a trial reports. The end of the trial is not included."""
     return sorted({ceil(steps * part / COUNT) for part in range(1, COUNT)} - {steps})
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Whether a trial with this mean loss at the milestone ``steps`` is above the median of its group's others."""
+    """Return True if ``loss``, the mean at the milestone ``steps``, is above the median of the group's other trials."""
     if not plan.ends_behind or steps < EARLIEST * plan.steps:
         return False
     same = (plan.group, plan.steps, plan.seed, plan.role)

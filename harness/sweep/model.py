@@ -1,7 +1,7 @@
-"""Defines the sweep file: what is trained, the range of its learning rate, how long a trial is, strategy and budget.
+"""Defines the sweep file: model, range of the learning rate, length of a trial, strategy and budget.
 
-Relative paths inside a configuration are relative to the current directory, those of ``extends`` and ``scenario`` to
-the file that contains them.
+Relative paths inside a configuration are relative to the current directory. Paths in ``extends`` and ``scenario`` are
+relative to the file that contains them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from harness.scenario.model import Name, Unchecked
 from harness.sweep.strategies import StrategySettings
 from trainer.config import Config
 
-TOKENS_PER_PARAMETER = 20.0  # Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models": about so many
+TOKENS_PER_PARAMETER = 20.0  # about the ratio of Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models"
 
 LOWEST_RATE = 1e-30
 
 
 class LearningRateRange(Config):
-    """Where the learning rate is searched; strategies work with its logarithm."""
+    """Searched range of the learning rate. Strategies work with its logarithm."""
 
     low: float = Field(gt=0, le=1e6, allow_inf_nan=False)
     high: float = Field(gt=0, le=1e6, allow_inf_nan=False)
@@ -31,20 +31,20 @@ class LearningRateRange(Config):
             raise ValueError(f"empty: low and high are both {self.low:g}; allowed: low below high")
         if self.low > self.high:
             raise ValueError(f"reversed: low {self.low:g} is above high {self.high:g}; allowed: low below high")
-        if self.low < LOWEST_RATE:  # squares and fractions of it must not become 0
+        if self.low < LOWEST_RATE:  # Squares and fractions of the rate must not become 0.
             raise ValueError(f"too low: {self.low:g}; allowed: at least {LOWEST_RATE:g}")
         return self
 
 
 class TokensOfATrial(Config):
-    """Steps by the tokens of a trial."""
+    """Length of a trial, given in tokens."""
 
     tokens: int = Field(ge=1, le=10**16)
     """Positions computed, padding included; rounded to whole steps."""
 
 
 class DivergenceConfig(Config):
-    """What ends a trial as diverged, besides a loss or gradient norm that is not finite."""
+    """Limits that end a trial as diverged, besides a loss or gradient norm that is not finite."""
 
     above_start: float | None = Field(0.1, ge=0, le=100)
     """The mean loss of the last ``window`` steps is above that of the first step by more than this share of it (losses
@@ -55,8 +55,11 @@ class DivergenceConfig(Config):
 
 
 class SweepBudget(Config):
-    """What the whole sweep may take. It is not begun where one full trial needs more (of a strategy that projects: all
-    trials of all its sizes, as long as none ends early), and stops where it is spent."""
+    """Limits of the whole sweep. The sweep stops when one is spent.
+
+    It does not start if one full trial needs more. With a strategy that projects, all trials of all sizes must fit,
+    assuming that none ends early.
+    """
 
     hours: float | None = Field(None, gt=0, le=1e6)
     usd: float | None = Field(None, gt=0, le=1e9)
@@ -65,7 +68,7 @@ class SweepBudget(Config):
 
 
 class TrialLimits(Config):
-    """How long a trial may take. One that passes a limit ends, and the sweep goes on, or says what hangs."""
+    """Time limits of a trial. A trial that passes a limit ends. The sweep goes on, or reports the cause of a hang."""
 
     start_s: float = Field(900, gt=0, le=86_400)
     """Until its first sign of life: model and data path."""
@@ -76,7 +79,7 @@ class TrialLimits(Config):
 
 
 class SweepConfig(Config):
-    """One sweep file, resolved: ``extends`` is merged, dotted keys of ``base`` are nested."""
+    """A resolved sweep file: ``extends`` is merged, and dotted keys of ``base`` are nested."""
 
     name: Name
     """Names the sweep's folder."""
@@ -134,7 +137,7 @@ class SweepConfig(Config):
     @field_validator("seeds")
     @classmethod
     def _are_distinct(cls, seeds: list[int]) -> list[int]:
-        """The same trial twice would count as two that agree."""
+        """Refuse a repeated seed, because the same trial twice would count as two that agree."""
         again = [seed for place, seed in enumerate(seeds) if seed in seeds[:place]]
         if again:
             raise ValueError(f"{again[0]} is there twice; allowed: each seed once")

@@ -8,9 +8,9 @@
             best = trial
 
 The function is a generator, like every strategy (``harness.sweep.trials``). It yields a learning rate or a
-``TrialPlan``, and receives the ``Trial`` once that has ended. A resumed sweep sends it the trials in the journal. Its
-plans must therefore depend on these trials and on ``space`` alone. Learning rates lie in the sweep's range, from
-``space.low`` to ``space.high``. Before a sweep begins, the function runs up to its first ``yield``.
+``TrialPlan``, and receives the ``Trial`` when that has ended. A resumed sweep sends it the trials in the journal. Its
+plans must therefore depend only on these trials and on ``space``. Learning rates lie in the sweep's range, from
+``space.low`` to ``space.high``. Before a sweep starts, the function runs up to its first ``yield``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnStrategy(Config):
     """Further arguments of the function, by name."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return one stage. A budget assumes the sweep's steps for each trial, as the function chooses their length."""
+        """Return one stage. A budget assumes the sweep's steps for each trial, as the function sets their length."""
         asking = self._begun(space)
         try:
             self._next(asking, None, space)

@@ -28,9 +28,9 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
         means = _means(curve.points)
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1.2, alpha=0.7)
-        if curve.above:  # in no line either
+        if curve.above:  # These points are in no line either.
             axes.plot(*zip(*curve.above, strict=True), "o", color=colour, markersize=6, fillstyle="none", label=above)
-            above = ""  # the legend names it once
+            above = ""  # The legend names it once.
         optimum = curve.optimum
         if isinstance(optimum, LearningRateOptimum):
             axes.axvline(optimum.learning_rate, color=colour, linestyle="--", linewidth=1.4)
@@ -55,7 +55,7 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
     """Draw the training loss of the last step, a line through the mean of each rate, and a star at the lowest mean.
 
-    No optimum is fitted, as the loss of a single step depends on its batch.
+    No optimum is fitted, because the loss of a single step depends on its batch.
     """
     return drawn(training_figure(curves, name), narrow=training_figure(curves, name, NARROW))
 
@@ -96,9 +96,9 @@ def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
 
 
 def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
-    """Draw the grid, and the ticks of the logarithmic axes as numbers, as matplotlib's own would be formulas.
+    """Draw the grid, and the ticks of the logarithmic axes as numbers; matplotlib's own ticks would be formulas.
 
-    A narrow sheet has numbers between powers of ten only on an axis of at most 1.5 of them.
+    A narrow sheet has numbers between powers of ten only on an axis that spans at most 1.5 of them.
     """
     axes.grid(color=GRID)
     axes.set_axisbelow(True)

@@ -1,6 +1,6 @@
-"""Trains a few steps of each kind of trial before the first one, and refuses a sweep that its budget is too small for.
+"""Trains a few steps of each kind of trial before the first one, and refuses a sweep that exceeds its budget.
 
-These trainings are no trials: they only say what a step, a pass and a start take. Their time is spent, too.
+These trainings are no trials. They only measure the time of a step, a pass and a start. Their time counts as spent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 
 
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
-    """The longest trial of each kind, at the lowest rate, which diverges last: the first steps of these are trained."""
+    """Return the longest trial of each kind, at the lowest rate, which diverges last. Its first steps are the pilot."""
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
     return {plan.kind: plan for plan in sorted(plans, key=lambda one: one.steps)}
 
@@ -34,10 +34,10 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError where the budget is smaller than what a sweep needs at the least, as far as that is known.
+    """Raise InputError if the budget is smaller than the minimum that a sweep needs, as far as that is known.
 
-    That is one trial of full length. A strategy that projects says nothing without every one of its sizes, so of that
-    it is every trial, where none ends early. Of time nothing is known before the ``pilots``.
+    The minimum is one full trial. A strategy that projects needs every size, so its minimum is every trial, if none
+    ends early. Without ``pilots``, the time is not known and only the tokens are checked.
     """
     space = configs.space()
     stages = settings.strategy.stages(space)
@@ -52,9 +52,10 @@ def refuse_too_much(
 
 
 def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
-    """Train what ``start`` says, and return what it took.
+    """Train the steps that ``start`` describes, and return the time they took.
 
-    ``may_s``: BudgetOver where it takes longer. Raises TrialFailed where nothing is known then, and InputError.
+    ``may_s``: limit in seconds. Raises BudgetOver if training takes longer, TrialFailed if it yields no times, and
+    InputError.
     """
     folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
 
@@ -87,9 +88,9 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
 
 
 def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[str]) -> Pilot:
-    """The same of a trial that trains nothing, as on an emulated device: its steps are those of a study's run.
+    """Measure the same for a trial that trains nothing, for example on an emulated device, by a study's run.
 
-    Raises InputError, and TrialFailed where they do not end.
+    Raises InputError, and TrialFailed if the steps do not finish.
     """
     from harness.launch.costing import MeasurementFailed, measure
     from harness.scenario.model import Scenario
@@ -111,7 +112,7 @@ def _seconds(path: Path, column: str) -> list[float]:
 
 
 def _passes(path: Path) -> tuple[list[float], list[float]]:
-    """The seconds of the passes over held-out data, and of those over multiple-choice questions."""
+    """Return the seconds of the passes over held-out data, and of those over multiple-choice questions."""
     from pyarrow.parquet import read_table
 
     rows = read_table(path).to_pylist() if path.exists() else []

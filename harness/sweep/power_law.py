@@ -1,25 +1,25 @@
-"""Fits how the optimal learning rate changes with size (parameters or tokens), and extrapolates where it may.
+"""Fits how the optimal learning rate changes with size (parameters or tokens), and extrapolates within limits.
 
     log optimum = intercept + slope * log size
 
-Each optimum has a 95 % interval of its own (``sweep.fit``), which also counts how far the vertex of a quadratic may lie
-from the best rate. An optimum without an interval, or with an open end, bounds nothing and is in no line.
+Each optimum has its own 95 % interval (``sweep.fit``), which includes the distance of a quadratic's vertex from the
+best rate. An optimum without an interval, or with an open end, bounds nothing and is left out of the line.
 
-Intervals of optima reach unequally far to both sides, so they are combined end by end, in squares (MOVER: Zou and
-Donner 2008, "Construction of confidence intervals about effect measures"):
+Intervals of optima are not symmetric, so they are combined end by end, in squares (MOVER: Zou and Donner 2008,
+"Construction of confidence intervals about effect measures"):
 
     low(size)  = line(size) - sqrt(sum of (what optimum i adds at the end that lowers the line) ** 2 + scatter ** 2)
 
-and the high end likewise. The ends of an interval are mostly neighbouring rates, which the best rate seldom reaches and
-next to never at all sizes at once. So ``SHARE`` of each half width counts. With it, the interval held the best rate in
-at least 98 % of the simulated lines of every kind, and in at least 95 % of those narrow enough to name a rate
-(``tests/benchmarks/sweep_intervals.py``). There, curves of all sizes have one shape.
+The high end is computed likewise. The ends of an interval are mostly neighbouring rates. The best rate seldom reaches
+them, and almost never at all sizes at once. So only the fraction ``SHARE`` of each half width counts. In simulations
+(``tests/benchmarks/sweep_intervals.py``) the interval then included the best rate in at least 98 % of the lines of
+every kind. For lines narrow enough to name a rate it was at least 95 %. There, curves of all sizes have one shape.
 
-Optima may lie off the line by more than their intervals explain: the line is a random-effects regression. ``tau2``, the
-variance of what the intervals do not explain, is estimated by the method of moments (DerSimonian and Laird 1986; as a
-regression, Thompson and Sharp 1999), and each size has the weight 1 / (its own variance + tau2). Student's quantile
-with (sizes - 2) degrees of freedom scales it, as so few sizes estimate it: with three sizes 12.7 in place of 1.96.
-Scatter no larger than the optima's own uncertainty often goes unseen in three sizes.
+Optima may lie further from the line than their intervals explain, so the line is a random-effects regression. ``tau2``
+is the variance that the intervals do not explain. It is estimated by the method of moments (DerSimonian and Laird 1986;
+as a regression, Thompson and Sharp 1999), and each size has the weight 1 / (its own variance + tau2). Student's
+quantile with (sizes - 2) degrees of freedom scales it, because few sizes estimate it: 12.7 for three sizes instead of
+1.96. Three sizes often do not show a scatter that is no larger than the optima's own uncertainty.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import student_t
 from harness.sweep.fit import LearningRateOptimum
 
-MIN_SIZES = 3  # distinct: any two lie on a line
-WIDEST_SLOPE = 1.0  # half width of its interval: above it, ten times the size may be ten times the rate
+MIN_SIZES = 3  # number of distinct sizes; any two lie on a line
+WIDEST_SLOPE = 1.0  # half width of the slope's interval; above it, ten times the size may mean ten times the rate
 MIN_R2 = 0.5  # below it, and with residuals above LARGEST_RESIDUAL, the optima follow no line
-LARGEST_RESIDUAL = math.log(1.5)  # root mean square: a line that explains little of a scatter as small as this is level
-FARTHEST = 3.0  # how far beyond the sizes, in their own logarithmic range (26M to 105M tokens reaches 6.7B)
-WIDEST = 10.0  # ratio of a prediction's bounds: above it the prediction names no learning rate
+LARGEST_RESIDUAL = math.log(1.5)  # root mean square; with smaller residuals, a low R2 only means that the line is level
+FARTHEST = 3.0  # distance beyond the sizes, in their own logarithmic range (26M to 105M tokens reaches 6.7B)
+WIDEST = 10.0  # ratio of a prediction's bounds; above it the prediction names no learning rate
 # Fraction of the distance from an optimum to an end of its interval. In simulations (tests/benchmarks) 0.6 is the
 # smallest tenth with at least 95 % coverage.
 SHARE = 0.6
 
 _QUANTILE = 1 - (1 - CONFIDENCE) / 2
 _NORMAL = NormalDist().inv_cdf(_QUANTILE)
-_SMALLEST = 1e-9  # variance of an optimum, in squares of log units: its curve has an exact fit
+_SMALLEST = 1e-9  # variance of an optimum with an exact fit, in squares of log units
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """optimum = exp(intercept) * size ** slope."""
+    """Power law: optimum = exp(intercept) * size ** slope."""
 
     slope: float
     slope_low: float
@@ -83,7 +83,7 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class NoPowerLaw:
-    """Why there is no line at all."""
+    """Reason why no line was fitted."""
 
     reason: Literal["too-few-sizes"]
     sizes: int
@@ -96,7 +96,7 @@ class NoPowerLaw:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """The optimum that a power law predicts for a size."""
+    """Optimum that a power law predicts for a size."""
 
     size: float
     learning_rate: float
@@ -109,7 +109,7 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class NoExtrapolation:
-    """Why a power law says nothing about a size, with the figure that says so."""
+    """Reason why a power law predicts nothing for a size, and the figure behind it."""
 
     size: float
     reason: Literal["slope", "scatter", "too-far", "interval"]
@@ -120,7 +120,7 @@ class NoExtrapolation:
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
     """Fit a line through log optima. Omits optima at an end of the tried range or without an interval.
 
-    Raises ValueError where a size is not above 0 or the two differ in length.
+    Raises ValueError if a size is not above 0 or the lengths differ.
     """
     if len(sizes) != len(optima) or not all(0 < size < math.inf for size in sizes):
         raise ValueError("one size above 0 for each optimum")
@@ -155,7 +155,7 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 
 
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
-    """The optimum at ``size`` with its prediction interval, or why the law says nothing about it."""
+    """Return the optimum at ``size`` with its prediction interval, or a NoExtrapolation with the reason."""
     spanned = math.log(law.largest / law.smallest)
     beyond = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
@@ -179,7 +179,7 @@ def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
 
 
 def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each y adds to intercept and slope of the weighted line, (2, sizes)."""
+    """Return the weight of each y in intercept and slope of the weighted line, shape (2, sizes)."""
     centre = float(weights @ x / weights.sum())
     off = x - centre
     slope = weights * off / float(weights @ off**2)
@@ -187,20 +187,20 @@ def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.
 
 
 def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
-    """Variance of the optima about the line beyond their own, by the method of moments; 0 where they explain it."""
+    """Return the variance of the optima about the line beyond their own, by the method of moments; at least 0."""
     weights = 1 / (variances + _SMALLEST)
     weights /= weights.max()
     intercept, slope = _effect(x, weights) @ y
     squares = float(weights @ (y - intercept - slope * x) ** 2)
     design = np.stack([np.ones_like(x), x - x.mean()], axis=1)
     hat = design @ np.linalg.pinv(design.T @ (weights[:, None] * design)) @ (design * weights[:, None]).T
-    # Expected squares: sum of w (1 - h) v of what is known, and of what is asked for sum of w (1 - h).
+    # Expected squares: the known part is sum of w (1 - h) v, and the factor of tau2 is sum of w (1 - h).
     left = weights * (1 - np.diag(hat))
     return max(0.0, (squares - float(left @ variances)) / float(left.sum()))
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """Return the lower and upper widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance by tau2."""
+    """Return the lower and upper widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance from tau2."""
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts

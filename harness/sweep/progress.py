@@ -1,4 +1,4 @@
-"""Shows where a sweep is: a line for each trial that has ended, and one for the trial that runs."""
+"""Shows the progress of a sweep: a line for each ended trial, and one for the running trial."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.sweep.trials import Trial, TrialStage
 
 
 class SweepProgress:
-    """Prints to standard error; on a terminal the line of the running trial rewrites itself."""
+    """Prints to standard error. On a terminal, the line of the running trial is rewritten in place."""
 
     def __init__(self, stages: Sequence[TrialStage], trials: Sequence[Trial]) -> None:
-        """``trials``: what earlier parts of the sweep did."""
+        """Start the display. ``trials``: trials of earlier parts of the sweep."""
         self._all = sum(stage.trials for stage in stages)
         self._exact = all(stage.exact for stage in stages)
         self._all_steps = sum(stage.trials * stage.steps for stage in stages)
-        # The steps of a larger model take longer: what those of a smaller one took says nothing of the time left.
+        # Steps of a larger model take longer. Those of a smaller model do not predict the time left.
         self._is_alike = all(stage.overrides == stages[0].overrides for stage in stages)
         self._rewrites, self._line_open = is_terminal(), False
         self._begun_s = self._shown_s = time.monotonic()
@@ -31,27 +31,27 @@ class SweepProgress:
             self._say(f"{count(ended, 'trial')} of before, none of which is run again")
 
     def measuring(self, steps: int, group: str) -> None:
-        """A few steps are trained to know what one takes."""
+        """Announce a pilot that measures the time of a step."""
         which = f"a trial of {group}" if group else "a trial"
         self._say(f"training {count(steps, 'step')} to know what {which} takes")
 
     def begin(self, trial: Trial) -> None:
-        """A trial begins, or goes on."""
+        """Show that a trial starts or goes on."""
         self._show(trial, 0, None, force=self._rewrites)
 
     def step(self, trial: Trial, steps: int, loss: float | None) -> None:
-        """A trial has said that it lives, or where it is."""
+        """Show the progress of a running trial."""
         self._show(trial, steps, loss)
 
     def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
-        """A trial has ended."""
+        """Print the outcome of a trial."""
         self._done_steps += trial.plan.steps
         best = min((one for one in trials if one.status == "done"), key=lambda one: one.score, default=None)
         so_far = "" if best is None else f"; lowest so far {best.score:.4f} at {rate(best.plan.learning_rate)}"
         self._say(f"{trial_line(trial)}{so_far}")
 
     def end(self) -> None:
-        """End the line that rewrites itself."""
+        """End the line that is rewritten in place."""
         if self._line_open:
             print(file=sys.stderr)
             self._line_open = False
@@ -69,7 +69,7 @@ class SweepProgress:
             print(line, file=sys.stderr, flush=True)
 
     def line(self, trial: Trial, steps: int, loss: float | None, seconds: float) -> str:
-        """Where the sweep is after ``seconds`` of this part of it."""
+        """Return the progress line after ``seconds`` of this part of the sweep."""
         all_trials = f"{'' if self._exact else 'at most '}{self._all}"
         value = "" if loss is None else f", loss {loss:.4f}"
         done, left = self._done_steps + steps, ""

@@ -1,4 +1,4 @@
-"""What the optima of several sizes say about the sweep's own size. Numbers only."""
+"""Projects the optima of several sizes to the sweep's own size. Computes numbers only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class ProjectedPoint:
-    """A size and the optimum of its curve; None where it has no curve yet."""
+    """A size and the optimum of its curve. The optimum is None if there is no curve yet."""
 
     group: str
     size: float
@@ -31,7 +31,7 @@ class ProjectedPoint:
 
 @dataclass(frozen=True)
 class Projection:
-    """The optima of the sizes, the line through them, and what it predicts for the sweep's own size."""
+    """The optima of the sizes, the line through them, and its prediction for the sweep's own size."""
 
     unit: Unit
     target: float
@@ -45,7 +45,7 @@ class Projection:
 
     @property
     def largest(self) -> ProjectedPoint | None:
-        """The largest size with an optimum inside the rates that were tried."""
+        """Largest size with an optimum inside the tried rates."""
         inside = [one for one in self.points if _is_inside(one.optimum)]
         return max(inside, key=lambda one: one.size, default=None)
 
@@ -53,7 +53,7 @@ class Projection:
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
-    """``optima``: of each group that has a curve, with the end of its rates that its trials point beyond."""
+    """Return the projection. ``optima``: for each group with a curve, its optimum and the end to search beyond."""
     points = tuple(ProjectedPoint(one.group, one.size, *optima.get(one.group, (None, None))) for one in plan.sizes)
     fitted = [(one.size, one.optimum) for one in points if isinstance(one.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [one for _, one in fitted])

@@ -1,7 +1,6 @@
 """Strategies that search small models or short trainings, and project the best rate to the sweep's own size.
 
-What the optima of the sizes say is a matter of the findings (``harness.sweep.projected``): the trials are the same
-whatever that is.
+The findings (``harness.sweep.projected``) evaluate the optima of the sizes. They do not change the trials.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class ModelScalingStrategy(Config):
     """Layers, width and heads of each."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """The sizes, and the sweep's own."""
+        """Return the sizes, and the sweep's own."""
         return model_sizes(space, self.sizes)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -91,7 +90,7 @@ class DataScalingStrategy(_ShorterTrainings):
     """As model-scaling has it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """The sizes, and the sweep's own."""
+        """Return the lengths, and the sweep's own."""
         return self.lengths(space)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -116,7 +115,7 @@ class HybridStrategy(_ShorterTrainings):
     """As hyperband has it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """The sizes, and the sweep's own."""
+        """Return the sizes or lengths, and the sweep's own. Raises InputError for several seeds."""
         if len(space.seeds) > 1:
             raise InputError("seeds: hybrid trains each rate with one seed; give one")
         return model_sizes(space, self.sizes) if self.project == "model" else self.lengths(space)
@@ -166,7 +165,7 @@ class MupStrategy(Config):
     """Share of the sweep's steps that a trial has. Its schedule ends with it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """The widths, and that of the sweep's model."""
+        """Return the widths, and that of the sweep's model."""
         return widths_under_mup(space, self.widths, shortened(space.steps, self.fraction))
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -180,7 +179,7 @@ PROJECTING = (ModelScalingStrategy, DataScalingStrategy, HybridStrategy, MupStra
 
 
 def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None:
-    """What a strategy projects; None of one that searches the sweep's own model and steps."""
+    """Return the projection of a strategy; None if it searches the sweep's own model and steps."""
     return strategy.projects(space) if isinstance(strategy, PROJECTING) else None
 
 

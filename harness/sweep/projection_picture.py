@@ -1,4 +1,4 @@
-"""Draws a projection: the best learning rate over size, the line through it, and what it predicts."""
+"""Draws a projection: the best learning rate over size, the line through it, and its prediction."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from harness.sweep.projection_sentences import size_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLACES = 60  # of the line and its band
-OPEN_END = 26  # points: length of its arrow
-# Multiple of the optimum. An end further out is drawn as an arrow, as it would compress the rest of the picture.
+PLACES = 60  # number of points of the line and its band
+OPEN_END = 26  # length of the arrow at an open end, in points
+# Multiple of the optimum. An end further out is drawn as an arrow, because it would compress the rest of the picture.
 FARTHEST_END = 100.0
 
 
@@ -27,10 +27,10 @@ def has_picture(found: Projection | None) -> bool:
 
 
 def rate_over_size(found: Projection, name: str) -> Picture | None:
-    """The optima with their intervals, and the line with its 95 % prediction band up to the sweep's own size.
+    """Draw the optima with their intervals, and the line with its 95 % prediction band up to the sweep's own size.
 
-    None where fewer than two sizes have an optimum. An optimum that is in no line is hollow, and an arrow marks each
-    end that its trials leave open, or nearly so. Where nothing may be extrapolated the line ends at the largest size.
+    Returns None if fewer than two sizes have an optimum. An optimum that is left out of the line is hollow. An arrow
+    marks each open or very distant end of an interval. Without an extrapolation the line ends at the largest size.
     """
     if not has_picture(found):
         return None
@@ -53,7 +53,8 @@ def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
             else:
                 axes.plot([size, size], [centre, end], "-", color=INK, linewidth=1.2)
                 axes.plot([size], [end], "_", color=INK, markersize=9)
-        fill, label = ("full" if optimum.is_bounded else "none"), labels.pop(optimum.is_bounded, None)  # named once
+        # The legend names each kind once.
+        fill, label = ("full" if optimum.is_bounded else "none"), labels.pop(optimum.is_bounded, None)
         axes.plot([size], [centre], "o", color=INK, markersize=6, fillstyle=fill, label=label)
         axes.annotate(group, (size, centre), xytext=(6, 6), textcoords="offset points", fontsize=TEXT)
     axes.set_xlabel(size_of(0, found.unit).removeprefix("0 "))

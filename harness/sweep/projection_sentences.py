@@ -34,12 +34,12 @@ PREDICTED = (
 
 
 def size_of(size: float, unit: Unit) -> str:
-    """``1,327,104 parameters without embeddings and output projection``."""
+    """Format a size with its unit: ``1,327,104 parameters without embeddings and output projection``."""
     return f"{size:,.0f} {_OF[unit]}"
 
 
 def conclusion(found: Projection) -> list[str]:
-    """What is predicted for the sweep's own size, or in bold why nothing is."""
+    """Return the prediction for the sweep's own size, or in bold the reason for its absence."""
     if found.unit == "width":
         return [*_over_widths(found), *_bounds(found)]
     if isinstance(found.prediction, Extrapolation):
@@ -52,7 +52,9 @@ def conclusion(found: Projection) -> list[str]:
 
 
 def _bounds(found: Projection) -> list[str]:
-    """The ends of the tried rates that were hit, in bold; minima of fits that lie beyond an end that was not."""
+    """Return a bold line for each end of the tried rates that was hit, and a line for fits with a minimum beyond an
+    end.
+    """
     lines = []
     for edge, which, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
         hit = [one.group for one in found.points if one.edge == edge]
@@ -76,7 +78,7 @@ def _bounds(found: Projection) -> list[str]:
 
 
 def law_of(found: Projection) -> list[str]:
-    """The line through the optima, where there is one."""
+    """Describe the line through the optima, if there is one."""
     law = found.law
     if not isinstance(law, PowerLaw):
         return []
@@ -88,7 +90,7 @@ def law_of(found: Projection) -> list[str]:
 
 
 def hypothesis(found: Projection) -> str:
-    """What must be true for the chosen rate to be the best one at the sweep's own size."""
+    """State what must be true for the chosen rate to be the best one at the sweep's own size."""
     if found.largest is None or (found.unit != "width" and not isinstance(found.prediction, Extrapolation)):
         return "No rate is chosen, so nothing is transferred."
     searched = any(one.size == found.target and one.optimum is not None for one in found.points)

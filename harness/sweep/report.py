@@ -1,4 +1,4 @@
-"""Writes the report of a sweep: the chosen learning rate and how sure that is, curve, trials, and what was spent."""
+"""Writes the report of a sweep: the chosen learning rate and its certainty, curve, trials, and spending."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OUTCOMES = {"running": "in flight", "done": "done", "diverged": "diverged", "beh
 
 
 def write_report(folder: SweepFolder) -> list[str]:
-    """Write summary.md, summary.json and the picture from what the folder holds; the lines that say what was found."""
+    """Write summary.md, summary.json and the pictures from the sweep's folder. Return the lines of the conclusion."""
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
     trials = [folder.as_it_stands(one) for one in TrialJournal(folder.path).trials()]
@@ -57,7 +57,7 @@ def write_report(folder: SweepFolder) -> list[str]:
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
-    """What was searched, as far as a report asks: its steps are those of the sweep's own model."""
+    """Return the search space as far as a report needs it. All trials have the steps of the sweep's own model."""
     of = settings.learning_rate
     return SearchSpace(
         of.low, of.high, tuple(settings.seeds), settings.search_seed, config, lambda _: record.steps, record.step_tokens
@@ -91,7 +91,7 @@ def _page(
 
 
 def _curves(found: SweepFindings) -> str:
-    """A table of the optima, where there are several curves."""
+    """Return a table of the optima if there are several curves."""
     if len(found.curves) < 2:
         return ""
     rows = []
@@ -123,10 +123,11 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
 
 
 def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) -> int | None:
-    """The number of the trial that shows the chosen rate best: full, at the rate with the lowest mean loss.
+    """Return the number of the trial that shows the chosen rate best: full length, at the rate with the lowest mean
+    loss.
 
-    None where the rate is projected from other sizes, and where no trial has had ``full_steps`` yet: the losses of
-    shorter trials are those of another schedule.
+    None if the rate is projected from other sizes, or if no trial has run ``full_steps`` yet. Losses of shorter trials
+    belong to another schedule.
     """
     if found.projection is not None or not found.curves or found.curves[0].steps < full_steps:
         return None
@@ -142,7 +143,7 @@ def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) 
 
 
 def _outcomes(trials: Sequence[Trial]) -> dict[int, str]:
-    """How each trial ended, by its number; of a rate that has several seeds also how many of them diverged."""
+    """Return the outcome of each trial by number. A rate with several seeds also shows how many of them diverged."""
     alike: dict[tuple[str, int, str], list[Trial]] = {}
     for one in trials:
         alike.setdefault((one.plan.group, one.plan.steps, one.plan.role), []).append(one)

@@ -1,7 +1,7 @@
-"""Runs a sweep: asks its strategy for one trial after the other, trains it, and keeps everything that happened.
+"""Runs a sweep: asks its strategy for one trial after the other, trains it, and records the results.
 
-A sweep that was killed is resumed by sending the strategy the trials that the journal holds: what had ended is not run
-again, and the one that was running goes on from its last checkpoint, or begins again, as the same trial.
+A killed sweep is resumed by sending the strategy the trials in the journal. Ended trials do not run again. The trial
+that was running goes on from its last checkpoint, or starts again as the same trial.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from harness.sweep.trials import Trial, TrialPlan
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
 
-NOTED_EVERY_S = 2.0  # what a trial has taken is written this often, where it says that it lives
+NOTED_EVERY_S = 2.0  # seconds between two updates of a running trial's spending, written with its heartbeats
 
 
 @dataclass(frozen=True)
 class SweepEnded:
-    """How a sweep ended, and where it lies."""
+    """Outcome of a sweep, and its folder."""
 
     folder: SweepFolder
     status: SweepStatus
@@ -43,9 +43,9 @@ class SweepEnded:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What all trials of a sweep are expected to need where none ends early, by size, and what measuring that took.
+    """Expected need of all trials by size if none ends early, and the time spent to measure it.
 
-    ``evaluated``: passes over held-out data are counted.
+    ``evaluated``: passes over held-out data are included.
     """
 
     needs: tuple[TrialsNeed, ...]
@@ -55,7 +55,7 @@ class SweepCost:
 
 
 class SweepRun:
-    """One part of a sweep: from where it stands to its end, or until it is stopped."""
+    """One part of a sweep: from its current state to its end, or until it is stopped."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SweepRun:
         configs: TrialConfigs,
         trial_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """``trial_ended``: called when a trial has, and is written down."""
+        """Open the journal. ``trial_ended``: called when a trial has ended and is recorded."""
         self._trial_ended = trial_ended
         self._folder, self._record, self._settings, self._configs = folder, record, settings, configs
         self._journal = TrialJournal(folder.path)
@@ -77,7 +77,7 @@ class SweepRun:
         self._behind = False
 
     def run(self) -> SweepEnded:
-        """Run trials until the strategy has no more; keep what was done, whatever happens."""
+        """Run trials until the strategy ends. Whatever happens, the results so far are kept."""
         status: SweepStatus = "failed"
         error: str | None = None
         self._record = self._folder.update(self._record, status="running", ended_utc=None, error=None)
@@ -108,7 +108,7 @@ class SweepRun:
         return SweepEnded(self._folder, status, error)
 
     def cost(self) -> SweepCost:
-        """Train a few steps of each size of trial, and no trial."""
+        """Train a few steps of each size of trial and return the expected cost. Runs no trial."""
         try:
             kinds = pilots_of(self._settings, self._space)
             for plan in kinds.values():
@@ -134,7 +134,7 @@ class SweepRun:
             pass
 
     def _trial(self, number: int, plan: TrialPlan) -> Trial:
-        """The trial that the strategy asks for: as the journal has it, or trained now."""
+        """Return the trial that the strategy asks for: from the journal, or trained now."""
         if number < len(self._trials):
             trial = self._trials[number]
             if trial.plan != plan:
@@ -161,7 +161,7 @@ class SweepRun:
         folder, number, plan = self._folder.trial(trial.number), trial.number, trial.plan
         before = self._folder.taken(number)
         before_s, steps, tokens = before.seconds, before.steps, before.tokens
-        if (left := self._folder.result(number)) is not None:  # it had ended when the sweep was killed
+        if (left := self._folder.result(number)) is not None:  # The trial had ended when the sweep was killed.
             return self._ended(trial, left, before_s)
         self._behind, over = False, False
         begun_s = noted_s = time.monotonic()
@@ -220,7 +220,7 @@ class SweepRun:
         }  # fmt: skip
 
     def _ended(self, trial: Trial, event: TrialEvent | JsonObject, seconds: float) -> Trial:
-        """The trial as its last message says. Raises TrialFailed or InputError where that is a fault."""
+        """Return the trial with the results of its last message. Raises TrialFailed or InputError for a failure."""
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         found = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
@@ -239,7 +239,7 @@ class SweepRun:
         return replace(found, status="done", loss=_number(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
-        """Raise BudgetOver where what is left is too little for that trial; before the first, InputError."""
+        """Raise BudgetOver if the rest is too small for that trial; InputError before the first trial."""
         settings, price = self._settings, self._record.price_usd_per_hour
         kinds = pilots_of(settings, self._space)
         if settings.budget.hours is not None or settings.budget.usd is not None:
@@ -253,7 +253,7 @@ class SweepRun:
             raise BudgetOver(messages.too_little_left(short, plan))
 
     def _measure(self, plan: TrialPlan) -> None:
-        """Train a few steps of a trial's configuration, which is no trial, to know what a step takes."""
+        """Train a few steps of a trial's configuration, outside of any trial, to measure the time of a step."""
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -264,7 +264,8 @@ class SweepRun:
         begun_s = time.monotonic()
         try:
             config = self._configs.of(plan)
-            if config.compute.emulated is not None:  # of a sweep whose cost alone is asked for
+            # Only a sweep whose cost alone is computed may use an emulated device.
+            if config.compute.emulated is not None:
                 pilot = time_steps(self._record.arm, config, folder, self._record.command)
             else:
                 pilot = train_pilot(self._server, self._start(plan, folder, count, []), may_s)
@@ -276,7 +277,7 @@ class SweepRun:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Remove the checkpoints that nobody needs."""
+        """Remove the checkpoints that ``keep`` does not cover."""
         keep = self._settings.keep
         if keep == "all":
             return

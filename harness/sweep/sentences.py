@@ -1,4 +1,4 @@
-"""Makes the sentences of a sweep's report. None says more than the trials show."""
+"""Makes the sentences of a sweep's report. They claim no more than the trials show."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.sweep.model import SweepConfig
 from harness.sweep.store import SweepRecord
 from harness.sweep.trials import Trial
 
-FAR_BEYOND_TRIED = 100.0  # times beyond the tried rates, where an end of an interval says no more than that it is open
+FAR_BEYOND_TRIED = 100.0  # factor beyond the tried rates; an interval's end further out only counts as open
 
 
 def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
-    """``1.1e-03 to 2.3e-03``; names an end that is open, or lies far beyond the rates of ``curve``."""
+    """Format an interval: ``1.1e-03 to 2.3e-03``. Names an open end, or one far beyond the rates of ``curve``."""
     tried = [one for one, _ in curve.points] if curve is not None else []
     if tried and low is not None and low < min(tried) / FAR_BEYOND_TRIED:
         low = None
@@ -32,7 +32,7 @@ def interval(low: float | None, high: float | None, curve: RateCurve | None = No
 
 
 def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
-    """Why ``curve`` has no fitted optimum."""
+    """Return the reason why ``curve`` has no fitted optimum."""
     below = "" if not curve.above else " below the lowest that diverged"
     return {
         "too-few": f"{count(found.rates, 'learning rate')}{below} came to an end, a fit needs {MIN_RATES}",
@@ -42,7 +42,7 @@ def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
 
 
 def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
-    """What was found, how sure that is, and what stands in its way."""
+    """Return the result of a sweep as lines: the chosen rate, its certainty, and what limits it."""
     lines = [*_ending(record, trials), *map(_nothing_below, _without_points(found.curves))]
     if found.projection is not None:
         return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
@@ -64,17 +64,17 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
 
 
 def of_seeds(one: DivergedRate) -> str:
-    """`` (1 of 2 seeds)``: how many diverged, where the rate had several."""
+    """Format how many seeds diverged, if the rate had several: `` (1 of 2 seeds)``."""
     return "" if one.seeds < 2 else f" ({one.diverged} of {one.seeds} seeds)"
 
 
 def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
-    """Those of which trials came to their end, but all of these at or above a rate that diverged."""
+    """Return the curves with finished trials, all of them at or above a rate that diverged."""
     return [one for one in curves if one.above and not one.points]
 
 
 def _nothing_below(curve: RateCurve) -> str:
-    """Why no rate of a curve is chosen, though trials came to their end."""
+    """Explain why a curve has no chosen rate, though trials finished."""
     assert curve.ceiling is not None
     where, what = (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")
     many = count(len(curve.above), "trial")
@@ -86,7 +86,7 @@ def _nothing_below(curve: RateCurve) -> str:
 
 
 def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
-    """Why the sweep is not whole, where it is not."""
+    """Return a line that says why the sweep is incomplete, if it is."""
     flying = [one for one in trials if one.status == "running"]
     left = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
     if all_diverged(trials) and record.status in ("diverged", "done"):
@@ -136,9 +136,9 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
 
 
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
-    """The end of the tried rates was hit; whether that is the bound of the search range as well."""
+    """Return the warning that an end of the tried rates was hit, and if it is also a bound of the search range."""
     tried = sorted(one for one, _ in curve.points)
-    many = f"of the trials of {count(curve.steps, 'step')}"  # of shorter ones the rates may have gone further
+    many = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
     low = chosen.at_edge == "low"
     end, asked = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
     which, beyond = ("lowest", "below") if low else ("highest", "above")
@@ -152,8 +152,8 @@ def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
 
 
 def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
-    """What else the interval holds where the lowest loss is at ``end``, as noise may have made it the lowest."""
-    if isinstance(curve.optimum, NoOptimum):  # nothing says what is noise
+    """Return the part of the warning about the rest of the interval: noise may have made ``end`` the lowest."""
+    if isinstance(curve.optimum, NoOptimum):  # Without a fit, there is no estimate of noise.
         return ""
     low = chosen.at_edge == "low"
     side, way = ("above", "up") if low else ("below", "down")
@@ -161,13 +161,13 @@ def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
     if last is None:
         return f", or {side}: the 95 % interval has no end there either"
     least, most = sorted((last, end))
-    if not any(least < one < most for one, _ in curve.points):  # it reaches to the next rate in any case
+    if not any(least < one < most for one, _ in curve.points):  # The interval reaches to the next rate in any case.
         return ""
     return f", or {side}: the 95 % interval reaches {way} to {rate(last)}"
 
 
 def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
-    """What the interval does not hold."""
+    """Return the limits of the result: open ends of the interval, divergence, and trials that ended early."""
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
@@ -197,7 +197,7 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
 
 
 def of_questions() -> str:
-    """What the column of multiple choice holds."""
+    """Explain the column of multiple choice."""
     return (
         "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
         "over its characters, or over its tokens where the questions have no text."
@@ -205,7 +205,7 @@ def of_questions() -> str:
 
 
 def of_time() -> str:
-    """What the seconds hold."""
+    """Explain what the time of a trial includes."""
     return (
         "Time is that of the trials from start to end, what is imported for the first among it; of a part that was "
         "killed it holds what was noted at its last sign of life: some ten seconds before, or longer where its start "
@@ -214,7 +214,7 @@ def of_time() -> str:
 
 
 def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -> str:
-    """What using the chosen rate for another training assumes."""
+    """State the assumptions of using the chosen rate for another training."""
     size = "" if record.parameters is None else f" of {record.parameters:,} parameters"
     if found.projection is not None:
         return projection_sentences.hypothesis(found.projection)
@@ -244,7 +244,7 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
 
 
 def _setting(value: object) -> str:
-    """A setting of a strategy: sizes as layers/width/heads."""
+    """Format a setting of a strategy. Sizes become layers/width/heads."""
     if isinstance(value, list):
         return " and ".join(map(_setting, value))
     if isinstance(value, dict):
@@ -253,7 +253,7 @@ def _setting(value: object) -> str:
 
 
 def method(settings: SweepConfig) -> str:
-    """Strategy and rules, in words."""
+    """Describe the strategy and the rules of the search."""
     divergence = settings.divergence
     rule = "a loss or gradient norm that is not finite"
     if divergence.above_start is not None:

@@ -1,8 +1,8 @@
-"""Names the smaller models and shorter trainings of a projection, and says how large they are.
+"""Defines the smaller models and shorter trainings of a projection, and computes their sizes.
 
-The size of a model is its parameters without embeddings and output projection (Kaplan et al. 2020): those of the
-smallest models are nearly all embeddings, which grow with the width alone. (``steps: compute-optimal`` counts them, as
-Hoffmann et al. 2022 do.)
+The size of a model is its parameters without embeddings and output projection (Kaplan et al. 2020). The parameters of
+the smallest models are nearly all embeddings, which grow with the width alone. ``steps: compute-optimal`` includes
+them, like Hoffmann et al. 2022.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainer.json_types import Json, JsonObject
 from trainer.model import Shape, resolve_shape
 
 Unit = Literal["parameters", "tokens", "width"]
-LEAST = 3  # sizes of a projection: any two optima lie on a line
+LEAST = 3  # minimum number of sizes of a projection, because any two optima lie on a line
 
 
 class ModelSize(Config):
-    """Depth, channels and heads of a smaller model; the rest is as the sweep's model has it."""
+    """Depth, channels and heads of a smaller model. Everything else is that of the sweep's model."""
 
     layers: int = Field(ge=1)
     width: int = Field(ge=1)
@@ -46,7 +46,7 @@ TOKENS = [26_000_000, 52_000_000, 105_000_000]
 
 @dataclass(frozen=True)
 class SizeOfTrials:
-    """One point of a projection: what its trials train, and for how long."""
+    """One point of a projection: the configuration of its trials, and their steps."""
 
     group: str
     size: float
@@ -56,7 +56,7 @@ class SizeOfTrials:
 
 @dataclass(frozen=True)
 class ProjectionPlan:
-    """What is trained at several sizes, and the size that the sweep is about."""
+    """Sizes at which trials run, and the size that the sweep is about."""
 
     unit: Unit
     sizes: tuple[SizeOfTrials, ...]
@@ -66,7 +66,10 @@ class ProjectionPlan:
 
 
 def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPlan:
-    """Of ``sizes``, up to the sweep's model. Raises InputError where a model cannot be, or two are of one size."""
+    """Plan trials of the model ``sizes`` for the sweep's model.
+
+    Raises InputError if a model is not possible, or if two have the same size.
+    """
     whole = shape_of_preset(space, "model-scaling")
     found = []
     for place, one in enumerate(sizes):
@@ -87,9 +90,9 @@ def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> Projecti
 
 
 def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:
-    """Narrower models of the sweep's depth, with heads as wide as its own, under mup whose base is the first width.
+    """Plan narrower models under mup: the sweep's depth and head width, with the first width as base.
 
-    ``steps``: of each trial. Raises InputError where a width cannot be.
+    ``steps``: steps of each trial. Raises InputError if a width is not possible.
     """
     whole = shape_of_preset(space, "mup")
     head_width = whole.width // whole.heads
@@ -112,7 +115,7 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
 
 
 def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
-    """The shape of the sweep's model, its vocabulary apart. Raises InputError where it is of no preset."""
+    """Return the shape of the sweep's model with vocabulary 0. Raises InputError if the model has no preset."""
     model = space.config.model
     if model.is_of_files or model.factory is not None:
         raise InputError(f"strategy: {strategy} makes smaller models of a preset; give model.preset")
@@ -120,7 +123,7 @@ def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
 
 
 def parameters_of_body(shape: Shape) -> int:
-    """Parameters without embeddings and output projection."""
+    """Return the number of parameters without embeddings and output projection."""
     return round(flops_per_token(shape, 0, "non-embedding") / 6)
 
 

@@ -1,4 +1,4 @@
-"""Makes the configuration of each trial, and says how many steps it has."""
+"""Makes the configuration of each trial, and computes its steps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 from trainer.model import shape_of
 
-MAX_STEPS_ASKED = 10_000_000  # of a trial, however they are asked for
+MAX_STEPS_ASKED = 10_000_000  # steps of a trial, from any setting
 
 
 class TrialConfigs:
-    """The configurations of a sweep's trials. Methods raise InputError where one cannot be."""
+    """Configurations of a sweep's trials. Methods raise InputError if a configuration is not possible."""
 
     def __init__(
         self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
     ) -> None:
-        """``config``: what the trials share. ``vocabulary``: of the tokenizer, where the model does not say it.
+        """Take the shared ``config``. ``vocabulary``: returns the tokenizer's size, if the model does not have it.
 
-        ``compared`` False: only what trials take is asked for. An emulated device says that, though it has no loss.
+        ``compared`` False: only the time of trials is needed. Then an emulated device is allowed, though it has no
+        loss.
         """
         self._settings = settings
         timed_alone = not compared and config.compute.emulated is not None
@@ -37,13 +38,13 @@ class TrialConfigs:
         self._vocabulary = cache(vocabulary)
 
     def space(self) -> SearchSpace:
-        """What a strategy searches."""
+        """Return the space that a strategy searches."""
         of, seeds = self._settings.learning_rate, tuple(self._settings.seeds)
         step_tokens = self.step_tokens(self.base)
         return SearchSpace(of.low, of.high, seeds, self._settings.search_seed, self.base, self.steps, step_tokens)
 
     def of(self, plan: TrialPlan) -> TrainerConfig:
-        """The configuration of one trial."""
+        """Return the configuration of one trial."""
         settings, config = self._settings, self._with(plan.overrides)
         steps = _allowed(plan.steps, self.step_tokens(config))
         optimizer: dict[str, Json] = {"learning_rate": plan.learning_rate}
@@ -54,15 +55,15 @@ class TrialConfigs:
             min(warmup, steps // 2) if settings.warmup_fraction is None else int(settings.warmup_fraction * steps)
         )
         optimizer["accumulation"] = self._accumulation(config)
-        ledger = min(config.warmup_steps, steps - 1)  # steps that count for no figure of time
-        # log_every: losses are read when a line is logged, and what ends a trial looks at the loss of each step.
+        ledger = min(config.warmup_steps, steps - 1)  # number of steps that the ledger skips
+        # Losses are read when a line is logged, and divergence is checked at every step. So log_every is 1.
         over: dict[str, Json] = {
             "optimizer": optimizer, "seed": plan.seed, "warmup_steps": ledger, "steps": steps - ledger, "log_every": 1,
         }  # fmt: skip
         return _checked(merge(config.model_dump(mode="json"), over))
 
     def steps(self, overrides: JsonObject) -> int:
-        """Optimizer steps of a full trial."""
+        """Return the optimizer steps of a full trial."""
         asked = self._settings.steps
         if isinstance(asked, int):
             return asked
@@ -84,7 +85,7 @@ class TrialConfigs:
         return "optimizer.lr_warmup_steps", config.optimizer.lr_warmup_steps
 
     def parameters(self, config: TrainerConfig) -> int:
-        """Of the model, embeddings among them."""
+        """Return the parameters of the model, including embeddings."""
         length = config.data.sequence_length
         shape = shape_of(config.model, 0, length)
         if shape is not None and not shape.vocab_size:
@@ -97,7 +98,7 @@ class TrialConfigs:
         return parameters(shape)
 
     def step_tokens(self, config: TrainerConfig) -> int:
-        """Tokens of an optimizer step, padding included."""
+        """Return the tokens of an optimizer step, including padding."""
         return _micro_batch(config) * self._accumulation(config)
 
     def _accumulation(self, config: TrainerConfig) -> int:
@@ -140,7 +141,7 @@ def _micro_batch(config: TrainerConfig) -> int:
 
 
 def _evaluated(config: TrainerConfig) -> TrainerConfig:
-    """The same with a share of the documents held out: trials are compared by the loss on those."""
+    """Return the configuration with a share of documents held out, because trials are compared by the loss on them."""
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
     try:
         return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))

@@ -1,6 +1,6 @@
-"""The folder of a sweep: what was asked, the journal of its trials, a training's folder for each, and the report.
+"""The folder of a sweep: the request, the journal of its trials, a training's folder for each, and the report.
 
-DIR/sweep.json        what was asked, and how it stands
+DIR/sweep.json        the request, and the sweep's status
 DIR/trials.journal    Optuna's journal
 DIR/trials/0003/      the training of trial 3: see launch.training; result.json once it has ended
 DIR/summary.md, summary.json, plots/
@@ -33,7 +33,7 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """What a few steps before the first trial of a kind took, for the arithmetic of a budget of time."""
+    """Times of a few steps before the first trial of a kind, in seconds, for a budget of time."""
 
     start_s: float
     """All of a short training but its steps and passes: its start, once a process is there for it, and its end."""
@@ -46,9 +46,9 @@ class Pilot:
 
     @property
     def measurement(self) -> ArmMeasurement:
-        """The same as costs of trainings are predicted from. What checkpoints take is not known of it."""
+        """The times as a measurement, which predicts costs of trainings. The time of checkpoints is unknown."""
         passes, answers = (self.pass_s,), (self.answers_s,)
-        steps = (self.step_s, self.step_s)  # the first of them is no other
+        steps = (self.step_s, self.step_s)  # The first step does not differ from the others.
         return ArmMeasurement(
             "trial", steps, unsettled=1, startup_s=self.start_s, ending_s=0.0, passes_s=passes, answers_s=answers
         )
@@ -56,7 +56,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Taken:
-    """spent.json: what a trial in flight has taken. Only what it said when it last gave a sign of life."""
+    """spent.json: what a running trial has used until its last heartbeat."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -65,7 +65,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """sweep.json. ``settings``: the resolved sweep file; ``config``: what the trials share."""
+    """sweep.json. ``settings``: the resolved sweep file; ``config``: the configuration that the trials share."""
 
     name: str
     arm: str
@@ -90,7 +90,7 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Where everything of one sweep lies."""
+    """Paths of the files of one sweep."""
 
     path: Path
 
@@ -107,14 +107,14 @@ class SweepFolder:
         return self.path / "summary.json"
 
     def trial(self, number: int) -> Path:
-        """The folder of that trial's training."""
+        """Return the folder of a trial's training."""
         return self.path / "trials" / f"{number:04d}"
 
     def write(self, record: SweepRecord) -> None:
         write_text(self.sweep_json, json.dumps({"schema": SWEEP_SCHEMA, **asdict(record)}, indent=1) + "\n")
 
     def read(self) -> SweepRecord:
-        """sweep.json. Raises InputError where there is none that can be read, or no journal beside it."""
+        """Read sweep.json. Raises InputError if it is missing or invalid, or if trials have no journal beside them."""
         try:
             found = read_json(self.sweep_json)
         except FileNotFoundError as error:
@@ -139,14 +139,14 @@ class SweepFolder:
         return record
 
     def result(self, number: int) -> JsonObject | None:
-        """What a trial left when it ended; None where it did not come so far, or left half of it."""
+        """Return the result of a trial; None if it has not ended, or if the file is incomplete."""
         with suppress(OSError, ValueError):
             found = read_json(self.trial(number) / RESULT)
             return cast("JsonObject", found) if isinstance(found, dict) else None
         return None
 
     def taken(self, number: int) -> Taken:
-        """What a trial has taken in its parts until now, as far as that was noted."""
+        """Return the recorded spending of all parts of a trial."""
         with suppress(OSError, ValueError, TypeError, AttributeError):
             return made_of(Taken, read_json(self.trial(number) / SPENT))
         return Taken()
@@ -155,14 +155,14 @@ class SweepFolder:
         write_text(self.trial(number) / SPENT, json.dumps(asdict(taken)) + "\n")
 
     def as_it_stands(self, trial: Trial) -> Trial:
-        """``trial`` of the journal, which knows nothing of one in flight, with what that has taken until now."""
+        """Return ``trial`` with its spending until now, which the journal lacks for a running trial."""
         if trial.status != "running":
             return trial
         taken = self.taken(trial.number)
         return replace(trial, seconds=taken.seconds, steps=taken.steps, tokens=taken.tokens)
 
     def remove_checkpoints(self, number: int) -> None:
-        """Of a trial that is not needed any more."""
+        """Remove the checkpoints of a trial."""
         shutil.rmtree(self.trial(number) / CHECKPOINTS, ignore_errors=True)
 
     def update(self, record: SweepRecord, **changes: Json) -> SweepRecord:

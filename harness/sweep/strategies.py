@@ -1,4 +1,4 @@
-"""Lists the strategies: a new one is a class with its settings as fields and the methods of ``trials.Strategy``."""
+"""Lists the strategies. A new one is a class with its settings as fields and the methods of ``trials.Strategy``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 
 def _named(value: Any) -> Any:
-    """A name alone is the strategy with its defaults. Raises ValueError for a name that no strategy has."""
+    """Expand a name alone to a mapping, with the strategy's defaults. Raises ValueError for an unknown name."""
     found = {"name": value} if isinstance(value, str) else value
     allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
     if not isinstance(found, dict):

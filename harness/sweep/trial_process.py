@@ -1,4 +1,4 @@
-"""Drives trials from the sweep: forks each from a server that has everything imported, waits, and ends it in time."""
+"""Drives trials from the sweep: forks each from a server with everything imported, waits, and enforces its limits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trainer.json_types import JsonObject
 
 ENTRY = "harness.sweep.trial_run"
 PRELOADED = (ENTRY, "harness.launch.training", "trainer.evaluate", "trainer.checkpoint")
-STOPPING_S = 120.0  # for a trial that was asked to end: its step, and its last checkpoint
+STOPPING_S = 120.0  # Time for a stopped trial to finish its step and its last checkpoint.
 
 Order = Literal["step", "stop", "evaluate"]
 
 
 class TrialFailed(Exception):  # noqa: N818 - an outcome, reported; the trial is tried again when the sweep is resumed
-    """A trial ended by a fault that is none of its learning rate's: the machine, the memory, the code."""
+    """A trial failed for a reason other than its learning rate: machine, memory or code."""
 
 
 class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
@@ -36,7 +36,7 @@ class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
 
 
 class TrialServer:
-    """Forks trials, one after the other; its own process is started when the first is asked for."""
+    """Forks trials, one after the other. Its own process starts with the first trial."""
 
     def __init__(self, configs: Sequence[JsonObject], limits: TrialLimits) -> None:
         self._modules = [*modules_of(configs), *PRELOADED]
@@ -47,7 +47,7 @@ class TrialServer:
 
     @property
     def beat_s(self) -> float:
-        """Interval of a trial's heartbeat."""
+        """Interval of a trial's heartbeat, in seconds."""
         return min(BEAT_S, self._limits.silence_s / BEATS_PER_LIMIT)
 
     def train(
@@ -58,10 +58,10 @@ class TrialServer:
         decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
     ) -> TrialEvent:
-        """Train one trial to its end, and return how it ended.
+        """Train one trial to its end, and return its last event.
 
-        ``before_s``: what earlier parts of it took. ``decide`` answers milestones; ``going_on`` hears every sign of
-        life, and ends the trial where it says False. Raises TrialLate or TrialFailed.
+        ``before_s``: seconds that earlier parts of it took. ``decide`` answers milestones. ``going_on`` receives every
+        event, and ends the trial by returning False. Raises TrialLate or TrialFailed.
         """
         ours, theirs = socket.socketpair()
         channel, log_start = Channel(ours), log.stat().st_size if log.exists() else 0
@@ -93,7 +93,7 @@ class TrialServer:
                 raise
 
     def close(self) -> None:
-        """End the server, and a trial that is left with it."""
+        """End the server, and a trial that still runs."""
         self._kill()
         if self._server is not None:
             self._server.close()
@@ -130,18 +130,18 @@ class TrialServer:
     def _why_gone(self, log: Path) -> str:
         if self._pid is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)  # its channel is closed
+                os.killpg(self._pid, signal.SIGKILL)  # Its channel is closed.
         code = self._wait()
         if code is not None and code < 0:
             return f"its process was {killed_by(-code)}"
         return f"its process ended with status {code} and no word; see {log}"
 
     def _stop(self, channel: Channel) -> None:
-        """Ask the trial for a last checkpoint, and wait for it within a limit."""
+        """Ask the trial for a last checkpoint, and wait at most STOPPING_S."""
         self._signal(signal.SIGTERM)
         end_s = time.monotonic() + STOPPING_S
         with suppress(EOFError, OSError, TimeoutError, KeyboardInterrupt):
-            channel.send({"do": "stop"})  # the trial may wait for the answer to a milestone
+            channel.send({"do": "stop"})  # The trial may wait for the answer to a milestone.
             while (left_s := end_s - time.monotonic()) > 0:
                 event = channel.receive_trial_event(left_s)
                 if event["event"] == "ended":

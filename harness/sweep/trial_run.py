@@ -1,7 +1,7 @@
-"""Trains one trial in a process of its own, forked by ``launch.fork_server``: its training, and when it ends early.
+"""Trains one trial in its own process, forked by ``launch.fork_server``, and decides when it ends early.
 
-At each milestone it reports and waits for the sweep's order: what is decided there depends on losses alone, not on when
-a message arrives. Standard output and error are the trial's log.
+At each milestone it reports and waits for the sweep's order. The decision depends on losses alone, not on when a
+message arrives. Standard output and error are the trial's log.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ RESULT = "result.json"
 
 
 class Watching:
-    """Sees every step of a training: says that it lives, reports milestones, and ends it where it diverged.
+    """Watches every step of a training: sends heartbeats, reports milestones, and ends it when it diverges.
 
-    An asynchronous device makes the loss of a step known one step later. So what is decided after N steps rests on the
-    losses of all but the last of them, on every device.
+    On an asynchronous device the loss of a step is known one step later. So on every device, decisions after N steps
+    use the losses of all but the last of them.
     """
 
     def __init__(self, start: TrialStart, channel: Channel) -> None:
         self._channel, self._beat_s = channel, start["beat_s"]
         self._milestones = list(start["milestones"])
         self._above_start, self._window = start["above_start"], start["window"]
-        self._losses: list[float] = []  # every step from the first on, also in earlier parts
+        self._losses: list[float] = []  # losses of every step from the first on, including earlier parts
         self._table = Path(start["folder"]) / "losses.csv"
         self._begun = False
-        self._part_begin = 0  # index of the first loss that the next milestone's mean holds
+        self._part_begin = 0  # index of the first loss in the next milestone's mean
         self._last_message_s = time.monotonic()
-        self.diverged: str | None = None  # why
+        self.diverged: str | None = None  # the reason
         self.evaluates = False
 
     def loss(self, step: int, value: float) -> None:
-        """The loss of a step is known."""
+        """Store the loss of a step."""
         self._recall(step)
         self._losses.append(value)
 
     def step(self, steps: int, tokens: int) -> bool:
-        """A step was done; whether the training ends with it."""
+        """Check the training after a step. Return True if it ends with this step."""
         self._recall(steps - 1)
         known = steps - 1
         if self.diverged is None:
             self.diverged = self._divergence(known)
         if self.diverged is not None:
             return True
-        # Milestones of earlier parts too: a kill may have prevented their decision, or its execution.
+        # Milestones of earlier parts are repeated: a kill may have prevented their decision, or its execution.
         while self._milestones and steps >= self._milestones[0]:
             if (order := self._report(self._milestones.pop(0), tokens)) != "step":
                 self.evaluates = order == "evaluate"
@@ -67,7 +67,7 @@ class Watching:
         return False
 
     def _report(self, milestone: int, tokens: int) -> str:
-        """Send the mean loss since the milestone before; the sweep's order."""
+        """Send the mean loss since the last milestone, and return the sweep's order."""
         since = self._losses[self._part_begin : milestone - 1]
         self._part_begin = milestone - 1
         mean = sum(since) / len(since) if since else None
@@ -76,7 +76,7 @@ class Watching:
         return self._channel.receive_order()["do"]
 
     def _recall(self, first: int) -> None:
-        """Take the losses of the ``first`` steps, which earlier parts of the training did: it is judged as a whole."""
+        """Read the losses of the ``first`` steps, done by earlier parts, because the training is judged as a whole."""
         from harness.launch.training_files import read_losses
 
         if not self._begun:
@@ -85,7 +85,7 @@ class Watching:
             self._losses = [row.loss for row in rows if row.step < first]
 
     def _divergence(self, known: int) -> str | None:
-        """Why the training diverged, by the losses of its first ``known`` steps; None where it has not."""
+        """Return the reason why the first ``known`` steps diverged; None if they did not."""
         if not known:
             return None
         if not math.isfinite(self._losses[known - 1]):
@@ -100,14 +100,14 @@ class Watching:
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Train the trial that the first message describes; the exit status."""
+    """Train the trial that the first message describes, and return the exit status."""
     die_with_parent(parent)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_trial_start()
     watching = Watching(start, channel)
     try:
         event = _ended(_train(start, watching), watching, Path(start["folder"]))
-    except EOFError:  # the sweep is gone
+    except EOFError:  # The sweep has ended.
         return 1
     except InputError as error:
         event = {

@@ -1,8 +1,8 @@
-"""Defines what a trial is, and the protocol of strategies, which decide which trials are run.
+"""Defines a trial, and the protocol of strategies, which decide which trials run.
 
-A strategy is a generator: it yields the plan of its next trial and is sent the trial when that has ended. So one
-strategy can use another (``yield from``), and a sweep that was killed is resumed by sending the trials that its journal
-holds: a strategy must not look at a clock, nor draw what its seed does not determine.
+A strategy is a generator: it yields the plan of its next trial and receives the trial when that has ended. So one
+strategy can use another (``yield from``), and a killed sweep is resumed by sending the trials of its journal. A
+strategy must therefore not read a clock, nor draw anything that its seed does not determine.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class TrialPlan:
 
     @property
     def kind(self) -> str:
-        """Of trials whose steps take as long."""
+        """Key of trials whose steps take the same time: their overrides."""
         return json.dumps(self.overrides, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial as it stands."""
+    """State of one trial."""
 
     number: int
     plan: TrialPlan
@@ -69,7 +69,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """What strategies rank by: the loss on held-out data, infinite where training did not come to its end."""
+        """Score by which strategies rank: the loss on held-out data, or infinity if training did not finish."""
         return self.loss if self.status == "done" and self.loss is not None else math.inf
 
 
@@ -78,7 +78,7 @@ Trials: TypeAlias = Generator[TrialPlan, Trial, None]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What a strategy searches: the range, and how long a trial is."""
+    """Range of rates that a strategy searches, and the length of a trial."""
 
     low: float
     high: float
@@ -101,7 +101,7 @@ class SearchSpace:
 
 @dataclass(frozen=True)
 class TrialStage:
-    """Trials that a strategy will ask for, as far as it knows before it starts."""
+    """Trials that a strategy will ask for, as far as known before it starts."""
 
     name: str
     trials: int
@@ -117,12 +117,12 @@ class TrialStage:
 
 
 class Strategy(Protocol):
-    """Decides which trials are run. Its settings are a section of the sweep file (harness.sweep.strategies)."""
+    """Decides which trials run. Its settings are a section of the sweep file (harness.sweep.strategies)."""
 
     def search(self, space: SearchSpace) -> Trials:
-        """Yields plans, and is sent each trial when it has ended; the learning rate is chosen from all of them."""
+        """Yield plans, and receive each trial when it has ended. The learning rate is chosen from all trials."""
         ...
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """What it will ask for, in order. Raises InputError where that cannot be."""
+        """Return the planned trials, in order. Raises InputError if the settings are not possible."""
         ...

@@ -1,4 +1,4 @@
-"""Chooses the implementation of attention, by what the device has, and holds torch to its flash kernel."""
+"""Chooses the implementation of attention for the device, and restricts torch to its flash kernel on request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import torch
 
 _FLASH_FROM = (8, 0)  # compute capability: Ampere (torch/nn/attention, SDPBackend.FLASH_ATTENTION)
-_HALF = ("bf16", "pure-bf16", "fp16")  # the precisions that it takes on CUDA
+_HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel supports on CUDA
 
 
 def implementation(config: TrainerConfig, device: torch.device) -> str | None:
-    """transformers' name of what ``model.attention`` asks for; None: transformers decides.
+    """Return transformers' name of the implementation for ``model.attention``; None: transformers decides.
 
-    Raises InputError where the device has no flash kernel for it.
+    Raises InputError if the device has no flash kernel for it.
     """
     asked = config.model.attention
     if asked == "auto":
@@ -31,7 +31,7 @@ def implementation(config: TrainerConfig, device: torch.device) -> str | None:
 
 
 def kernels(config: TrainerConfig) -> AbstractContextManager[None]:
-    """Within this torch computes attention by its flash kernel alone, where the scenario asks for it."""
+    """Return a context in which torch uses only its flash kernel for attention, if the scenario requires it."""
     return _flash_alone() if config.model.attention == "flash" else nullcontext()
 
 
@@ -52,7 +52,7 @@ def _flash_alone() -> Iterator[None]:
 
 
 def _check_flash(config: TrainerConfig, device: torch.device) -> None:
-    if device.type != "cuda":  # a CPU's takes every precision
+    if device.type != "cuda":  # A CPU's kernel supports every precision.
         return
     import torch
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from trainer.compute.scores import Scores
     from trainer.generate import Generated, TokenChoice
 
-Loss = Any  # what forward returns: a device scalar for torch, None where nothing is computed
+Loss = Any  # output of forward: a device scalar for torch, None if nothing is computed
 
 
 class Stateful(Protocol):
-    """A part of a checkpoint, as torch's modules and optimizers are."""
+    """A part of a checkpoint, such as torch's modules and optimizers."""
 
     def state_dict(self) -> Any: ...
 
@@ -26,17 +26,17 @@ class Stateful(Protocol):
 
 
 class Compute(Protocol):
-    """What the loop asks of a device. The methods that wait for the device say "Block"; the others queue work."""
+    """Interface of a device for the loop. The methods that wait for the device say "Block"; the others queue work."""
 
     device: str
-    asynchronous: bool  # whether the host runs ahead of the device
-    emulated: bool  # whether the device is emulated: it takes time and computes nothing
-    parameters: int | None  # of the model that it computes; None where there is none
-    attention: str | None  # its implementation by transformers' name; None where there is none, or nobody knows
-    longest_row: int | None  # ids of a row of log_likelihoods at most; None where nothing is computed
+    asynchronous: bool  # True if the host runs ahead of the device
+    emulated: bool  # True if the device is emulated: it takes time and computes nothing
+    parameters: int | None  # parameters of the model; None without a model
+    attention: str | None  # transformers' name of the implementation; None if unknown or without a model
+    longest_row: int | None  # maximum ids of a row of log_likelihoods; None if nothing is computed
 
     def begin_step(self, step: int) -> None:
-        """Called once per step, before its first batch is asked for."""
+        """Prepare a step. Called once per step, before its first batch is requested."""
 
     def to_device(self, batch: Batch) -> Batch: ...
 
@@ -46,42 +46,43 @@ class Compute(Protocol):
         """Accumulate the gradients of ``loss`` divided by the number of micro-batches."""
 
     def clip_gradients(self) -> Any:
-        """Clip to the configured norm and return the global norm as a device scalar (None where there is none)."""
+        """Clip to the configured norm and return the global norm as a device scalar (None without gradients)."""
 
     def check_finite(self, norm: Any, step: int) -> None:
-        """Block until ``norm`` is known. Raises FloatingPointError where it is NaN or infinite."""
+        """Block until ``norm`` is known. Raises FloatingPointError if it is NaN or infinite."""
 
     def optimizer_step(self) -> None: ...
 
     def kept(self, loss: Loss) -> Loss:
-        """What is kept of ``loss`` until it is read: nothing of its graph and, where it is known at once, its value.
+        """Return the part of ``loss`` to keep until it is read: without its graph, and its value if that is known at
+        once.
 
-        A tensor that outlives its step, however small, lies in the midst of the memory that the step frees: the next
-        one needs new pages for what no longer fits.
+        A tensor that outlives its step, even a small one, splits the memory that the step frees. The next step then
+        needs new pages for what no longer fits.
         """
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
-        """Queue a copy of a step's mean loss and of ``norm`` (None: of the loss alone), for ``read_copy``."""
+        """Queue a copy of a step's mean loss and of ``norm`` (None: only of the loss), for ``read_copy``."""
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        """Block until ``copy``, of ``step``, is there, and return its loss. Raises as ``check_finite`` does."""
+        """Block until ``copy``, of ``step``, has arrived, and return its loss. Raises as ``check_finite`` does."""
 
     def learning_rate(self) -> float | None:
-        """Of the next optimizer step; None where nothing is optimized."""
+        """Return the learning rate of the next optimizer step; None without an optimizer."""
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        """Block until the model has been through ``batches``, which training does not see. Changes nothing of it.
+        """Block until the model has been evaluated on ``batches``, which are not trained on. Does not change the model.
 
-        ``beat`` is called after each batch. Never called where nothing is computed.
+        ``beat`` is called after each batch. This is never called if nothing is computed.
         """
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
-        """Block until it is known how likely the model finds each row's ending. Changes nothing of it.
+        """Block and return the log-likelihood of each row's ending. Does not change the model.
 
-        ``beat`` is called now and then. Never called where nothing is computed.
+        ``beat`` is called now and then. This is never called if nothing is computed.
         """
 
     def generated(
@@ -96,30 +97,34 @@ class Compute(Protocol):
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
 
     def hold_device(self) -> None:
-        """Let the device stand still for about as long as the host takes for a step: the host gets ahead meanwhile.
+        """Let the device pause for about as long as the host needs for a step, so that the host gets ahead.
 
-        Does nothing where the host is never ahead, or while it is not known how long it takes.
+        Does nothing if the host is never ahead, or before the host's time per step is known.
         """
 
     def is_lead_settled(self) -> bool:
-        """Whether the host is as far ahead of the device as it gets (``compute.host_lead``); True where it never is."""
+        """Return True if the host's lead over the device no longer grows (``compute.host_lead``), or if there is no
+        lead.
+        """
 
     def skipped_steps(self) -> int | None:
-        """Block until known: how many optimizer steps loss scaling skipped; None where the loss is not scaled."""
+        """Block until known: the number of optimizer steps that loss scaling skipped; None without loss scaling."""
 
     def repeated_rows(self) -> tuple[int, ...] | None:
-        """Return the rows that training got again, among its first 1, 2, 4, ... rows; None where a loss shows that."""
+        """Return the repeated rows among the first 1, 2, 4, ... rows of training; None if a loss makes that
+        unnecessary.
+        """
 
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint must hold of it, by name: objects with ``state_dict`` and ``load_state_dict``."""
+        """Return the parts of a checkpoint by name: objects with ``state_dict`` and ``load_state_dict``."""
 
     def end_together(self) -> str | None:
-        """After the last step: the digest of the parameters that all ranks hold; None where there is one rank.
+        """Return the digest of the parameters after the last step; None for a single rank.
 
-        Raises RanksDifferError where they hold others.
+        Raises RanksDifferError if the ranks hold different parameters.
         """
 
 

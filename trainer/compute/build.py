@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 def build_compute(
     config: TrainerConfig, tokenizer_vocab_size: int, rank: Rank = ALONE, *, takes_weights: bool = False
 ) -> Compute:
-    """Build and seed the compute that ``config`` declares. Raises InputError where this machine cannot give it.
+    """Build and seed the compute that ``config`` declares. Raises InputError if this machine does not support it.
 
-    Of several ranks each waits here for the last one. ``takes_weights``: those that ``resume`` names, which only the
-    first part of a training begins with.
+    With several ranks, each waits here for the last one. ``takes_weights``: load the weights of ``resume``, which only
+    the first part of a training starts with.
     """
     compute: Compute
     if config.compute.work == "none":
@@ -55,7 +55,7 @@ def build_compute(
 
 
 def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
-    """The shape that an emulated device takes its times from. Raises InputError where nobody knows it."""
+    """Return the shape from which an emulated device computes its times. Raises InputError if it is unknown."""
     shape = shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
     if shape is None:
         files = model_files(config.model)
@@ -69,7 +69,7 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
 def _model(
     config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
 ) -> torch.nn.Module:
-    """What ``model`` says, with the attention that it asks for, and the weights that ``resume`` names."""
+    """Return the model of the section ``model``, with its attention, and the weights of ``resume``."""
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
         from trainer.llmc_model import load_seed
@@ -84,7 +84,7 @@ def _model(
 def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device) -> torch.nn.Module:
     if config.model.factory is not None:
         return _own_model(config, tokenizer_vocab_size)
-    objective_of(config.model)  # one that the model cannot have
+    objective_of(config.model)  # Raises InputError for an objective that the model cannot have.
     attention = implementation(config, device)
     if (files := model_files(config.model)) is None:
         shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
@@ -94,20 +94,22 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
         if config.model.mup is not None:
             scale_initial_weights(model, config.model.mup)
         return model
-    shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)  # one that the data do not fit
+    # Raises InputError for a model that the data do not fit.
+    shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
     from trainer.transformers_models import build_from_files
 
     return build_from_files(files, config.model, attention)
 
 
 def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Module:
-    """What the user's factory gives. Raises InputError where it fails, or gives no module that can be trained."""
+    """Return the model of the user's factory. Raises InputError if it fails, or returns no trainable module."""
     import torch
 
     name = config.model.factory
     assert name is not None
     offered = {"sequence_length": config.data.sequence_length, "seed": config.seed}
-    if vocab_size := config.model.vocab_size or -(-tokenizer_vocab_size // 64) * 64:  # as for a preset
+    # rounded up to a multiple of 64, as for a preset
+    if vocab_size := config.model.vocab_size or -(-tokenizer_vocab_size // 64) * 64:
         offered["vocab_size"] = vocab_size
     made = call("model.factory", name, config.model.arguments, offered)
     if not isinstance(made, torch.nn.Module) or not any(one.requires_grad for one in made.parameters()):
@@ -124,12 +126,12 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
     device = device_of(rank, torch_device(config.compute.device))
     if config.compute.threads is not None:
         torch.set_num_threads(config.compute.threads)
-    elif rank.of > 1 and device.type == "cpu":  # else each rank would have a thread on every core
+    elif rank.of > 1 and device.type == "cpu":  # Otherwise each rank would have a thread on every core.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (rank.here or rank.of)))
     if device.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(config.seed)
-    # Drawn where they are used: 8 billion parameters would take 32 GB of the host's memory, and one of its cores.
+    # Weights are drawn on the device. On the host, 8 billion parameters would take 32 GB of memory and one core.
     with device:
         model = build(device)
     if rank.of == 1:
@@ -139,7 +141,7 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
 
 
 def torch_device(name: str, key: str = "compute.device") -> torch.device:
-    """The device that auto, cpu or cuda means here. Raises InputError, which names ``key``, where there is none."""
+    """Return the device that auto, cpu or cuda means here. Raises InputError, which names ``key``, for missing CUDA."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

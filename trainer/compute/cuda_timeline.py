@@ -1,8 +1,8 @@
 """Records when a CUDA stream worked on each phase, on the host's clock, from events at the phase boundaries.
 
 It adds no sync of its own: events are read after a synchronize that the trainer does anyway. The kernels of a phase
-are one piece of work, from its first launch to its last kernel, and gaps between them do not show. A piece that ends
-with its launches (``launch_end_ns``) has such gaps: analysis calls it launch-bound, and its busy time unknown.
+count as one piece of work, from its first launch to its last kernel, including gaps between them. A piece that ends
+with its launches (``launch_end_ns``) has such gaps. Analysis calls it launch-bound, and its busy time unknown.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from trainer.compute.scores import Scores
     from trainer.generate import Generated, TokenChoice
 
-AUDITED_STEP = 1  # its unannounced blocking calls are reported too; step 0 also has those of the start-up
+AUDITED_STEP = 1  # step whose unannounced blocking calls are reported too; step 0 also has those of the start-up
 _ANCHOR_TRIES = 10
-_CYCLES_PER_NS = 2  # of a multiprocessor's clock at its fastest; a slower one holds the device for longer
+_CYCLES_PER_NS = 2  # multiprocessor clock at its fastest; a slower one holds the device for longer
 _SYNC_WARNING = "called a synchronizing CUDA operation"  # torch.cuda.set_sync_debug_mode("warn")
 
 
@@ -57,15 +57,15 @@ class CudaTimeline:
         self.longest_row = inner.longest_row
         self._pinned = pinned
         self._pending: list[_Pending] = []
-        self._before: Any = None  # an event that is reached when everything queued before this step is done
+        self._before: Any = None  # event that is reached when everything queued before this step is done
         self._announced = False
         self._lead = HostLead()
         self._audit = _Audit(self._cuda, lambda: self._announced)
         self._cuda.synchronize()
-        # Not part of torch's documented interface. Without it a host that is about as fast as its device is not helped.
+        # Undocumented in torch. Without it, the lead of a host about as fast as its device is not settled.
         self._sleep: Callable[[int], None] | None = getattr(self._cuda, "_sleep", None)
         if self._sleep is not None:
-            self._sleep(1)  # the first launch of a kernel loads it, which may take long
+            self._sleep(1)  # The first launch of a kernel loads it, which may take long.
         self._anchor, self._anchor_ns = self._set_anchor()
 
     def begin_step(self, step: int) -> None:
@@ -79,7 +79,7 @@ class CudaTimeline:
         with self._queued("h2d"):
             if self._pinned:
                 return self._inner.to_device(batch)
-            # The driver stages it, and may wait for the stream or not.
+            # The driver stages the copy, and may or may not wait for the stream.
             with self._blocking("copy from pageable memory"):
                 return self._inner.to_device(batch)
 
@@ -122,7 +122,7 @@ class CudaTimeline:
         return self._inner.learning_rate()
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        return self._inner.validate(batches, beat)  # outside of every step, so no event of it is recorded
+        return self._inner.validate(batches, beat)  # Evaluation runs outside of every step, so no event is recorded.
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         return self._inner.log_likelihoods(rows, beat)
@@ -153,13 +153,14 @@ class CudaTimeline:
         return self._inner.repeated_rows()
 
     def synchronize(self) -> None:
-        """Block until the device is done, then report all that it did since the last call."""
+        """Block until the device is done, then report all its work since the last call."""
         self._audit.switch(False)
         with self._blocking("synchronize"):
             self._inner.synchronize()
         before_ns, last, clock_ns = self._anchor_ns, self._anchor, 0.0
         self._anchor, self._anchor_ns = self._set_anchor()
-        # elapsed_time is a float of milliseconds: a sum of short stretches keeps nanoseconds that one long one loses.
+        # elapsed_time is a float of milliseconds. A sum of short intervals keeps nanoseconds that one long interval
+        # loses.
         times = []
         for work in self._pending:
             start_ns = clock_ns + last.elapsed_time(work.start) * 1e6
@@ -167,7 +168,7 @@ class CudaTimeline:
             times.append((start_ns, clock_ns))
             last = work.end
         whole_ns = clock_ns + last.elapsed_time(self._anchor) * 1e6
-        # The device's clock and the host's drift apart by tens of parts in a million: both anchors must fit.
+        # The clocks of device and host drift apart by tens of parts in a million, so both anchors must fit.
         scale = (self._anchor_ns - before_ns) / whole_ns if whole_ns > 0 else 1.0
         for work, (start_ns, end_ns) in zip(self._pending, times, strict=True):
             at = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
@@ -194,7 +195,7 @@ class CudaTimeline:
 
     @contextmanager
     def _blocking(self, what: str, *, ahead: bool = False) -> Iterator[None]:
-        """Time a call that blocks. ``ahead``: the device has more to do than what the call waits for."""
+        """Time a call that blocks. ``ahead``: the device has more work queued than the call waits for."""
         site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
         self._announced = True
         try:
@@ -210,7 +211,7 @@ class CudaTimeline:
         return self._cuda.Event(enable_timing=True)
 
     def _set_anchor(self) -> tuple[Any, int]:
-        """Record an event on the idle stream several times; return it with its time, from the tightest clock bounds."""
+        """Record an event on the idle stream several times. Return it with its time, from the tightest clock bounds."""
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()
@@ -225,7 +226,7 @@ class CudaTimeline:
 
 
 class _Audit:
-    """While on, reports the call site of every unannounced synchronizing call (but not how long it took)."""
+    """Reports the call site of every unannounced synchronizing call while it is on, without its duration."""
 
     def __init__(self, cuda: Any, announced: Any) -> None:
         self._cuda, self._announced = cuda, announced

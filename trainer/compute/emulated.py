@@ -1,12 +1,11 @@
 """Emulates an accelerator: an in-order asynchronous queue that takes time and computes nothing.
 
-It synchronizes as CUDA does. Queueing returns at once; the host blocks where it needs a value, where the queue is full,
-and at a copy from pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous completion)
-+ duration. Only launching (``launch_us``) and blocking calls really take time, so a laptop can rehearse the input side
-of any device.
+It synchronizes as CUDA does. Queueing returns at once. The host blocks for a value, at a full queue, and at a copy from
+pageable memory. The queue is arithmetic, not a thread: completion = max(queued, previous completion) + duration. Only
+launching (``launch_us``) and blocking calls really take time, so a laptop can rehearse the input side of any device.
 
-A phase of several kernels is reported as CUDA events report it: one bracket around all of them, which also holds the
-time that the device waited for the next launch. How long it worked is not reported.
+A phase of several kernels is reported as CUDA events report it: one bracket around all of them. It includes the time
+that the device waited for the next launch. The device's working time is not reported.
 
     host     |launch|launch|launch|launch|
     kernels         |k|    |k|    |k|    |k|
@@ -42,9 +41,9 @@ from trainer.telemetry import Blocked, Kernel
 
 # The host does not wait for copies "from host to device of a memory block of 64 KB or less" (CUDA C++ Programming
 # Guide, asynchronous concurrent execution). It may wait for larger copies from pageable memory, and here it does. Each
-# tensor of a batch is copied by itself.
+# tensor of a batch is a copy of its own.
 PAGEABLE_ASYNC_BYTES = 64 * 1024
-_SHOWN_FROM_MS = 0.01  # a copy of a few kilobytes takes nanoseconds over such a link: not worth a line
+_SHOWN_FROM_MS = 0.01  # A copy of a few kilobytes takes nanoseconds over such a link, which is not worth a line.
 
 
 class DeviceQueue:
@@ -58,7 +57,7 @@ class DeviceQueue:
         self.lead = HostLead()
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
-        """Launch ``kernels`` that together work for ``duration_ns``; blocks only while the queue is full."""
+        """Launch ``kernels`` that work for ``duration_ns`` in total. Blocks only while the queue is full."""
         now = monotonic_ns()
         while self._ends_ns and self._ends_ns[0] <= now:
             self._ends_ns.popleft()
@@ -71,7 +70,7 @@ class DeviceQueue:
             spend(kernels * self._launch_ms, self._how)
             launched = monotonic_ns()
         self._free_ns = last_end_ns(self._free_ns, (now, launched), duration_ns, kernels)
-        self.lead.launched(dry=self._free_ns > start + duration_ns)  # it waited for one of the kernels
+        self.lead.launched(dry=self._free_ns > start + duration_ns)  # The device waited for one of the kernels.
         self._ends_ns.append(self._free_ns)
         telemetry.device(Kernel(name, now, launched, start, self._free_ns))
 
@@ -82,7 +81,7 @@ class DeviceQueue:
 
     @property
     def free_ns(self) -> int:
-        """When everything queued so far is done."""
+        """Time when everything queued so far is done."""
         return self._free_ns
 
     def wait_until(self, done_ns: int, what: str) -> None:
@@ -90,12 +89,12 @@ class DeviceQueue:
         self._wait(done_ns, what, ahead=True)
 
     def hold(self, duration_ns: int) -> None:
-        """Let the device stand still behind what is queued."""
+        """Let the device pause after the queued work."""
         self._free_ns = max(monotonic_ns(), self._free_ns) + duration_ns
         self.lead.held()
 
     def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
-        """``ahead``: the device has more to do."""
+        """Block until ``until_ns`` and report it. ``ahead``: the device has more work queued."""
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
@@ -105,17 +104,17 @@ class DeviceQueue:
 
 
 def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kernels: int) -> int:
-    """When the last of ``kernels`` is done, launched evenly over ``launching`` on a device that is free at ``free_ns``.
+    """Return the end of the last of ``kernels``, launched evenly over ``launching`` on a device free at ``free_ns``.
 
-    Kernel i of n starts at max(its launch, end of kernel i - 1) and takes duration / n, so the last one ends after the
-    longest of these chains: all kernels from when the device was free, all from the first launch, one from the last.
+    Kernel i of n starts at max(its launch, end of kernel i - 1) and takes duration / n. So the last one ends after the
+    longest of three chains: all kernels from ``free_ns``, all from the first launch, or one from the last launch.
     """
     first, last = launching
     return max(free_ns + duration_ns, first + (last - first) // kernels + duration_ns, last + duration_ns // kernels)
 
 
 class EmulatedCompute:
-    """Implements ``compute.base.Compute`` by arithmetic. It has no losses: read_losses blocks and gives None."""
+    """Implements ``compute.base.Compute`` by arithmetic. It has no losses: read_losses blocks and returns None."""
 
     asynchronous = True
     emulated = True
@@ -212,7 +211,7 @@ class EmulatedCompute:
         return self._queue.lead.settled
 
     def skipped_steps(self) -> int | None:
-        return None  # nothing overflows where nothing is computed
+        return None  # Nothing is computed, so nothing overflows.
 
     def repeated_rows(self) -> tuple[int, ...]:
         return self._repeated.counts
@@ -222,7 +221,7 @@ class EmulatedCompute:
         self._queue.lead.device_idle()
 
     def parts(self) -> dict[str, Stateful]:
-        return {}  # it computes nothing; what its jitter drew makes no difference to a loss
+        return {}  # The device computes nothing, and the draws of its jitter do not change a loss.
 
     def end_together(self) -> str | None:
         return None
@@ -237,14 +236,14 @@ class EmulatedCompute:
 
 
 def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
-    """Build the device that ``config.compute.device`` declares. Raises InputError where it is unknown or too small."""
+    """Build the device that ``config.compute.device`` declares. Raises InputError if it is unknown or too small."""
     device = config.compute.emulated
     assert device is not None
     return EmulatedCompute(config, shape, load_profile(device.emulated))
 
 
 def assumptions(config: TrainerConfig, shape: Shape) -> str:
-    """Say in one line how long the kernels take and where those times come from."""
+    """Describe in one line how long the kernels take and where those times come from."""
     device = config.compute.emulated
     assert device is not None
     profile, found = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))
@@ -275,7 +274,7 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
 
 
 def _recorded(path: str) -> dict[str, list[float]]:
-    """Read {kernel: milliseconds per step} from a JSON file. Raises InputError where it holds anything else."""
+    """Read {kernel: milliseconds per step} from a JSON file. Raises InputError for any other content."""
     allowed = ", ".join(KernelDurations.model_fields)
     where = f"compute.device.recorded: {path}"
     try:

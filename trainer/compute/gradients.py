@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_EPSILON = 1e-6  # of torch.nn.utils.clip_grads_with_norm_: this must find the very same coefficient
+_EPSILON = 1e-6  # epsilon of torch.nn.utils.clip_grads_with_norm_; this module must compute the same coefficient
 
 
 class GradientClipping:
-    """Does what torch.nn.utils.clip_grad_norm_ does, bit by bit, and no more of it than is needed.
+    """Clips exactly like torch.nn.utils.clip_grad_norm_, without unnecessary work.
 
-    torch multiplies every gradient also by a coefficient of 1, as asking for it would block the host on a GPU. On a CPU
-    the norm is known at once: there small gradients are left alone, which saves a pass over all of them.
+    torch also multiplies gradients by a coefficient of 1, because testing it would block the host on a GPU. On a CPU
+    the norm is known at once, so small gradients stay unchanged, which saves a pass over all of them.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], limit: float | None) -> None:
-        """``limit``: None clips nothing. A module's parameters are listed once: to walk its modules takes a while."""
+        """List the module's parameters once, because walking its modules is slow. ``limit``: None clips nothing."""
         import torch
 
         self._utils: Any = torch.nn.utils
         self._parameters = list(parameters)
         self._limit = math.inf if limit is None else limit
-        # Not so of shares (DTensor), whose norm is a share too.
+        # False for shares (DTensor), whose norm is a share too.
         self._known_at_once = not any(one.is_cuda or hasattr(one, "full_tensor") for one in self._parameters)
 
     def __call__(self) -> torch.Tensor:
-        """The norm as it was before clipping."""
+        """Clip the gradients, and return their norm before clipping."""
         norm: torch.Tensor
         if not self._known_at_once:
             norm = self._utils.clip_grad_norm_(self._parameters, self._limit)
             return norm
         norm = self._utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
-        if not self._limit / (norm + _EPSILON) >= 1:  # a norm that is not a number makes the gradients so too
+        if not self._limit / (norm + _EPSILON) >= 1:  # A norm that is NaN makes the gradients NaN, too.
             self._utils.clip_grads_with_norm_(self._parameters, self._limit, norm)
         return norm

@@ -1,57 +1,58 @@
-"""Tells whether the host is as far ahead of its device as it gets, and how to bring it there.
+"""Decides if the host's lead over its device has stopped growing, and how to get there.
 
 A host that launches faster than its device works gets further ahead with each step, until it has to wait for the
-device. Until then a step takes as long as the host does; from then on, as long as the device does. So steps that begin
-on an idle device are too fast at first:
+device. Until then a step takes as long as the host needs; from then on, as long as the device needs. So steps that
+start on an idle device are too fast at first:
 
     host     |launch 1|launch 2|launch 3|=== wait ===|launch 4|=== wait ===|
     device    |----- 1 -----|----- 2 -----|----- 3 -----|----- 4 -----|
 
 Two observations end this, both from the host's own clock and from events that were reached:
 
-- The host waited for work of the step before. It is as far ahead as it gets.
-- The device ran dry in two steps running, not counting the first. The host is the slower one, and never gets ahead.
+- The host waited for work of the step before. Its lead has stopped growing.
+- The device ran dry in two consecutive steps, not counting the first. The host is slower, and never gets ahead.
 
-Often neither happens. A host that is 2 % faster than its device needs fifty steps to get one step ahead. A host that
-waits in a launch, because the driver's queue is full, is as far ahead as it gets, but no call says that it waited. A
-few steps do not tell one from the other. So the device is held for as long as the host takes for a step. Meanwhile the
-host launches one, and is then as far ahead as a whole step or the queue allows, whichever is less:
+Often neither happens. A host that is 2 % faster than its device needs fifty steps to get one step ahead. A host may
+also wait in a launch, because the driver's queue is full. Its lead has stopped growing, but no call shows the wait. A
+few steps do not distinguish these cases. So the device is held for about the host's time per step. Meanwhile the host
+launches one step. Then it is ahead by a whole step or by the queue's limit, whichever is less:
 
     host     |launch 1|launch 2|launch 3|=== wait ===|launch 4|=== wait ===|
     device    |----- 1 -----|-- held --|----- 2 -----|----- 3 -----|----- 4 -----|
 
-Holding does no harm where the host turns out to be the slower one. Such a host does not wait, so each step takes as
-long as the host does, however far ahead it is.
+Holding is harmless if the host is the slower one. Such a host does not wait, so each step takes as long as the host
+needs, with any lead.
 """
 
 from __future__ import annotations
 
 import math
 
-# A call that need not wait returns in about ten microseconds, and a host that is slower than its device by less per
-# step than this is as fast as the device.
+# A call that need not wait returns in about ten microseconds. A host that is slower than its device by less than this
+# per step counts as equally fast.
 _WAITED_NS = 50_000
-_FEWEST_STEPS = 3  # before the device is held: a host that is much faster has waited by then
-_HOLD = 1.5  # of a step: launching the next one may take longer than the fastest one did
+_FEWEST_STEPS = 3  # minimum steps before the device is held; a much faster host has waited by then
+_HOLD = 1.5  # share of a step; launching the next one may take longer than the fastest one did
 _LONGEST_HOLD_NS = 10_000_000_000
 
 
 class HostLead:
-    """The lead over one device, which is told of every step from when the device last stood idle."""
+    """Lead over one device since the device was last idle. It is updated at every step."""
 
     def __init__(self) -> None:
         self.device_idle()
 
     def device_idle(self) -> None:
-        """The host waited until the device had done everything: the next piece of work finds it idle anyway."""
+        """Start again after the host waited for all work: the next piece of work finds the device idle anyway."""
         self._begins = True
         self._waited = self._dry = self._held = False
-        self._steps = self._dry_steps = 0  # steps begun; of them the last ones before this in which the device ran dry
+        # number of steps, and of the latest consecutive steps in which the device ran dry
+        self._steps = self._dry_steps = 0
         self._begun_ns = 0
         self._fastest_ns = math.inf
 
     def begin_step(self, now_ns: int) -> None:
-        """The open step ends at ``now_ns``, and the next one begins."""
+        """End the open step at ``now_ns``, and begin the next one."""
         if self._steps:
             self._fastest_ns = min(self._fastest_ns, now_ns - self._begun_ns)
         self._dry_steps = self._running_dry()
@@ -59,26 +60,26 @@ class HostLead:
         self._steps, self._begun_ns = self._steps + 1, now_ns
 
     def waited(self, took_ns: int) -> None:
-        """The host waited ``took_ns`` for work of the step before, while the device had more to do."""
+        """Record that the host waited ``took_ns`` for work of the step before, while the device had more work."""
         self._waited |= took_ns >= _WAITED_NS
 
     def launched(self, *, dry: bool) -> None:
-        """The device has work; ``dry``: it had had nothing queued, or waited for the launch."""
+        """Record new work for the device. ``dry``: its queue was empty, or it waited for the launch."""
         self._dry |= dry and not self._begins
         self._begins = False
 
     def hold_ns(self, now_ns: int) -> int | None:
-        """How long to hold the device before the next step, which begins at ``now_ns``.
+        """Return how long to hold the device before the next step, which begins at ``now_ns``, in nanoseconds.
 
-        None while that would be too early: the first step may be a slow one, and a device that ran dry in the last one
-        may do so in each.
+        None while that would be too early. The first step may be slow, and a device that ran dry in the last step may
+        do so in every step.
         """
         if self._steps < _FEWEST_STEPS or self._running_dry():
             return None
         return round(min(_HOLD * min(self._fastest_ns, now_ns - self._begun_ns), _LONGEST_HOLD_NS))
 
     def held(self) -> None:
-        """The device is held: behind the next step, the host is as far ahead as it gets."""
+        """Record that the device is held. After the next step, the host's lead has stopped growing."""
         self._held = True
 
     @property
@@ -87,5 +88,5 @@ class HostLead:
         return self._held or self._waited or self._running_dry() > 1
 
     def _running_dry(self) -> int:
-        """In how many steps running, up to the open one, the device ran dry. The first step does not count."""
+        """Return in how many consecutive steps, up to the open one, the device ran dry. Ignores the first step."""
         return self._dry_steps + 1 if self._dry and self._steps > 1 else 0

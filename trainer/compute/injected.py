@@ -78,7 +78,7 @@ class NoCompute:
         pass
 
     def is_lead_settled(self) -> bool:
-        return True  # a host that computes is never ahead
+        return True  # A host that computes itself is never ahead.
 
     def skipped_steps(self) -> int | None:
         return None
@@ -152,7 +152,7 @@ class InjectedCompute:
         return self._inner.learning_rate()
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        return self._inner.validate(batches, beat)  # declared costs are of training steps
+        return self._inner.validate(batches, beat)  # Declared costs belong to training steps.
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
         return self._inner.log_likelihoods(rows, beat)

@@ -1,4 +1,4 @@
-"""Works out how likely a causal model finds given tokens behind others, a batch of rows at a time."""
+"""Computes the log-likelihood of given tokens after others under a causal model, a batch of rows at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EndingRow(NamedTuple):
-    """Token ids, of which the last ``scored`` are to be predicted from those before them."""
+    """Token ids. The last ``scored`` of them are predicted from those before."""
 
     ids: NDArray[np.int64]
     scored: int
@@ -28,11 +28,11 @@ def log_likelihoods(
     most_ids: int,
     beat: Beat,
 ) -> list[float]:
-    """The sum of the log-probabilities (natural) of each row's scored tokens, in the order of ``rows``.
+    """Return the sum of the log-probabilities (natural) of each row's scored tokens, in the order of ``rows``.
 
-    ``logits_of``: of ids (rows, positions) the logits of what follows each. Rows of like length go together, at most
-    ``most_ids`` positions with padding, and at least one row. Padding follows a row, so that a causal model does not
-    see it. Sums stay on the device until the end.
+    ``logits_of``: returns the logits of the next ids for ids of shape (rows, positions). Rows of similar length form a
+    batch of at most ``most_ids`` positions with padding, and at least one row. Padding follows a row, so a causal model
+    does not see it. Sums stay on the device until the end.
     """
     import torch
 
@@ -40,7 +40,7 @@ def log_likelihoods(
     for group in _groups(rows, most_ids):
         order += group
         chosen = [rows[at] for at in group]
-        # The last token of a row is predicted, and predicts nothing.
+        # The last token of a row is only a target.
         ids = np.zeros((len(chosen), max(len(one.ids) for one in chosen) - 1), dtype=np.int64)
         for place, one in enumerate(chosen):
             ids[place, : len(one.ids) - 1] = one.ids[:-1]
@@ -53,7 +53,7 @@ def log_likelihoods(
         )
         picked = logits_of(given)[rows_at, positions].float()
         losses = torch.nn.functional.cross_entropy(picked, targets, reduction="none")
-        # Into places of their own, and not added up where they meet: the same sum each time, on a GPU too.
+        # Each value gets its own place instead of an atomic addition, so the sum is the same each time, on a GPU too.
         table = torch.zeros((len(chosen), max(one.scored for one in chosen)), dtype=torch.float64, device=device)
         table[rows_at, places] = -losses.double()
         sums.append(table.sum(dim=1))
@@ -65,7 +65,7 @@ def log_likelihoods(
 
 
 def _groups(rows: Sequence[EndingRow], most_ids: int) -> Iterator[list[int]]:
-    """The numbers of the rows by falling length, so that what needs the most memory comes first."""
+    """Yield the numbers of the rows by falling length, so that the batch with the most memory comes first."""
     group: list[int] = []
     for at in sorted(range(len(rows)), key=lambda one: -len(rows[one].ids)):
         if group and (len(group) + 1) * (len(rows[group[0]].ids) - 1) > most_ids:

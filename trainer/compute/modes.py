@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def keep_layer_inputs_alone(model: torch.nn.Module) -> None:
-    """Let each layer keep its input alone, and compute it again in the backward pass (activation checkpointing).
+    """Let each layer keep only its input, and recompute the layer in the backward pass (activation checkpointing).
 
-    Raises InputError where the model cannot.
+    Raises InputError if the model does not support it.
     """
-    # Its name until transformers 5, and the one after that.
+    # its name until transformers 5, and its later name
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     switch: Any = next((getattr(model, name) for name in names if hasattr(model, name)), None)
     if switch is None or not getattr(model, "supports_gradient_checkpointing", False):
@@ -25,14 +25,14 @@ def keep_layer_inputs_alone(model: torch.nn.Module) -> None:
             f"model.activation_checkpointing: a {type(model).__name__} cannot (it has no "
             "gradient_checkpointing_enable); allowed: false"
         )
-    # The other way (reentrant) needs an input with a gradient, and runs each layer under no_grad first.
+    # The other implementation (reentrant) needs an input with a gradient, and runs each layer under no_grad first.
     switch({"use_reentrant": False})
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
-    """Let torch's own kernel compute the tanh approximation of GELU (Hendrycks and Gimpel 2016) in place of several.
+    """Replace transformers' tanh approximation of GELU (Hendrycks and Gimpel 2016) by torch's single kernel.
 
-    Raises InputError where the model has none that transformers composes.
+    Raises InputError if the model has no such activation of transformers.
     """
     import torch
     from transformers.activations import FastGELUActivation, NewGELUActivation
@@ -52,8 +52,8 @@ def fuse_gelu(model: torch.nn.Module) -> None:
 def loss_function(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
     """Return a function that computes the loss of ``model`` and returns nothing else of its output.
 
-    Every output of a compiled function has a gradient. That of unused logits is a tensor of zeros as large as they are,
-    which the backward pass fills and reads: 3 % of a step of GPT-2 124M on an H200, and its memory.
+    Every output of a compiled function has a gradient. For unused logits that is an equally large tensor of zeros,
+    which the backward pass fills and reads. It takes 3 % of a step of GPT-2 124M on an H200, and its memory.
     """
 
     def loss(**inputs: torch.Tensor) -> torch.Tensor:
@@ -64,10 +64,10 @@ def loss_function(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
 
 
 def compiled(model: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Return ``model``, a module or a function, compiled by torch.compile. It compiles in the first steps, and where a
-    batch has another shape.
+    """Return ``model``, a module or a function, compiled by torch.compile.
 
-    Raises InputError where this machine has no compiler for it.
+    It compiles in the first steps, and for each new shape of a batch. Raises InputError if this machine has no
+    compiler.
     """
     import torch
     from torch._inductor import config as inductor
@@ -77,16 +77,16 @@ def compiled(model: Callable[..., Any], device: torch.device) -> Callable[..., A
 
         try:
             get_cpp_compiler()
-        except Exception as error:  # InvalidCxxCompiler, or what a broken one answers
+        except Exception as error:  # InvalidCxxCompiler, or any error of a broken compiler
             raise InputError(
                 f"model.compile: torch.compile needs a C++ compiler (g++ or clang++) on a CPU: {one_line(error)}"
             ) from error
-        inductor.compile_threads = 1  # no processes of its own, which would outlive a run and take the cores of others
+        inductor.compile_threads = 1  # Own processes would outlive a run and take the cores of others.
     found: Callable[..., Any] = torch.compile(model)
     return found
 
 
 def compilations() -> int:
-    """How many graphs torch.compile has compiled in this process so far."""
+    """Return the number of graphs that torch.compile has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

@@ -10,15 +10,15 @@ which allows an output projection tied to the input embedding. With m = width / 
     output           1                 1                 1 / m
     attention                                            sqrt(base d) / d in place of 1 / sqrt(d)
 
-all as factors on what the model has at the base width. Multipliers would make it another model, which no reader of its
-checkpoints knows. So they are moved into weights: c * W with a learning rate is W' = c * W with c times that rate, as
-Adam's steps do not depend on the size of the gradient (lemma J.1 of the paper; but for Adam's epsilon, and for the
-common norm of the gradients where they are clipped). 1 / m goes into the last norm, which only the output projection
-reads; the attention's factor into the query. GPT-2 has query, key and value in one matrix: it gets the root of the
-factor as a whole, and the projection behind it the inverse of the root, which undoes it for the value.
+All are factors on the values at the base width. Multipliers would make another model, which readers of its checkpoints
+would not know. So they are moved into weights: c * W with a learning rate equals W' = c * W with c times that rate.
+This holds because Adam's steps do not depend on the size of the gradient (lemma J.1 of the paper). Exceptions are
+Adam's epsilon, and the common norm of the gradients if they are clipped. 1 / m goes into the last norm, which only the
+output projection reads. The attention's factor goes into the query. GPT-2 has query, key and value in one matrix. It
+gets the root of the factor as a whole, and the projection after it the inverse root, which restores the value.
 
-Weight decay as AdamW has it is multiplied by the learning rate: it is divided by the same factor, and so is the same at
-every width (as ``MuAdamW`` of the package mup has it).
+AdamW multiplies weight decay by the learning rate. So it is divided by the same factor, and is the same at every width
+(like ``MuAdamW`` of the package mup).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAST_NORMS = ("transformer.ln_f.weight", "transformer.ln_f.bias", "model.norm.w
 
 
 class ParameterGroup(TypedDict):
-    """One of AdamW's."""
+    """A parameter group of AdamW."""
 
     params: list[torch.nn.Parameter]
     lr: float
@@ -48,14 +48,14 @@ class ParameterGroup(TypedDict):
 
 @dataclass(frozen=True)
 class WeightFactors:
-    """What the initial values of a parameter, and its learning rate, are multiplied by."""
+    """Factors for the initial values of a parameter, and for its learning rate."""
 
     initial: float = 1.0
     rate: float = 1.0
 
 
 def weight_factors(model: torch.nn.Module, mup: MupConfig) -> dict[str, WeightFactors]:
-    """Of each parameter of a preset's model, by its name."""
+    """Return the factors of each parameter of a preset's model, by its name."""
     config: Any = model.config
     width, heads = config.hidden_size, config.num_attention_heads
     m = width / mup.base_width
@@ -64,7 +64,7 @@ def weight_factors(model: torch.nn.Module, mup: MupConfig) -> dict[str, WeightFa
 
 
 def _factors(name: str, dimensions: int, m: float, attention: float) -> WeightFactors:
-    moved = 1.0  # of a multiplier, into this parameter
+    moved = 1.0  # multiplier that is moved into this parameter
     if name in _LAST_NORMS:
         moved = 1 / m
     elif ".c_attn." in name:
@@ -89,20 +89,20 @@ def scale_initial_weights(model: torch.nn.Module, mup: MupConfig) -> None:
 
 
 def learning_rate_factors(model: torch.nn.Module, mup: MupConfig | None) -> Mapping[str, float]:
-    """What each parameter's learning rate is multiplied by, by its name; empty without mup."""
+    """Return the factor of each parameter's learning rate, by its name; empty without mup."""
     return {} if mup is None else {name: one.rate for name, one in weight_factors(model, mup).items()}
 
 
 def parameter_groups(
     model: torch.nn.Module, optimizer: OptimizerConfig, rates: Mapping[str, float]
 ) -> list[ParameterGroup]:
-    """AdamW's groups. The first has the learning rate as it was given, which is the one that is reported.
+    """Return AdamW's groups. The first one has the given learning rate, which is the reported one.
 
-    Biases and norms have no weight decay, by custom. ``rates``: as :func:`learning_rate_factors` gives them.
+    Biases and norms have no weight decay, by custom. ``rates``: output of :func:`learning_rate_factors`.
     """
     groups: dict[tuple[bool, float], list[torch.nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, one in model.named_parameters():
-        rate = rates[name.removeprefix("module.")] if rates else 1.0  # the prefix is DistributedDataParallel's
+        rate = rates[name.removeprefix("module.")] if rates else 1.0  # the prefix of DistributedDataParallel
         groups.setdefault((one.dim() >= 2, rate), []).append(one)
     return [
         {

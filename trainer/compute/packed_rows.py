@@ -1,9 +1,9 @@
-"""Tells transformers whether rows hold several documents, so that it need not ask the device in each forward pass.
+"""Passes to transformers if rows hold several documents, so that it need not read this from the device.
 
-Given position_ids and no attention mask, ``masking_utils.find_packed_sequence_indices`` looks whether positions begin
-anew within a row: ``.all()`` of a tensor on the device, for which the host waits until the device has done all that is
-queued. A batch knows it on the host. A compiled model cannot look: there transformers takes all rows to be packed, and
-attention is computed with a mask, which the fastest kernels do not take.
+Given position_ids and no attention mask, ``masking_utils.find_packed_sequence_indices`` checks if positions start again
+within a row. Its ``.all()`` of a tensor on the device makes the host wait for all queued work. A batch already has this
+on the host. A compiled model cannot check: transformers then assumes that all rows are packed, and computes attention
+with a mask, which the fastest kernels do not support.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# Of the forward pass that runs, which is one at a time in a process; None: transformers looks for itself. A plain
-# global, as code that torch.compile traces reads it.
+# Value for the current forward pass; a process runs one at a time. None: transformers checks by itself. A plain global,
+# because code that torch.compile traces reads it.
 _several: bool | None = None
 _look: Any = None
 
 
 @contextmanager
 def known(several: bool | None) -> Iterator[None]:
-    """Within this transformers takes it that rows hold ``several`` documents or not; None: it looks."""
+    """Within this, transformers assumes that rows hold ``several`` documents or not. None: it checks."""
     global _several
     _several = several
     try:
@@ -33,12 +33,12 @@ def known(several: bool | None) -> Iterator[None]:
 
 
 def several_documents(position_ids: torch.Tensor) -> bool:
-    """Whether positions of shape (rows, length), in the host's memory, begin anew within any row."""
+    """Return True if positions of shape (rows, length), in the host's memory, start again within any row."""
     return bool((position_ids[:, 1:] - position_ids[:, :-1] != 1).any())
 
 
 def teach_transformers() -> None:
-    """Have transformers go by :func:`known`; a version without that function is left as it is."""
+    """Make transformers use :func:`known`. Does nothing in a version without that function."""
     global _look
     from transformers import masking_utils
 
@@ -50,7 +50,7 @@ def teach_transformers() -> None:
 
 
 def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
-    """What the function of transformers returns: the number of its document for each position, or None of one a row."""
+    """Return the number of each position's document, as transformers' function does; None for one document a row."""
     import torch
 
     if _several is None:

@@ -1,8 +1,8 @@
-"""Lets ranks train one model together: DistributedDataParallel (ddp) or FSDP2's fully_shard (fsdp), torch's own.
+"""Lets ranks train one model together, by torch's DistributedDataParallel (ddp) or FSDP2's fully_shard (fsdp).
 
-Each rank computes the loss and gradients of its own rows. Gradients are averaged over ranks, each rank's counting
-alike, as micro-batches do under accumulation. That is the mean over all labels of the global batch where every rank has
-as many of them (packed rows, or rows of full length).
+Each rank computes the loss and gradients of its own rows. Gradients are averaged over ranks with equal weights, as
+micro-batches are under accumulation. That is the mean over all labels of the global batch if every rank has equally
+many labels (packed rows, or rows of full length).
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Parallel:
-    """What several ranks do beyond what one does."""
+    """Communication and sharding among the ranks of a training."""
 
     def __init__(self, launch: LaunchConfig, rank: Rank, device: torch.device, micro_batches: int) -> None:
-        """Join the group: every rank waits here for the last one."""
+        """Join the group. Every rank waits here for the last one."""
         self._sharded = launch.parallel == "fsdp"
         self._rank, self._device, self._micro_batches = rank, device, micro_batches
         self._model: Any = None
         self._begun = 0  # micro-batches of the open step
-        self._ready_ns = 0  # when the last gradients of this rank were ready
-        self._checked = False  # whether all parameters have gradients
+        self._ready_ns = 0  # time when the last gradients of this rank were ready
+        self._checked = False  # True after the check that all parameters have gradients
         self.within_step = False
         join(rank, device)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that the ranks train together; its parameters are shares of them under fsdp."""
+        """Return the model that the ranks train together. Under fsdp its parameters are shares."""
         import torch
 
         if self._sharded:
@@ -48,22 +48,22 @@ class Parallel:
         else:
             from torch.nn.parallel import DistributedDataParallel
 
-            # Buffers are constants of these models: to send them in every forward pass would cost for nothing.
+            # Buffers are constants of these models, so sending them in every forward pass would be useless.
             cards = [self._device.index] if self._device.type == "cuda" else None
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # its new name is unknown to torch before 2.13
+                warnings.simplefilter("ignore", FutureWarning)  # torch before 2.13 does not know the new name.
                 self._model = DistributedDataParallel(
                     model, device_ids=cards, broadcast_buffers=False, gradient_as_bucket_view=True
                 )
             self._model.register_comm_hook(None, lambda _, bucket: self._average(bucket))
-        # From here on draws are the rank's own (dropout of a model of the user's own); the weights were the same.
+        # Later draws are the rank's own (dropout of a user's own model). The initial weights were the same.
         if not self._rank.is_first:
             torch.manual_seed(torch.initial_seed() + 1_000_003 * self._rank.number)
         wrapped: torch.nn.Module = self._model
         return wrapped
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Each block of the model is gathered when it is needed, and the rest with the whole (FSDP2's usual cut)."""
+        """Shard the model. Each block is gathered when needed, and the rest with the whole (FSDP2's usual cut)."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -76,17 +76,17 @@ class Parallel:
         return model
 
     def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """What a checkpoint holds of model and ``optimizer``: under ddp the same as of one process."""
+        """Return the parts of model and ``optimizer`` for a checkpoint. Under ddp they are those of one process."""
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
         return {SHARDED: ShardedPart(self._model, optimizer)}
 
     def begin_step(self) -> None:
-        """Before the first micro-batch of a step."""
+        """Prepare the first micro-batch of a step."""
         self._begun, self.within_step = 0, True
 
     def begin_forward(self) -> None:
-        """Before each forward pass that is trained on: gradients are exchanged once a step, with the last of them."""
+        """Prepare a forward pass of training. Gradients are exchanged once a step, with the last micro-batch."""
         self._begun += 1
         last = self._begun == self._micro_batches
         if self._sharded:
@@ -95,9 +95,9 @@ class Parallel:
             self._model.require_backward_grad_sync = last
 
     def end_backward(self) -> None:
-        """After each backward pass: say how long this rank's own part of it was over before the exchange was.
+        """Report after a backward pass how much later the exchange ended than this rank's own part.
 
-        Raises InputError after the first step where ddp would wait for gradients that never come.
+        Raises InputError after the first step if ddp would wait for gradients that never come.
         """
         if not self._checked and not self._sharded and self._begun == self._micro_batches:
             self._checked = True
@@ -107,12 +107,12 @@ class Parallel:
                     f"in the loss ({', '.join(unused[:3])}{', ...' * (len(unused) > 3)}); allowed: fsdp, or such "
                     "parameters with requires_grad False"
                 )
-        if self._ready_ns and self._device.type == "cpu":  # of a device the host's clock says nothing
+        if self._ready_ns and self._device.type == "cpu":  # Only for a CPU: the host's clock does not measure a device.
             telemetry.exchanged("gradients", self._ready_ns, monotonic_ns())
             self._ready_ns = 0
 
     def _average(self, bucket: Any) -> Any:
-        """DDP's hook: average a bucket of gradients over the ranks, as DDP does, and note when it was ready."""
+        """Average a bucket of gradients over the ranks, as DDP's hook, and note when it was ready."""
         import torch.distributed as dist
 
         self._ready_ns = monotonic_ns()
@@ -120,7 +120,7 @@ class Parallel:
         return dist.all_reduce(whole, async_op=True).get_future().then(lambda done: done.value()[0])
 
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
-        """The mean over ranks. Where a step broke off, the rank's own: the others may not come to this place.
+        """Return the mean over ranks, or the rank's own values in a step that broke off. Others may not get there.
 
         ``in_each_step``: every rank calls it within every step, at the same place.
         """
@@ -134,9 +134,9 @@ class Parallel:
 
     @contextmanager
     def in_a_pass(self) -> Iterator[None]:
-        """Of an evaluation: nobody goes on before all are through, so that no step waits for another rank's pass.
+        """Surround an evaluation: no rank goes on before all have finished, so no step waits for another rank's pass.
 
-        A rank whose pass broke off exchanges nothing more: the others may not come to the same place.
+        A rank whose pass broke off exchanges nothing more, because the others may not reach the same place.
         """
         import torch.distributed as dist
 
@@ -146,7 +146,7 @@ class Parallel:
         self.within_step = False
 
     def same_parameters(self) -> str:
-        """The SHA-256 of all parameters; RanksDifferError where a rank holds others than rank 0."""
+        """Return the SHA-256 of all parameters. Raises RanksDifferError if a rank holds others than rank 0."""
         import torch
         import torch.distributed as dist
 
@@ -165,7 +165,7 @@ class Parallel:
         return str(found[0])
 
     def leave(self) -> None:
-        """Leave the group; call it only where nothing failed, as it waits for the other ranks."""
+        """Leave the group. Call it only if nothing failed, because it waits for the other ranks."""
         leave()
 
 

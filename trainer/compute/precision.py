@@ -1,8 +1,8 @@
 """Checks ``compute.precision`` against the device, and computes in it: TF32, autocast, and loss scaling for fp16.
 
 fp16 has 5 bits of exponent: gradients below 6e-8 become 0. So the loss is multiplied by a large scale before the
-backward pass and the gradients are divided by it before they are used (Micikevicius et al. 2018, "Mixed Precision
-Training", section 3.2). A step whose gradients overflow is skipped, and the scale halved.
+backward pass, and the gradients are divided by it before they are used (Micikevicius et al. 2018, "Mixed Precision
+Training", section 3.2). A step whose gradients overflow is skipped, and the scale is halved.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-# The least compute capability of a CUDA device, by precision (NVIDIA, CUDA C++ Programming Guide, "Compute
-# Capabilities"): TF32 and bf16 matrix units came with Ampere (8.0), arithmetic in fp16 with 5.3.
+# Minimum compute capability of a CUDA device by precision (NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities").
+# TF32 and bf16 matrix units came with Ampere (8.0), arithmetic in fp16 with 5.3.
 LEAST_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "pure-bf16": (8, 0), "fp16": (5, 3)}
 PRECISIONS = ("fp32", "tf32", "bf16", "pure-bf16", "fp16")
-# The scale begins at 2**16 and halves with each skipped step. Gradients that are not finite at 2**-16 either are no
-# matter of the scale: the run has diverged.
+# The scale starts at 2**16 and halves with each skipped step. If gradients are not finite at 2**-16 either, the scale
+# is not the cause: the run has diverged.
 MOST_SKIPPED_IN_A_ROW = 32
 
 
 def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
-    """The precisions of a CUDA device of that compute capability; None: of a CPU."""
+    """Return the precisions of a CUDA device of that compute capability; None: of a CPU."""
     if capability is None:
         return [one for one in PRECISIONS if one != "tf32"]
     return [one for one in PRECISIONS if capability >= LEAST_CAPABILITY.get(one, (0, 0))]
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
-    """Raise InputError where ``device``, of that compute capability, cannot compute in ``precision``."""
+    """Raise InputError if ``device``, of that compute capability, cannot compute in ``precision``."""
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
@@ -46,17 +46,17 @@ def check_precision(precision: str, device: str, capability: tuple[int, int] | N
 
 
 class Precision:
-    """What one run computes in: dtype of the weights, autocast, and the scaling of the loss where there is one."""
+    """Number format of a run: dtype of the weights, autocast, and loss scaling for fp16."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        """Raises InputError where ``device`` cannot compute in it."""
+        """Set up the precision ``name``. Raises InputError if ``device`` does not support it."""
         import torch
 
         on_cuda = device.type == "cuda"
         capability = torch.cuda.get_device_capability(device) if on_cuda else None
         check_precision(name, torch.cuda.get_device_name(device) if on_cuda else "cpu", capability)
         if name == "tf32":
-            torch.set_float32_matmul_precision("high")  # of this process: a run has one of its own
+            torch.set_float32_matmul_precision("high")  # A global setting; each run has its own process.
         self._torch: Any = torch
         self._type = device.type
         self._autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name)
@@ -64,16 +64,16 @@ class Precision:
         self.scaling = LossScaling(device) if name == "fp16" else None
 
     def autocast(self) -> Any:
-        """A context in which matrix products run in 16 bits, where the precision says so."""
+        """Return a context in which matrix products run in 16 bits, if the precision requires it."""
         dtype = self._autocast or self._torch.bfloat16
         return self._torch.autocast(self._type, dtype, enabled=self._autocast is not None)
 
 
 class LossScaling:
-    """torch.amp.GradScaler, which also counts the steps that it skipped, on the device.
+    """torch.amp.GradScaler with a count of skipped steps on the device.
 
-    With fused AdamW the optimizer's kernel decides on the device whether to skip. Otherwise GradScaler reads on the
-    host, each step, whether gradients overflowed: a blocking sync of its own.
+    With fused AdamW the optimizer's kernel decides on the device if it skips. Otherwise GradScaler reads on the host,
+    in each step, if gradients overflowed: an additional blocking sync.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,14 +83,14 @@ class LossScaling:
         self._scaler: Any = torch.amp.GradScaler(device.type)
         self._skipped: Any = torch.zeros((), dtype=torch.int64, device=device)
         self._known_at_once = device.type == "cpu"
-        self._behind = 0  # skipped steps, by which the learning rate's schedule is still too far
+        self._behind = 0  # skipped steps for which the learning rate's schedule must still stand still
 
     def scaled(self, loss: Any) -> Any:
-        """The loss to call ``backward`` of."""
+        """Return the scaled loss, on which ``backward`` is called."""
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale: only then has clipping its meaning."""
+        """Divide the gradients by the scale. Clipping requires this."""
         self._scaler.unscale_(optimizer)
 
     def count(self, norm: Any) -> None:
@@ -100,14 +100,14 @@ class LossScaling:
             self._behind += 1
 
     def notice(self) -> None:
-        """The host has read of a step's norm that it was skipped. On a CPU :meth:`count` knows that already."""
+        """Record that the host has read the norm of a skipped step. On a CPU :meth:`count` has done that already."""
         if not self._known_at_once:
             self._behind += 1
 
     def keeps_rate(self) -> bool:
-        """Whether the learning rate's schedule stands still in this step: for one that was skipped, and used none.
+        """Return True if the learning rate's schedule stands still in this step, because a skipped step used none.
 
-        Where the host reads the norm one step late (``compute.sync: late``), it stands still two steps later.
+        If the host reads the norm one step late (``compute.sync: late``), it stands still two steps later.
         """
         if not self._behind:
             return False
@@ -121,29 +121,29 @@ class LossScaling:
 
     @property
     def skipped_steps(self) -> int:
-        """Blocks until the device has counted."""
+        """Number of skipped steps. Blocks until the device has counted."""
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, object]:
-        """Scale and counts, for a checkpoint."""
+        """Return scale and counts, for a checkpoint."""
         return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone(), "behind": self._behind}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where :meth:`state_dict` was."""
+        """Restore the state of :meth:`state_dict`."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped.copy_(state["skipped"])
         self._behind = int(state.get("behind", 0))  # type: ignore[call-overload]  # older checkpoints have none
 
 
 class NormCheck:
-    """Judges each step's gradient norm once the host knows it. With ``scaling`` overflow skips a step, no failure."""
+    """Checks each step's gradient norm once the host has it. With ``scaling``, an overflow only skips the step."""
 
     def __init__(self, scaling: LossScaling | None) -> None:
         self._scaling = scaling
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
-        """Raise FloatingPointError where training cannot go on."""
+        """Raise FloatingPointError if training cannot go on."""
         if math.isfinite(norm):
             self._in_a_row = 0
             return

@@ -1,4 +1,4 @@
-"""Counts rows that training gets again, by content: arms without a loss are compared by that.
+"""Counts rows that training receives again, by content. Arms without a loss are compared by this count.
 
 A batch that is trained four times is cheap to make, and no other figure of an emulated device shows it.
 """
@@ -20,7 +20,9 @@ class RepeatedRows:
     """Digests of the rows that one run trained on."""
 
     def __init__(self, *, by_epoch: bool) -> None:
-        """``by_epoch``: a row counts as new in each epoch. A corpus serves each document once an epoch."""
+        """Start counting. ``by_epoch``: a row counts as new in each epoch, because a corpus has each document once an
+        epoch.
+        """
         self._by_epoch = by_epoch
         self._seen: set[tuple[int, int]] = set()
         self._rows = self._repeated = 0
@@ -28,7 +30,7 @@ class RepeatedRows:
         self._weights: dict[int, NDArray[np.int64]] = {}
 
     def add(self, batch: Batch) -> None:
-        """Count the rows of a batch: about 1 ns a token."""
+        """Count the rows of a batch, at about 1 ns a token."""
         if self._rows >= COUNTED_ROWS_MAX:
             return
         epoch = self._epoch(batch)
@@ -41,14 +43,14 @@ class RepeatedRows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Repeated rows among the first 1, 2, 4, ... rows: runs of any length share one of these."""
+        """Repeated rows among the first 1, 2, 4, ... rows. Runs of any length share some of these."""
         return tuple(self._counts)
 
     def _epoch(self, batch: Batch) -> int:
         position = batch.position
         if not self._by_epoch or position is None or not position.per_epoch:
             return 0
-        return max(0, position.document - 1) // position.per_epoch  # the last document that it holds something of
+        return max(0, position.document - 1) // position.per_epoch  # last document with a part in the batch
 
     def _digests(self, batch: Batch) -> list[int]:
         """Multiply each row by random odd numbers, modulo 2**64. Equal rows have equal sums."""

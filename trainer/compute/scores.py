@@ -1,4 +1,4 @@
-"""Scores a torch model on batches that training does not see, and changes nothing of the model or the random states."""
+"""Scores a torch model on held-out batches, without changes to the model or the random states."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Beat = Callable[[], None]
 
 
 class Scores(NamedTuple):
-    """What one pass found: the mean loss over ``tokens`` labels, and the share of them predicted right.
+    """Result of one pass: the mean loss over ``tokens`` labels, and the share of them predicted right.
 
-    ``accuracy``: of a masked-LM objective only; None elsewhere.
+    ``accuracy`` is None without a masked-LM objective.
     """
 
     loss: float
@@ -34,9 +34,9 @@ def validate(
     masked: bool,
     beat: Beat,
 ) -> Scores:
-    """Run ``model`` over ``batches``. ``score(batch)`` gives its mean loss, and its logits or None.
+    """Run ``model`` over ``batches``. ``score(batch)`` returns the mean loss, and the logits or None.
 
-    ``masked``: labels are of their own position (masked LM), so that accuracy is the share of them that have the
+    ``masked``: labels are those of their own position (masked LM). Accuracy is then the share of labels with the
     largest logit. Losses stay on the device until the end of the pass. Their mean is over labels: a batch with fewer of
     them counts less.
     """
@@ -54,21 +54,21 @@ def validate(
                     right.append(_right(logits, moved.labels))
             beat()
         tokens = sum(counts)
-        means = torch.stack(losses).double().tolist()  # one transfer for all of them
+        means = torch.stack(losses).double().tolist()  # a single transfer for all of them
         hits = sum(torch.stack(right).tolist()) if right else None
     loss = math.fsum(mean * count for mean, count in zip(means, counts, strict=True)) / tokens
     return Scores(loss, None if hits is None else hits / tokens, tokens)
 
 
 def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """How many labels have the largest logit at their own position."""
+    """Return the number of labels with the largest logit at their own position."""
     found: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
     return found
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Within, ``model`` is in eval() and makes no graph; then each part is in its mode again, and random states too."""
+    """Keep ``model`` in eval() without a graph. Afterwards restore the mode of each part and the random states."""
     import torch
 
     training = [one for one in model.modules() if one.training]
@@ -77,7 +77,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            for module in training:  # as each was: a part of the model may be frozen in eval()
+            for module in training:  # Parts are restored one by one, because some may be frozen in eval().
                 module.training = True
 
 

@@ -1,8 +1,8 @@
-"""Checks that a model keeps the documents of a packed row apart, by trying it (``data.documents: separated``).
+"""Checks by a trial that a model separates the documents of a packed row (``data.documents: separated``).
 
-transformers builds a block-diagonal causal mask of position_ids that begin anew within a row, where it is given no
-attention mask and no cache (``masking_utils.find_packed_sequence_indices``). Nothing says which models do so, and one
-that does not would train on without a word.
+transformers builds a block-diagonal causal mask from position_ids that start again within a row, if it gets no
+attention mask and no cache (``masking_utils.find_packed_sequence_indices``). Models do not declare if they do so, and a
+model that does not would train on without an error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-_FIRST, _SECOND = 3, 4  # tokens of the two documents that are tried
-_TOLERANCE = 1e-4  # of the largest logit: what other documents must not change
+_FIRST, _SECOND = 3, 4  # tokens of the two trial documents
+_TOLERANCE = 1e-4  # share of the largest logit that other documents may change
 
 
 def check_separation(config: TrainerConfig, model: torch.nn.Module) -> None:
-    """Raise InputError where the second document of a row depends on the first."""
+    """Raise InputError if the second document of a row depends on the first."""
     name = config.model.factory or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if (reason := _why_not(model)) is not None:
         raise InputError(f"data.documents: separated, but {name} {reason}; allowed with it: joined")
@@ -45,7 +45,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
     try:
         with torch.no_grad():
             output = model(input_ids=ids, position_ids=places)
-    except Exception as error:  # of the user's own code: anything
+    except Exception as error:  # The user's own code may raise anything.
         return f"cannot be given position_ids that begin anew ({type(error).__name__})"
     finally:
         model.train(training)

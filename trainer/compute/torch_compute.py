@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class _Copy(NamedTuple):
-    """A step's loss and gradient norm on their way to the host; ``event``: when they are there (None: at once)."""
+    """A step's loss and gradient norm on their way to the host. ``event``: reached on arrival; None: already there."""
 
     values: Any
     event: Any
@@ -48,7 +48,7 @@ class TorchCompute:
     def __init__(
         self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
     ) -> None:
-        """``parallel``: of several ranks, which train it together."""
+        """Set up model, optimizer and schedule. ``parallel``: the ranks that train it together."""
         import torch
 
         self._torch = torch
@@ -67,11 +67,11 @@ class TorchCompute:
             self._vocab_size = config.model.vocab_size
         self._takes_mask = _takes(model, "attention_mask")
         positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-        # The last id of a row is predicted alone, so it needs no position; a model of the user's own is given all.
+        # The last id of a row is only a target, so it needs no position. A user's own model gets all ids.
         self.longest_row: int | None = (positions or config.data.sequence_length) + 1
         if self._own is not None:
             self.longest_row = config.data.sequence_length
-        self._most_ids = config.data.batch_size * config.data.sequence_length  # of a batch that is trained on
+        self._most_ids = config.data.batch_size * config.data.sequence_length  # positions of a training batch
         self._pinned, self._in_flight = config.data.pin_memory, InFlight()
         if config.data.documents == "separated" and config.data.source is None:
             check_separation(config, self._model)
@@ -88,12 +88,12 @@ class TorchCompute:
         self._extra_forwards = config.compute.extra_forwards
         self._parallel = parallel
         rates = learning_rate_factors(self._model, config.model.mup)
-        if parallel is not None:  # before the optimizer: under fsdp the parameters are others then
+        if parallel is not None:  # Before the optimizer, because fsdp replaces the parameters.
             self._model = parallel.wrap(self._model)
             model = self._model
         self._compiled = config.model.compile
         self._run: Callable[..., Any] = compiled(self._model, device) if self._compiled else self._model
-        # DistributedDataParallel is compiled as a module: torch cuts its graph at the buckets of gradients.
+        # DistributedDataParallel is compiled as a module: torch splits its graph at the buckets of gradients.
         self._gives_loss_alone = self._compiled and self._own is None and parallel is None
         self._train = compiled(loss_function(self._model), device) if self._gives_loss_alone else self._run
         optimizer = config.optimizer
@@ -113,7 +113,7 @@ class TorchCompute:
     def to_device(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
             return batch
-        # A device says no more than "device-side assert", and late; this is a look at tokens in the host's memory.
+        # A device reports only "device-side assert", and late. So the tokens are checked in the host's memory.
         if self._source is not None and self._own is None and (wrong := self._beyond(batch)) is not None:
             raise wrong
         mask = None  # see _run_model
@@ -131,7 +131,7 @@ class TorchCompute:
             position_ids=positions,
             several_documents=several,
         )
-        if self._pinned and self._device.type == "cuda":  # a copy from pageable memory has read it when it returns
+        if self._pinned and self._device.type == "cuda":  # A copy from pageable memory is complete when it returns.
             event: Any = self._torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._in_flight.hold(batch, event.query)
@@ -139,13 +139,13 @@ class TorchCompute:
 
     def forward(self, batch: Batch) -> Loss:
         for _ in range(self._extra_forwards):
-            # Leaving autocast empties its cache: weights cast to bf16 under no_grad would get no gradient.
+            # Leaving autocast empties its cache. Otherwise weights cast to bf16 under no_grad would get no gradient.
             with self._torch.no_grad():
                 self._run_model(batch, self._train)
         if self._parallel is not None:
             self._parallel.begin_forward()
-        # The mean over no labels is NaN. A batch without labels (documents of one token) trains nothing instead. Only
-        # the loss of a model of the user's own, or of a compiled one, is known: of one label, it is multiplied by 0.
+        # The mean over no labels is NaN, so a batch without labels (documents of one token) must train nothing. A
+        # user's own model or a compiled one returns only the loss: it gets one label, and the loss is multiplied by 0.
         if self._own is not None or self._gives_loss_alone:
             if batch.trained_tokens:
                 return self._loss(batch)
@@ -158,12 +158,12 @@ class TorchCompute:
         return output if self._own is None else loss_of(output, self._own)
 
     def _run_model(self, batch: Batch, run: Callable[..., Any]) -> Any:
-        # Without the mask of padded rows: padding follows the text, so no position with a label can attend to it, and
-        # attention with a mask is not computed by the fastest kernels. A user's source may pad before the text.
+        # Padded rows need no mask: padding follows the text, so no position with a label attends to it. The fastest
+        # attention kernels do not support a mask. A user's source may pad before the text.
         mask = {"attention_mask": batch.attention_mask} if batch.masked else {}
         several: bool | None = False
         if batch.position_ids is not None:
-            # Of a compiled model always the same, or it compiles once more when a batch of the other kind comes.
+            # Always True for a compiled model, which otherwise compiles again for a batch of the other kind.
             several = True if self._compiled else batch.several_documents
             mask["position_ids"] = batch.position_ids
         if batch.masked and not self._takes_mask:
@@ -172,18 +172,18 @@ class TorchCompute:
                 "attention_mask; pad after the text, or give its forward that parameter"
             )
         assert batch.shifted == self._shifted, "the batches are of another objective than the model"
-        # Within a model of the user's own nobody knows which positions one of transformers is given.
+        # The positions that a transformers model within a user's own model gets are unknown.
         rows = known(several if self._own is None else None)
         with self._precision.autocast(), self._attention(), rows:
             try:
                 return run(input_ids=batch.input_ids, labels=batch.labels, **mask)
-            except IndexError as error:  # on a CPU, of a table that has no such row
+            except IndexError as error:  # A CPU raises this for a row that a table lacks.
                 if self._source is not None and (wrong := self._beyond(batch)) is not None:
                     raise wrong from error
                 raise
 
     def _beyond(self, batch: Batch) -> InputError | None:
-        """What is wrong with an id of the user's source; None where the model is known to have all of them."""
+        """Return an error for an id of the user's source; None if the model is known to have all ids."""
         counted = self._torch.where(batch.labels == IGNORED, batch.input_ids, batch.labels)
         smallest, largest = (int(one) for one in self._torch.aminmax(self._torch.cat([batch.input_ids, counted])))
         source = f"data.source: {self._source}"
@@ -207,7 +207,7 @@ class TorchCompute:
         if self._scaling is not None:
             self._scaling.unscale(self._optimizer)
         norm: Any = self._clip()
-        if hasattr(norm, "full_tensor"):  # of shares: the norm of the whole
+        if hasattr(norm, "full_tensor"):  # norm of the whole from the norms of the shares
             norm = norm.full_tensor()
         if self._scaling is not None:
             self._scaling.count(norm)
@@ -237,14 +237,14 @@ class TorchCompute:
             means = self._torch.tensor(losses).mean(dim=1)
         if self._parallel is not None:
             means = self._parallel.mean_of(means)
-        return [float(value) for value in means.tolist()]  # one transfer for all of them
+        return [float(value) for value in means.tolist()]  # a single transfer for all of them
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> _Copy:
         mean = self._torch.stack(losses).mean().float()
         values = [mean if self._parallel is None else self._parallel.mean_of(mean, in_each_step=True)]
         if norm is not None:
             values.append(norm.detach().float())
-        # Not blocking: torch takes pinned memory of its own for the result, and the stream copies in its turn.
+        # Queued without blocking: torch uses its own pinned memory for the result, and the stream copies in its turn.
         values_on_host = self._torch.stack(values).to("cpu", non_blocking=True)
         if self._device.type != "cuda":
             return _Copy(values_on_host, None)
@@ -295,12 +295,12 @@ class TorchCompute:
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         with self._precision.autocast(), self._attention():
-            # Not the compiled model: rows of each length would compile it once more.
+            # The compiled model would compile again for each length of rows.
             logits: torch.Tensor = self._model(input_ids=ids).logits
         return logits
 
     def _own_likelihood(self, row: EndingRow, beat: Callable[[], None]) -> float:
-        """By the mean loss of one row, which is all that a model of the user's own promises to return."""
+        """Compute it from the mean loss of one row, which is all that a user's own model must return."""
         ids = self._torch.from_numpy(row.ids)[None].to(self._device)
         labels = ids.clone()
         labels[0, : len(row.ids) - row.scored] = IGNORED
@@ -311,13 +311,13 @@ class TorchCompute:
         return -float(loss) * row.scored
 
     def drain_to_one_step(self) -> None:
-        pass  # a CPU is never behind; CudaTimeline does this for CUDA
+        pass  # A CPU is never behind; CudaTimeline does this for CUDA.
 
     def hold_device(self) -> None:
         pass
 
     def is_lead_settled(self) -> bool:
-        return True  # CudaTimeline knows of CUDA
+        return True  # CudaTimeline does this for CUDA.
 
     def skipped_steps(self) -> int | None:
         return None if self._scaling is None else self._scaling.skipped_steps
@@ -326,9 +326,9 @@ class TorchCompute:
         return None
 
     def end_together(self) -> str | None:
-        """The digest of the parameters that all ranks hold, once the last step is done; None of one process.
+        """Return the digest of the parameters that all ranks hold after the last step; None for a single process.
 
-        Raises RanksDifferError where they hold others.
+        Raises RanksDifferError if the ranks hold different parameters.
         """
         if self._parallel is None:
             return None
@@ -339,7 +339,7 @@ class TorchCompute:
             self._torch.cuda.synchronize(self._device)
 
     def parts(self) -> dict[str, Stateful]:
-        # A compiled module names its weights otherwise than the one that it was made of, which AutoModel knows.
+        # A compiled module has other names for its weights than the original one, which AutoModel knows.
         model = getattr(self._model, "_orig_mod", self._model)
         parts: dict[str, Stateful] = {"model": model, "optimizer": self._optimizer}
         if self._parallel is not None:
@@ -349,25 +349,25 @@ class TorchCompute:
 
 
 def _with_one_label(batch: Batch) -> Batch:
-    """``batch``, none of whose labels counts, with one that does."""
+    """Return ``batch``, which has no counting label, with one that counts."""
     labels = batch.labels.clone()
     labels[0, -1] = batch.input_ids[0, -1]
     return replace(batch, labels=labels)
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    """Whether its forward has a parameter of that name, or takes any."""
+    """Return True if the model's forward has a parameter of that name, or accepts any."""
     try:
         parameters = inspect.signature(model.forward).parameters
-    except ValueError:  # compiled code that does not say
+    except ValueError:  # Compiled code may have no signature.
         return True
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def loss_of(output: Any, name: str) -> Loss:
-    """The loss in what a user's module returned: a scalar, ``.loss``, ``["loss"]`` or the first of several values.
+    """Return the loss in a user's module's output: a scalar, ``.loss``, ``["loss"]`` or the first value of a tuple.
 
-    Raises InputError, which names the factory, where there is none.
+    Raises InputError, which names the factory, if there is none.
     """
     found = getattr(output, "loss", None)
     if found is None and isinstance(output, Mapping):

@@ -1,8 +1,8 @@
-"""Notes when each batch of a DataLoader arrives in this process and when it is unpacked: the cost of receiving it.
+"""Records when each batch of a DataLoader arrives in this process and when it is unpacked: the cost of receiving it.
 
 A fetch that waits for its batch hides that cost. The program has the batch only when its message has been unpickled and
-the memory of its tensors fetched from the worker. That takes milliseconds of the main thread, for a batch that lay
-ready as much as for one that was waited for:
+the memory of its tensors has been fetched from the worker. That takes milliseconds of the main thread, for a batch that
+was ready as well as for one that was waited for:
 
     main thread  |.......... waits for a message ..........|--- unpacks it ---|--- hands it out ---|
                  fetch begins                              arrived            unpacked             fetch ends
@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 class Arrival(NamedTuple):
     """Times at which a batch had arrived in this process and was unpacked, CLOCK_MONOTONIC nanoseconds.
 
-    ``waited``: True if this process waited for the message, so ``arrived_ns`` is when it came; else it is when the
-    message was read. The queue is asked for it, as a process without a core for a while looks as if it waited.
+    ``waited``: True if this process waited for the message, so ``arrived_ns`` is its arrival. Otherwise ``arrived_ns``
+    is when the message was read. It comes from the queue, because a process without a core for a while seems to wait.
     """
 
     arrived_ns: int
@@ -47,7 +47,7 @@ class Arrivals:
         for name in ("_recv_bytes", "_get"):
             if (before := getattr(queue, name, None)) is not None and hasattr(iterator, "_rcvd_idx"):
                 empty = looks_empty(queue)
-                # Only a pipe may be read before there is anything; a queue of threads holds its lock here.
+                # Only a pipe may be read before it has data; a queue of threads holds its lock here.
                 setattr(queue, name, self._arriving(before, empty if name == "_recv_bytes" else lambda: False))
                 queue.get = self._unpacking(queue.get, empty)  # type: ignore[union-attr]
                 break

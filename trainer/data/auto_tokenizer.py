@@ -1,6 +1,6 @@
-"""Loads tokenizers through transformers' AutoTokenizer. Code that a folder carries is never run.
+"""Loads tokenizers through transformers' AutoTokenizer. A folder's own code is never run.
 
-transformers would ask on a terminal whether to run it; this module raises InputError instead.
+transformers would ask on a terminal for permission to run it; this module raises InputError instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
     for file in ("tokenizer_config.json", "config.json"):
         try:
             content = json.loads((folder / file).read_bytes())
-        except (OSError, ValueError, RecursionError):  # transformers reports what is wrong with the file.
+        except (OSError, ValueError, RecursionError):  # transformers reports the error in the file.
             continue
         names = content.get("auto_map") if isinstance(content, dict) else None
         if of_tokenizer and file == "config.json":

@@ -11,17 +11,17 @@ from trainer.telemetry import BatchTrace
 if TYPE_CHECKING:
     import torch
 
-IGNORED = -100  # the label that cross entropy leaves out (PyTorch's ignore_index default)
+IGNORED = -100  # label that cross entropy ignores (PyTorch's ignore_index default)
 
 
 @dataclass(slots=True)
 class Batch:
     """Token ids and labels of shape (samples, sequence), int64, labels aligned with the inputs.
 
-    Labels follow the Hugging Face convention: ``labels[:, t]`` is the target predicted from position t - 1, the
-    model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its
-    own document could predict it). ``attention_mask`` is None if no position is padding (packed rows). ``masked``: True
-    if the model needs the mask; it does not if padding follows the text and nothing is predicted from it. ``shifted``:
+    Labels follow the Hugging Face convention: ``labels[:, t]`` is the target predicted from position t - 1, because the
+    model shifts. ``labels`` is -100 on padding and on the first token of each document (nothing before it in its own
+    document could predict it). ``attention_mask`` is None if no position is padding (packed rows). ``masked``: True if
+    the model needs the mask. It does not if padding follows the text and nothing is predicted from it. ``shifted``:
     False for a masked-LM, where ``labels[:, t]`` is the token that stood at t, or -100.
     """
 

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import from_numpy
 
-MOST_KEPT = 8  # buffers; beyond it the one that was held longest is left to its tensors and not reused
+# Further buffers are not reused: the one that was held longest is left to its tensors.
+MOST_KEPT = 8
 
 
 class BatchBuffer:
@@ -31,7 +32,7 @@ class BatchBuffer:
         mask: NDArray[np.int64] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """``positions``: memory of ``Batch.position_ids``, only for batches of another process."""
+        """Keep the arrays. ``positions``: memory of ``Batch.position_ids``, only for batches of another process."""
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
@@ -46,14 +47,14 @@ class BatchBuffer:
     @property
     def is_free(self) -> bool:
         """True if no tensor and no array made of it is left."""
-        # No loop over the arrays, as this runs several times per batch.
+        # No loop over the arrays, because this runs several times per batch.
         counts = self._counts
         if getrefcount(self.ids) != counts[0] or getrefcount(self.labels) != counts[1]:
             return False
         return not self._others or [getrefcount(array) for array in self._others] == counts[2:]
 
     def tensors(self, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return ids, labels and mask of the first ``rows`` rows. The buffer is held while one of them lives."""
+        """Return ids, labels and mask of the first ``rows`` rows. They keep the buffer held as long as they live."""
         ids, labels, mask = self.ids, self.labels, self.mask
         if rows < len(ids):
             ids, labels, mask = ids[:rows], labels[:rows], None if mask is None else mask[:rows]
@@ -71,7 +72,7 @@ class BatchBuffers:
     """Reusable buffers in this process's memory."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """``pinned``: page-locked memory, so that a copy to the device can be asynchronous. It needs CUDA."""
+        """Allocate nothing yet. ``pinned``: page-locked memory for asynchronous copies to the device. It needs CUDA."""
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

@@ -22,7 +22,7 @@ from trainer.leftovers import partial_path, remove, remove_leftovers, temporary_
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, enough against chance collisions among cached files
 DIGESTS = "digests.json"  # digest of every other file in a cached folder
-# File with the kind/key of a cached folder. Earlier versions accept it, as digests.json lists it like any other file.
+# File with the kind/key of a cached folder. Earlier versions accept it, because digests.json lists it like any file.
 ENTRY = "entry.txt"
 _REMEDY = "HARNESS_CACHE=DIR chooses another cache"
 
@@ -171,7 +171,7 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Give a new folder next to ``target`` that no other process uses. It is removed in any case."""
+    """Yield a new folder next to ``target`` that no other process uses. It is removed in any case."""
     temporary = temporary_path(target)
 
     def make() -> None:
@@ -188,9 +188,9 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """Give the folder next to ``target`` that a killed process may have begun. It stays if this one is interrupted.
+    """Yield the folder next to ``target`` that a killed process may have started. It stays after an interrupt.
 
-    If another process works in it, or the file system has no locks, give a temporary folder. Give None if ``target``
+    If another process works in it, or the file system has no locks, yield a temporary folder. Yield None if ``target``
     exists by now.
     """
     partial = partial_path(target)
@@ -226,7 +226,7 @@ def _partial(target: Path) -> Iterator[Path | None]:
             except Exception:
                 remove(partial)
                 raise
-            remove(partial)  # It is still there if another process's folder was kept.
+            remove(partial)  # Still there if another process's folder was kept.
     finally:
         for descriptor in opened:
             os.close(descriptor)

@@ -29,8 +29,8 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 
 _MOST_ROWS_PER_READ = 1024
-# Packed arrays: each read fetches 1.5 to 6 times the tokens that the batch lacks, as a second read costs as much as the
-# first. The factor grows while a read takes less than a millisecond.
+# Packed arrays: each read fetches 1.5 to 6 times the tokens that the batch lacks, because a second read costs as much
+# as the first. The factor grows while a read takes less than a millisecond.
 _LEAST_AHEAD, _MOST_AHEAD, _SHORT_READ_S = 1.5, 6.0, 1e-3
 _HELD_OUT = 0, 2**31  # seed and worker for the masks of held-out documents: no run has that worker
 
@@ -56,7 +56,7 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """``draws``: seed and worker of the masks. ``buffers``: memory for arrays; None: new memory."""
+        """Set up the stages. ``draws``: seed and worker of the masks. ``buffers``: memory for arrays; None: new."""
         corpus = prepared.corpus
         reads_text, scalar = is_text(config), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
@@ -77,7 +77,8 @@ class DataPipeline:
         self._charged: set[str] = set()
         self._extra_reads = config.extra_reads if marked else 0
         self._extra_tokenizations = config.extra_tokenizations if marked else 0
-        # Packed rows: the running mean of tokens per document says how many documents to read. It starts as a guess.
+        # The running mean of tokens per document determines how many documents to read for packed rows. It starts as a
+        # guess.
         self._documents, self._tokens = 1, self._length
         self._ahead = _LEAST_AHEAD
         self._worker, self._batches = start.worker, start.batches
@@ -183,7 +184,8 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Adapt how much is read at once: several batches' worth where a read is short, as a call costs 0.1 ms.
+        """Adapt the amount that is read at once: several batches' worth if a read is short, because a call costs 0.1
+        ms.
 
         The batches do not depend on it.
         """
@@ -193,7 +195,7 @@ class DataPipeline:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _count(self, filled: int, tokens: int) -> None:
-        """Update the mean length by ``filled`` documents with a token. Raises InputError if there are none for long."""
+        """Update the mean length by ``filled`` documents with a token. Raises InputError after too many without one."""
         self._empty_epochs.check(filled)
         if self._packed:
             self._documents += filled
@@ -267,7 +269,8 @@ def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[
         assert rows is not None, "prepare() was given no evaluation"
     documents = prepared.corpus.documents if rows is None else len(rows)
     order = ShardedSampler(documents, 0, shuffle=False, endless=False, rows=rows)
-    config = config.model_copy(update={"shuffle": False})  # The order is of documents even if training takes windows.
+    # The order consists of documents, even if training uses windows.
+    config = config.model_copy(update={"shuffle": False})
     pipeline = pipeline_of(config, prepared, order, Injector(None, 0), marked=False, draws=_HELD_OUT)
     batches: list[Batch] = []
     while len(batches) < most and (batch := pipeline.next_batch()) is not None:
@@ -326,7 +329,7 @@ def _of_source(
 def _dosed(config: DataConfig) -> DataInject | None:
     """Return the declared costs, with those of a dosed stage multiplied by 1 + dose.
 
-    One draw of the jitter covers all repetitions of a batch's work, as a long document is long each time.
+    One draw of the jitter covers all repetitions of a batch's work, because a long document is long each time.
     """
     if config.inject is None:
         return None

@@ -212,8 +212,8 @@ def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int
     """Return the numbers, ascending, of those of ``count`` windows that hold no token of ``documents``."""
     begins, ends = flat.places[documents], flat.places[documents + 1]
     full = ends > begins
-    # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window that holds part
-    # of a document. The tokens after the last whole window count as one more window.
+    # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window with a part of
+    # a document. The tokens after the last whole window count as one more window.
     change = np.zeros(count + 2, dtype=np.int64)
     np.add.at(change, begins[full] // length, 1)
     np.add.at(change, (ends[full] - 1) // length + 1, -1)

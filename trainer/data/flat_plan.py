@@ -53,7 +53,7 @@ class RowPlan(Protocol):
         """Return the next ``rows`` rows; fewer at the end of one epoch, then None."""
 
     def skip(self, rows: int) -> None:
-        """Leave out ``rows`` rows, which other workers make."""
+        """Skip ``rows`` rows, which other workers make."""
 
 
 class DocumentPlan:
@@ -69,7 +69,7 @@ class DocumentPlan:
         # Planned documents with a token: begin and end in the flat tokens, begin and end in the stream (counted from
         # the begin of the first one), and number in the order.
         self._source = self._source_end = self._begin = self._end = self._number = np.empty(0, dtype=np.int64)
-        self._inner = np.zeros(1, dtype=np.int64)  # for each: how many documents before it begin within a row
+        self._inner = np.zeros(1, dtype=np.int64)  # for each: number of documents before it that begin within a row
         self._first = 0  # planned document in which the next stretch begins
         self._planned, self._at = 0, used  # tokens of the stream
         self._empty_epochs, self._ended, self._sequential = EmptyEpochs(order), False, not order.shuffled
@@ -86,7 +86,8 @@ class DocumentPlan:
             size = (self._planned - at) // self._length * self._length
             if size <= 0:
                 return None
-        # numpy's methods, such as .item, cost a third of its functions and of indexing, and all of this is overhead.
+        # numpy's methods, such as .item, take a third of the time of its functions and of indexing. All of it is
+        # overhead.
         self._at = until = at + size
         first, last = self._first, int(self._end.searchsorted(until))
         sources, ends = self._source[first : last + 1], self._source_end[first : last + 1]

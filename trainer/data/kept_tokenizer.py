@@ -38,7 +38,7 @@ def keep(info: TokenizerInfo, owner: Path) -> None:
 
 
 def kept(owner: Path) -> TokenizerInfo | None:
-    """Return the tokenizer in the folder of ``owner``; None if there is none. Raises InputError if it is damaged."""
+    """Return the tokenizer in the folder of ``owner``, or None. Raises InputError if it is damaged."""
     return read(owner / FOLDER)
 
 
@@ -58,7 +58,7 @@ def write(info: TokenizerInfo, to: Path) -> None:
 
 
 def read(folder: Path) -> TokenizerInfo | None:
-    """Return the tokenizer that :func:`write` wrote; None if there is none. Raises InputError if it is damaged."""
+    """Return the tokenizer that :func:`write` wrote, or None. Raises InputError if it is damaged."""
     if (folder / FACTS).is_file():
         return info_of("pretrained", folder.absolute())
     # An earlier version wrote no facts for a SentencePiece model.

@@ -1,4 +1,4 @@
-"""Serves an endless sequence of batches, built inline or by loader workers (``transport`` says how they hand over)."""
+"""Serves an endless sequence of batches, built inline or by loader workers (``transport``: how they hand over)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class LateBatch:
     """
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """``made_again``: batches that each worker of a resumed training makes and drops before its first one."""
+        """Set the limit. ``made_again``: batches that each worker of a resumed training makes and drops before its
+        first one.
+        """
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
@@ -123,9 +125,9 @@ class LateBatch:
 
 
 def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
-    """Return the workers that have ended within ``wait_s``, and how.
+    """Return the workers that have ended within ``wait_s``, with their exit codes.
 
-    None if none has, and for SIGBUS, where torch's own message about shared memory says more.
+    None if none has ended, and for SIGBUS, where torch's own message about shared memory says more.
     """
     ended, codes = [], []
     workers = list(getattr(iterator, "_workers", ()))
@@ -155,7 +157,9 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """``late``: waits for the workers' batches; None without workers. ``arrival``: gives the last one's arrival."""
+        """Start serving. ``late``: waits for the workers' batches; None without workers. ``arrival``: returns the last
+        arrival.
+        """
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
         self._pin = pin  # only without workers: DataLoader pins its workers' batches itself
@@ -184,7 +188,7 @@ class Batches:
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def ended_workers(self) -> EndedWorkerError | None:
-        """Return the workers that have ended, whatever error was raised: other errors may hide it."""
+        """Return the workers that have ended, for any error, because other errors may hide it."""
         return _ended(self._iterator)
 
     def close(self) -> None:
@@ -231,7 +235,7 @@ def open_batches(
         return Batches(_endless(pipeline), pin, position=start)
     made_again = 0 if config.source is None else -(-start.received // config.workers)
     late = LateBatch(config.workers, config.timeout_s, made_again)
-    # A copy, as this process advances its own position.
+    # A copy, because this process advances its own position.
     dataset = _BatchDataset(config, prepared, seed, copy(start), rank)
     if config.transport == "ring":
         ring = RingBatches(
@@ -331,7 +335,7 @@ def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:
         info = get_worker_info()
         worker = "a loader worker" if info is None else f"loader-{info.id}"
         queue.put((number, LostBatchError(f"{worker} could not hand over a batch: {in_words(error)}")))
-    with suppress(OSError):  # The same limit may stop the log; an exception here would end the feeder thread.
+    with suppress(OSError):  # The same limit may stop the log, and an exception here would end the feeder thread.
         traceback.print_exception(error)
 
 

@@ -1,6 +1,7 @@
 """Reads manifest.json, which describes the origin and the content of a pretokenized folder.
 
-DIR/flat, DIR/token-list, DIR/padded    of harness data pretokenize --out DIR: tokens, manifest.json, tokenizer/
+`harness data pretokenize --out DIR` writes DIR/flat, DIR/token-list and DIR/padded, each with tokens, manifest.json and
+tokenizer/.
 """
 
 from __future__ import annotations

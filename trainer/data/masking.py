@@ -65,7 +65,7 @@ class Masker:
     """Masks the batches of one worker of a run, one after the other."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """``batches``: number of the first batch. ``every``: step from one batch's number to the next."""
+        """Seed the draws. ``batches``: number of the first batch. ``every``: step between the batches' numbers."""
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 

@@ -1,13 +1,14 @@
 """Chooses the next documents: a seeded permutation per epoch, strided over the workers, endless or for one epoch.
 
 Several ranks share one order: worker w of rank r is shard r x workers + w of ranks x workers (:func:`shard_of`). Batch
-k of all ranks together, built by worker k modulo workers of each, therefore has the documents of batch k of one process
-with as many workers and ranks x batch_size rows (padded rows; packed rows cut them elsewhere). The number of ranks
-changes no document's place in the order, and an epoch loses or repeats no document. Where the shards cannot be equal, a
-shard with one document less begins its next epoch earlier. Documents held out for evaluation are not in the order.
+k of all ranks together is built by worker k modulo workers of each. It therefore has the documents of batch k of one
+process with as many workers and ranks x batch_size rows (for padded rows; packed rows are cut elsewhere). The number of
+ranks changes no document's place in the order, and an epoch loses or repeats no document. If the shards cannot be
+equal, a shard with one document less begins its next epoch earlier. Documents held out for evaluation are not in the
+order.
 
-Every data path has the same order, so two paths see the same documents in the same order. :class:`ComputedSampler`
-gives a different one, which takes no memory however many documents (or windows) there are.
+Every data path has the same order, so two paths see the same documents in the same order. :class:`ComputedSampler` has
+a different one, which takes no memory for any number of documents (or windows).
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 class IndexSampler(Protocol):
-    """Yields the indices of one shard, epoch after epoch. ``epoch``: that of the next index, unless it is used up."""
+    """Yields the indices of one shard, epoch after epoch. ``epoch``: epoch of the next index, unless the order has
+    ended.
+    """
 
     epoch: int
     shuffled: bool
@@ -65,13 +68,13 @@ class IndexSampler(Protocol):
 
 
 class EmptyEpochs:
-    """Notices an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
+    """Detects an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
 
     def __init__(self, order: IndexSampler) -> None:
         self._order, self._since = order, order.epoch
 
     def check(self, filled: int) -> None:
-        """Take note of ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
         if filled:
             self._since = self._order.epoch
         elif self._order.epoch - self._since > EMPTY_EPOCHS:
@@ -94,7 +97,7 @@ class ShardedSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        """Set up the first epoch. ``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._rows = rows
         self._documents, self._seed, self.shuffled = documents, seed, shuffle
@@ -131,7 +134,7 @@ class ShardedSampler:
 
 
 class ComputedSampler:
-    """Yields the same shards of another seeded order, each index computed when it is asked for."""
+    """Yields the same shards of another seeded order. Each index is computed on request."""
 
     shuffled = True
 
@@ -144,7 +147,7 @@ class ComputedSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        """Set up the first epoch. ``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
@@ -173,7 +176,7 @@ class ComputedSampler:
         self._position = position
 
     def _compute(self, count: int) -> Indices:
-        """Compute the next ``count`` indices of this epoch, or as many as are left."""
+        """Compute the next ``count`` indices of this epoch, fewer at its end."""
         last = min(self._position + count, self.documents_per_epoch)
         indices = self._order(self._worker + np.arange(self._position, last) * self._workers)
         return indices if self._rows is None else self._rows[indices]
@@ -187,11 +190,11 @@ class ComputedSampler:
 class Permutation:
     """Permutation of the numbers below ``size``, chosen by ``key`` (a seed and an epoch), without an array of them.
 
-    A Feistel network over the next power of four is a permutation whatever its round function is (Luby and Rackoff
-    1988, "How to construct pseudorandom permutations from pseudorandom functions"). A result of at least ``size`` is
-    sent through it again until it falls below, which leaves a permutation of the numbers below ``size`` (Black and
-    Rogaway 2002, "Ciphers with arbitrary finite domains", section 4: cycle walking). ``size`` is more than a quarter of
-    the domain, so a place takes fewer than four passes on average.
+    A Feistel network over the next power of four is a permutation for any round function (Luby and Rackoff 1988, "How
+    to construct pseudorandom permutations from pseudorandom functions"). A result of at least ``size`` is sent through
+    it again until it falls below. That leaves a permutation of the numbers below ``size`` (Black and Rogaway 2002,
+    "Ciphers with arbitrary finite domains", section 4: cycle walking). ``size`` is more than a quarter of the domain,
+    so a place takes fewer than four passes on average.
     """
 
     def __init__(self, size: int, key: tuple[int, ...]) -> None:

@@ -21,7 +21,7 @@ from trainer.data.buffers import Buffers
 from trainer.data.engines.base import Encoded
 
 Places = NDArray[np.int64]
-# One document: its tokens or, from a padded file, (input_ids, attention_mask) of the final length.
+# One document: its tokens, or (input_ids, attention_mask) of the final length from a padded file.
 Document = Any
 
 
@@ -46,7 +46,7 @@ class Packer(Protocol):
 
     @property
     def remainder(self) -> int:
-        """Number of held tokens that do not fill a row (0 where every document is a row)."""
+        """Number of held tokens that do not fill a row (0 if every document is a row)."""
 
 
 class PaddedRows(NamedTuple):
@@ -57,7 +57,7 @@ class PaddedRows(NamedTuple):
 
 
 class _Texts(NamedTuple):
-    """Documents that wait for their rows: where each begins in ``ids``, and how many of its tokens are kept."""
+    """Documents that wait for their rows: the start of each in ``ids``, and the number of its tokens that are kept."""
 
     ids: NDArray[np.uint32]
     begins: Places
@@ -224,7 +224,7 @@ class ScalarPacked(_Packed):
         inputs = [self._tokens[cut : cut + length] for cut in cuts]
         labels = [self._labels[cut : cut + length] for cut in cuts]
         self.skip(rows * length)
-        if self._position > len(self._tokens) // 2:  # Not after every batch: a 10 MB document holds a thousand batches.
+        if self._position > len(self._tokens) // 2:  # Done seldom: a 10 MB document makes a thousand batches.
             del self._tokens[: self._position]
             del self._labels[: self._position]
             self._position = 0

@@ -86,8 +86,11 @@ class DataPosition:
         positions: Mapping[int, Position] | None = None,
         keeps_state: bool = False,
     ) -> None:
-        """``workers``: at least 1, which stands for this process without loader workers. ``keeps_state``: True if each
-        batch carries the state of a user's dataset."""
+        """Start at ``received``.
+
+        ``workers``: at least 1, which also means this process without loader workers. ``keeps_state``: True if each
+        batch carries the state of a user's dataset.
+        """
         self.workers, self.received, self.keeps_state = workers, received, keeps_state
         self.positions = dict(positions or {})
 

@@ -28,8 +28,8 @@ class Prepared:
     tokenizer: TokenizerInfo
     pretokenized: str | None  # folder with data.parquet and manifest.json; None for text-* paths
     objective: Objective = "causal"
-    masking: Masking | None = None  # None: no masking
-    split: DocumentSplit | None = None  # None: all documents are for training
+    masking: Masking | None = None  # missing without masking
+    split: DocumentSplit | None = None  # missing if all documents are for training
     held_out: Prepared | None = None  # evaluation.corpus, if given; all its documents are held out
 
     @property

@@ -75,10 +75,10 @@ def pretokenize(
 ) -> Pretokenized:
     """Tokenize the corpus into ``out`` (or the cache), unless the same data are there already.
 
-    Damaged data in the cache are made again. An ``out`` that holds something else is refused and never overwritten.
-    Memory is bounded whatever the corpus' size. A killed process leaves its finished groups of documents: the next one
-    continues after them, with the same result. ``workers``: threads or processes (default: one per core); the result
-    does not depend on it. ``tokens``: source of the tokens if this process does not tokenize.
+    Damaged data in the cache are made again. An ``out`` with other content is refused and never overwritten. Memory is
+    bounded for any size of the corpus. A killed process leaves its finished groups of documents. The next one continues
+    after them, with the same result. ``workers``: threads or processes (default: one per core); the result does not
+    depend on it. ``tokens``: source of the tokens if this process does not tokenize.
     """
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
@@ -150,7 +150,7 @@ def truncation_warning(manifest: Manifest) -> str | None:
 
 
 def padding_id(info: TokenizerInfo) -> int:
-    """Return the id that fills padding: the tokenizer's own, or 0. Its mask is 0 and its label -100 either way."""
+    """Return the id of padding: the tokenizer's own, or 0. Its mask is 0 and its label -100 either way."""
     return info.pad_id if info.pad_id is not None else 0
 
 
@@ -230,7 +230,7 @@ def _write(
 
 
 class _NoRows:
-    """Writer of flat tokens: does nothing, as the journal holds them already."""
+    """Writer for flat tokens, which does nothing, because the journal has them already."""
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None: ...
 

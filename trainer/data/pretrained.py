@@ -68,7 +68,7 @@ def import_tokenizer(name: str) -> Path:
 
 
 def _has_facts(folder: Path) -> bool:
-    """Return True if facts.json describes the tokenizer in ``folder`` as it is now."""
+    """Return True if facts.json describes the current tokenizer in ``folder``."""
     try:
         train_tokenizer.read_facts(folder)
     except InputError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainer.errors import InputError
 
-PYTHON_DOCS_RECIPE = 1  # raise it when what is collected changes: it is part of the cache key
+PYTHON_DOCS_RECIPE = 1  # part of the cache key; raise it when the collected documents change
 
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 _SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "usercustomize", "config-")  # files that describe this machine

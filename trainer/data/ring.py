@@ -36,7 +36,7 @@ from trainer.data.batch import Batch
 from trainer.data.buffers import BatchBuffer, BatchBuffers, Buffers
 from trainer.errors import InputError
 
-# Slots of a worker in addition to ``prefetch``: one for the batch that is handed over, and one for the batch that the
+# Slots of a worker in addition to ``prefetch``: one for the batch being handed over, and one for the batch that the
 # loop still holds while it fetches the next.
 MORE_SLOTS = 2
 _RING_END_S = 5.0  # time for a worker to end when requested, as in DataLoader
@@ -178,7 +178,7 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does."""
+        """Start the workers. ``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does."""
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
         self.arrival: Arrival | None = None  # arrival of the last batch

@@ -57,7 +57,7 @@ def documents_per_share(documents: int, shares: int, most: int) -> int:
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Give a temporary folder that gets the name ``place`` in the end, unless another task has made ``place`` by then.
+    """Yield a temporary folder that gets the name ``place`` in the end, unless another task has made ``place`` by then.
 
     A task may be tried twice, on two machines; both make the same content.
     """

@@ -25,7 +25,7 @@ Index = Sequence[int]
 
 
 class _Columns:
-    """Opens the named columns of several parquet files as one table of at least ``rows`` rows."""
+    """Opens the named columns of several parquet files as a single table of at least ``rows`` rows."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
@@ -64,7 +64,7 @@ class ScalarTextSource:
 
 
 class ZeroCopyTextSource:
-    """Reads text from the column's value buffers. Finding rows one by one is faster than by arrays, as they are few."""
+    """Reads text from the column's value buffers. Finding the few rows one by one is faster than by arrays."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column

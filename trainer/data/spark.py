@@ -30,7 +30,7 @@ _WAVES = 4  # tasks per core, for a corpus that can only be read from its beginn
 
 
 class SparkTokens:
-    """Gives a corpus' tokens, tokenized by Spark, as a ``TokenSource`` of ``pretokenize``.
+    """Yields a corpus' tokens, tokenized by Spark, as a ``TokenSource`` of ``pretokenize``.
 
     Finished shares of a killed process are used again.
     """
@@ -43,9 +43,10 @@ class SparkTokens:
         master: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """``folder``: a folder on every machine's file system, for shares until :meth:`close` removes them.
+        """Prepare the job.
 
-        ``master``: None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
+        ``folder``: a folder on every machine's file system, for shares until :meth:`close` removes them. ``master``:
+        None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
         """
         if corpus.content == "tokens":
             raise InputError(f"--engine spark: {corpus.name} holds token ids: there is nothing to tokenize")
@@ -68,7 +69,7 @@ class SparkTokens:
 
     @property
     def master(self) -> str | None:
-        """Spark's master; None before Spark is ready and if it was not needed."""
+        """Spark's master; None before Spark is ready, or if it was not needed."""
         return None if self._process is None else self._process.master
 
     def close(self, *, keep: bool = False) -> None:
@@ -131,7 +132,7 @@ class ShareWork:
 
 
 def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function for `mapInArrow`: from a column of places in ``missing`` to the numbers of the shares made.
+    """Return the function for `mapInArrow`: from a column of places in ``missing`` to the numbers of the new shares.
 
     Tokens leave an executor only through the shared folder.
     """
@@ -146,11 +147,11 @@ def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterato
     return write
 
 
-_here: dict[str, ShareJob] = {}  # this executor's jobs by folder
+_here: dict[str, ShareJob] = {}  # jobs of this executor by folder
 
 
 def on_executor(job: ShareJob) -> ShareJob:
-    """Return the job with the tokenizer file that Spark sent along, as the driver's file lies on another machine."""
+    """Return the job with the tokenizer file that Spark sent along, because the driver's file is on another machine."""
     if job.folder not in _here:
         from pyspark import SparkFiles
 

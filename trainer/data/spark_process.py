@@ -1,4 +1,4 @@
-"""Runs a Spark driver in a process of its own, with time limits and one-line errors, as a Java machine may hang or die.
+"""Runs a Spark driver in a separate process, with time limits and one-line errors, because a Java machine may hang.
 
 The driver reads its work from standard input and reports over a pipe, one JSON value per line. It and the Java machine
 are one process group, which ends with this process.

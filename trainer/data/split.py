@@ -1,6 +1,6 @@
-"""Holds out documents for evaluation: those whose content's hash is below a bound, whatever their file or order.
+"""Holds out documents for evaluation: those with a content hash below a bound, in any file or order.
 
-Equal documents fall on the same side, so a copy of a held-out document is not trained on. Row i of a pretokenized file
+Equal documents are in the same part, so a copy of a held-out document is not trained on. Row i of a pretokenized file
 is document i of the corpus, so all data paths leave out the same documents.
 """
 
@@ -41,7 +41,9 @@ class DocumentSplit:
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Return the numbers of the held-out documents, ordered by hash: the first are the same in any corpus order."""
+        """Return the numbers of the held-out documents, ordered by hash: the first ones are the same in any corpus
+        order.
+        """
         return _load(self.folder, _HELD_OUT)
 
 

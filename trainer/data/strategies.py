@@ -1,6 +1,6 @@
 """Tokenizes documents in one call, one call per document, or shared among threads or processes (``data.tokenize``).
 
-All give the same ids. Processes are forked, so that the tokenizer is in their memory; the tokenizer libraries have no
+All return the same ids. Processes are forked, so the tokenizer is in their memory. The tokenizer libraries have no
 threads of their own (``keep_single_threaded``). Threads start with the first batch, after loader workers were forked.
 """
 
@@ -85,7 +85,7 @@ class InThreads:
 
 
 def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
-    """Divide ``texts`` into at most ``count`` runs, in order, of about equal numbers of characters. None is empty."""
+    """Divide ``texts`` into at most ``count`` runs, in order, of about equal numbers of characters. No run is empty."""
     shares: list[list[str]] = []
     total, before, share = sum(map(len, texts)), 0, -1
     for text in texts:
@@ -181,7 +181,7 @@ def _ended(worker: _Worker) -> LostBatchError:
 
 
 def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
-    """Tokenize what the parent sends until its end of the pipe is closed or the parent is gone."""
+    """Tokenize the parent's requests until its end of the pipe is closed or the parent has ended."""
     die_with_parent(parent)  # The check below cannot run while the process is suspended.
     while os.getppid() == parent:
         # A worker that was forked later also holds the parent's end of this pipe, which may keep it open.

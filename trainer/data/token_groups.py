@@ -1,12 +1,12 @@
-"""Tokenizes a corpus' documents on all cores, a bounded group of documents at a time, in their order.
+"""Tokenizes a corpus' documents on all cores, a bounded group of documents at a time, in order.
 
-The tokens do not depend on the number of workers: each document is encoded by itself, and groups keep the order of the
-corpus. Nothing is forked: engines that release Python's lock while they encode run in threads, the others in spawned
+The tokens do not depend on the number of workers: each document is encoded separately, and groups keep the order of the
+corpus. Nothing is forked. Engines that release Python's lock while they encode run in threads, the others in spawned
 processes.
 
-A very long document is encoded in parts, as tokenizers takes 120 times a text's size in memory. A part ends where the
-text around it gives the same ids in one piece and in two: libraries split text into words first, at white space among
-others, and encode each word for itself. If no such place is found, the document is encoded whole.
+A very long document is encoded in parts, because tokenizers takes 120 times a text's size in memory. A part ends where
+the text around it gives the same ids in one piece and in two. Libraries first split text into words, for example at
+white space, and encode each word separately. If no such place is found, the document is encoded whole.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 GROUP_BYTES = 1 << 20  # text of a group: 10 ms of the fastest engine, and 120 MB of memory in tokenizers
 LONG_CHARACTERS = 2 << 20  # length beyond which a document is encoded in parts
-IN_FLIGHT_BYTES = 64 << 20  # text that is being encoded or waits to be written; a larger document goes by itself
-_AHEAD = 16  # one in so many of these bytes may be read ahead in addition
+IN_FLIGHT_BYTES = 64 << 20  # text that is being encoded or waits to be written; a larger document is processed alone
+_AHEAD = 16  # divisor of these bytes for the text that may be read ahead in addition
 _GROUP_ENDING_S = 5.0
 PART_CHARACTERS = 1 << 20
 AROUND_CHARACTERS = 1 << 12  # text compared before and after a possible end: hundreds of words
@@ -82,7 +82,7 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
     for batch in batches:
         first = 0
         for place, size in enumerate(map(utf8_bytes, batch)):
-            held = len(texts) + place - first  # It counts empty documents, so that a long one goes by itself.
+            held = len(texts) + place - first  # Empty documents count, so that a long one forms its own group.
             if held and (total + size > GROUP_BYTES or held == CORPUS_ROW_GROUP):
                 yield TextGroup(texts + batch[first:place], total)
                 texts, total, first = [], 0, place

@@ -1,7 +1,7 @@
 """Prepares and loads tokenizers (trained on the corpus, pretrained or SentencePiece) behind one small protocol.
 
-No tokenizer adds special tokens by itself. A document's tokens are the tokens of its text and, where the tokenizer has
-one, the end-of-document id (see :func:`document_tokens`).
+No tokenizer adds special tokens by itself. A document's tokens are the tokens of its text and the end-of-document id,
+if the tokenizer has one (see :func:`document_tokens`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
 
-# Per library that a tokenizer was made for: the engines that may replace it.
+# key: library that a tokenizer was made for; value: engines that may replace it
 _OTHERS_OF = {"tokenizers": tuple(OTHERS), "sentencepiece": ("gigatoken",), "transformers": ()}
 FOLDER = "tokenizer"  # folder name within a training or tokens folder, see trainer.data.kept_tokenizer
 _POLICY = "data.tokenizer.special_tokens_in_text"
@@ -141,7 +141,7 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return ``info`` with the engine and the policy on special tokens that ``config`` asks for."""
+    """Return ``info`` with the engine and the policy on special tokens that ``config`` requires."""
     policy, own = config.special_tokens_in_text, info.library
     fixed = _FIXED_POLICY.get(own, policy)
     if policy not in (None, "refuse", fixed):
@@ -239,7 +239,7 @@ def sentencepiece_model(location: str) -> Any:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids that stand for no text. ``unknown``: id of unknown text; None if the tokenizer falls back to bytes."""
+    """Ids that represent no text. ``unknown``: id of unknown text; None if the tokenizer falls back to bytes."""
 
     ids: frozenset[int]
     unknown: int | None

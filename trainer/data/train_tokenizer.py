@@ -31,7 +31,7 @@ MODEL = "sentencepiece.model"
 
 # Characters of text. BPE learns from 10 million in about 3 s on one core; unigram's EM is some ten times slower.
 _SAMPLE_CHARACTERS = {"bpe": 10_000_000, "wordpiece": 10_000_000, "unigram": 2_000_000, "sentencepiece": 1_000_000}
-_LONGEST_CHARACTERS = 200_000  # cap per document: one huge document cannot be the whole sample
+_LONGEST_CHARACTERS = 200_000  # cap per document, so that one huge document is not the whole sample
 LONGEST_WORD_BYTES = 2000  # UTF-8; a sample of nothing but such words trains in half a minute, not hours
 _FEWEST_CHARACTERS = LONGEST_WORD_BYTES // 4  # minimum length of a longer word
 _BLANK = re.compile(rf"\s{{{_FEWEST_CHARACTERS}}}")  # white space is a word too
@@ -42,7 +42,7 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
     """Write ``tokenizer.json`` and its facts into ``folder``.
 
     The same sample gives the same BPE and WordPiece. The library's unigram trainer is not repeatable to the last digit.
-    Giant words are left out, with one line on stderr. Raises InputError where nothing else is left.
+    Giant words are left out, with one line on stderr. Raises InputError if nothing else is left.
     """
     from tokenizers.models import BPE
 
@@ -67,7 +67,7 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
 
 
 def save(tokenizer: Any, folder: Path) -> None:
-    """Write ``tokenizer.json``. The library's own ``save`` raises a bare Exception where the disk is full."""
+    """Write ``tokenizer.json``. Replaces the library's ``save``, which raises a bare Exception for a full disk."""
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
@@ -85,7 +85,7 @@ def sample(corpus: Corpus, characters: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """Content of facts.json: what `TokenizerInfo` needs to know of the tokenizer in the same folder."""
+    """Content of facts.json: the facts that `TokenizerInfo` needs about the tokenizer in the same folder."""
 
     vocab_size: int
     eos_id: int | None
@@ -213,12 +213,12 @@ def _commonest_characters(texts: Iterator[str], most: int) -> list[str]:
 class WithoutGiants:
     """Iterates over texts without their giant words; ``left_out`` counts these.
 
-    Each merge that training tries goes through the whole word, so its time grows with the square of a word's length: a
+    Each merge that training tries goes through the whole word, so its time grows with the square of a word's length. A
     word of 200,000 letters (a genome, an encoded picture) takes 8 to 14 s, fifty of them minutes. Encoding is linear.
     """
 
     def __init__(self, texts: Iterable[str], tokenizer: Any) -> None:
-        """``tokenizer``: its normalizer and pre-tokenizer define where words end."""
+        """Keep the texts. ``tokenizer``: its normalizer and pre-tokenizer define where words end."""
         self._texts = texts
         self._normalizer, self._pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
         self.left_out = 0
@@ -271,7 +271,7 @@ def _train_sentencepiece(corpus: Corpus, vocab_size: int, to: Path) -> None:
             model_type="unigram",
             byte_fallback=True,
             hard_vocab_limit=False,  # A small corpus has fewer pieces.
-            num_threads=1,  # The same sample then gives the same model.
+            num_threads=1,  # makes the model repeatable
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:

@@ -16,7 +16,7 @@ ALLOWED = (
     "or one tensor of ids; each of shape (samples, sequence)"
 )
 ACCEPTED = ("input_ids", "labels", "attention_mask")
-# Outputs of tokenizers that no model takes: they are left out.
+# Outputs of tokenizers that no model takes. They are dropped.
 LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
 
 

@@ -43,7 +43,7 @@ from trainer.errors import InputError
 from trainer.inject import Injector
 from trainer.user_code import call, failed
 
-# Batches of indices drawn at once: the random states are then changed once for all. A batch of 8 takes 300 bytes.
+# Batches of indices drawn at once, so that the random states change once for all. A batch of 8 takes 300 bytes.
 MOST_DRAWN = 100_000
 
 
@@ -71,7 +71,7 @@ class UserSource:
 
 
 def open_source(config: DataConfig, seed: int) -> UserSource:
-    """Call the user's function. Raises InputError if it fails or returns something else than a data source."""
+    """Call the user's function. Raises InputError if it fails or returns something other than a data source."""
     assert config.source is not None
     offered = {"seed": seed, "batch_size": config.batch_size, "sequence_length": config.sequence_length}
     given = call(KEY, config.source, config.arguments, offered)
@@ -121,7 +121,7 @@ def _only(items: list[Any]) -> Any:
 class Randomness:
     """Context with a random state of its own for torch, numpy and Python's ``random``.
 
-    Draws within it are the same in every process, whatever the process drew before. The next ``with`` continues them.
+    Draws within it are the same in every process, regardless of earlier draws. The next ``with`` continues them.
     """
 
     def __init__(self, seed: int) -> None:
@@ -170,7 +170,7 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """``shifted``: True if the model shifts the labels, False for a masked-LM."""
+        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM."""
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -206,7 +206,7 @@ class UserPipeline:
             self._resume(start)
 
     def _resume(self, start: Position) -> None:
-        """Go to where an earlier run stopped: by the dataset's own state, else by making and dropping its batches."""
+        """Continue where an earlier run stopped: by the dataset's own state, or by making and dropping its batches."""
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
         if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
@@ -231,7 +231,7 @@ class UserPipeline:
         telemetry.take()  # Discard the spans of the dropped batches.
 
     def _after(self) -> Position:
-        """Return the position after a batch. It counts batches, as the user's documents are unknown."""
+        """Return the position after a batch. It counts batches, because the user's documents are unknown."""
         self._batches += 1
         order, state = self._source.order, None
         if self._saves:
@@ -241,7 +241,7 @@ class UserPipeline:
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
         """Set up the worker as a DataLoader does: ``get_worker_info`` returns the user's dataset."""
-        if reseed:  # as in torch.utils.data._utils.worker
+        if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(torch_worker._generate_state(seed - self._worker, self._worker))  # type: ignore[no-untyped-call]
@@ -326,7 +326,7 @@ class UserPipeline:
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 
     def _order(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield one epoch's batches of indices, the same in every worker however the sampler draws them."""
+        """Yield one epoch's batches of indices, the same in every worker for any sampler."""
         assert self._source.order is not None
         randomness = Randomness(self._seed * 1_000_003 + epoch)
         with randomness:

@@ -1,8 +1,8 @@
-"""``python -m trainer.data.user_trial``: makes the first batch of a user's source, in a process of its own.
+"""Runs ``python -m trainer.data.user_trial``: makes the first batch of a user's source, in a separate process.
 
-It reads a data configuration from standard input, as JSON, and prints ``{"largest_id", "smallest_id",
-"trained_tokens", "threads", "files"}`` or ``{"error"}``. ``threads``: the tokenizers called in threads of the source;
-``files``: the imported files in the working directory. The user's code prints to standard error.
+It reads a data configuration from standard input, as JSON, and prints ``{"largest_id", "smallest_id", "trained_tokens",
+"threads", "files"}`` or ``{"error"}``. ``threads``: the tokenizers called in threads of the source; ``files``: the
+imported files in the working directory. The user's code prints to standard error.
 
 ``python -m trainer.data.user_trial KEY MODULE:FUNCTION`` only imports that, and prints ``{"files"}`` or ``{"error"}``.
 """

@@ -1,8 +1,8 @@
-"""Measures what this CPU reaches, once, and caches it as a device profile.
+"""Measures the rates of this CPU once, and caches them as a device profile.
 
-A CPU's theoretical peak says little (clocks depend on the instructions, and bf16 may be emulated), so the peak of a
-CPU profile is the best *measured* rate, and is marked so. An MFU against it compares with what this torch reaches here
-in a plain matrix product, not with the silicon.
+A CPU's theoretical peak is not useful: clocks depend on the instructions, and bf16 may be emulated. So the peak of a
+CPU profile is the best *measured* rate, and is marked so. An MFU against it compares with a plain matrix product of
+this torch, not with the silicon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EFFORT = Effort()
 
 
 def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
-    """Measure this CPU with ``threads`` of torch, and cache what was found (in place of what was cached)."""
+    """Measure this CPU with ``threads`` of torch, and cache the profile in place of an earlier one."""
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
     _store(profile_path(threads), yaml.safe_dump(content, sort_keys=False, width=120))
@@ -34,7 +34,7 @@ def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
 
 
 def cpu_profile(threads: int) -> DeviceProfile | None:
-    """The cached measurement of this CPU with ``threads`` of this torch; None where there is none, or a damaged one."""
+    """Return the cached measurement of this CPU with ``threads`` of this torch; None if it is missing or damaged."""
     path = profile_path(threads)
     try:
         return read_profile(path) if path.is_file() else None
@@ -43,18 +43,18 @@ def cpu_profile(threads: int) -> DeviceProfile | None:
 
 
 def not_calibrated(threads: int) -> str:
-    """Why a CPU has no peak, and what to do about it."""
+    """Return the reason for a CPU without a peak, and the remedy."""
     return f"not calibrated: run harness doctor --calibrate --threads {threads}"
 
 
 def profile_path(threads: int) -> Path:
-    """Where the measurement of this CPU lies: by its identity, its cores, ``threads`` and torch's version."""
+    """Return the path of this CPU's measurement: by its identity, its cores, ``threads`` and torch's version."""
     key = [cpu_identity(), core_count(), threads, importlib.metadata.version("torch")]
     return cache_root() / "profiles" / f"cpu-{fingerprint(key)}.yaml"
 
 
 def cpu_identity() -> str:
-    """The CPU's name; with family and model on x86, where virtual machines give very different CPUs the same name."""
+    """Return the CPU's name. On x86 with family and model, because virtual machines share names."""
     facts: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo") as file:
@@ -69,12 +69,12 @@ def cpu_identity() -> str:
 
 
 def core_count() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
-    """The profile as its file has it."""
+    """Return the profile's content as in its file."""
     today = datetime.datetime.now(datetime.UTC).date()
     torch_version, cores = importlib.metadata.version("torch"), core_count()
     counted = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -109,7 +109,7 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
 
 
 def _disturbed(rates: dict[str, Rate]) -> list[str]:
-    """A note where the cores were shared while measuring."""
+    """Return a note if other processes used the cores during the measurement."""
     waited = max(rate.waited for rate in rates.values())
     if waited <= WAITED:
         return []

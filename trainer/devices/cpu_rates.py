@@ -1,4 +1,4 @@
-"""Times this CPU's matrix products and memory copies, also while other processes use it."""
+"""Times this CPU's matrix products and memory copies, even if other processes use it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-# Another process only ever slows a repetition down, so the slow ones say nothing about this CPU. The single fastest may
+# Another process can only slow a repetition down, so slow repetitions do not describe this CPU. The single fastest may
 # be a short boost that no training step can keep. The median of the five fastest lies between.
 FASTEST = 5
 WAITED = 0.05  # share of time with run-queue delay (ready to run, no core); above it, the rates are too low
-LONGEST_S = 0.5  # products that would take longer are left out: bf16 in a naive kernel takes a minute at size 2048
-# How torch calls the matrix product in training: forward x @ w.T, gradient of x: y @ w, gradient of w: y.T @ x.
+LONGEST_S = 0.5  # limit of a product; longer ones are skipped, such as bf16 in a naive kernel: a minute at size 2048
+# Forms of the matrix product in training: forward x @ w.T, gradient of x: y @ w, gradient of w: y.T @ x.
 LAYOUTS = {"x @ w.T": (False, True), "y @ w": (False, False), "y.T @ x": (True, False)}
 
 
 class Effort(NamedTuple):
-    """How much to measure. The default takes about 5 seconds, and up to 20 where others use the cores."""
+    """Amount of measuring. The default takes about 5 seconds, and up to 20 if other processes use the cores."""
 
-    sizes: tuple[int, ...] = (512, 1024, 2048)  # of square products: from the second-level cache to memory
-    copy_bytes: int = 256 * 2**20  # each of source and target: beyond most last-level caches
+    sizes: tuple[int, ...] = (512, 1024, 2048)  # sizes of square products: from the second-level cache to memory
+    copy_bytes: int = 256 * 2**20  # for each of source and target; more than most last-level caches
     rounds: int = 10
-    timeout_s: float = 12.0  # rounds are added for this long, until FASTEST of them ran undisturbed
+    timeout_s: float = 12.0  # rounds are added until FASTEST of them ran undisturbed, or until this limit
 
 
 class Work(NamedTuple):
@@ -35,14 +35,14 @@ class Work(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """One call: its wall time, and the run-queue delay of all its threads together."""
+    """Wall time of one call, and the run-queue delay of all its threads together."""
 
     wall_s: float
     waited_s: float
 
 
 class Rate(NamedTuple):
-    """Units per second of ``what``, the number of calls, and the share of run-queue delay in those that count."""
+    """Units per second of ``what``, the number of calls, and the share of run-queue delay in the fastest ones."""
 
     per_s: float
     what: str
@@ -84,21 +84,21 @@ def _copy(size_bytes: int) -> Work:
 
     source = torch.rand(size_bytes // 4)
     target = torch.empty_like(source)
-    target.copy_(source)  # the first write makes the kernel allocate the pages
+    target.copy_(source)  # The first write makes the kernel allocate the pages.
     # Each byte is read once and written once. As in STREAM, the cache line that a write may fetch first is not counted.
     return Work(f"copy of {size_bytes / 2**20:g} MiB", 2.0 * size_bytes, lambda: target.copy_(source))
 
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
-    """Find the fastest layout and size. A layout that became too slow is not tried at the next size."""
+    """Return the fastest layout and size. A layout that became too slow is not tried at the next size."""
     found: list[tuple[float, Work]] = []
-    seconds: dict[int, tuple[int, float]] = {}  # by layout: the last size and what it took
+    seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time
     for size in sorted(effort.sizes):
         for layout, work in enumerate(products(size)):
             last_size, last_s = seconds.get(layout, (size, 0.0))
             if last_s * (size / last_size) ** 3 > LONGEST_S:
                 continue
-            work.call()  # the first call builds kernels and threads
+            work.call()  # The first call builds kernels and threads.
             took = min(_timed(work.call).wall_s for _ in range(3))
             seconds[layout] = (size, took)
             found.append((work.amount / took, work))
@@ -106,7 +106,7 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
-    """Time all works alternately, round by round, so that a burst of other load meets all of them."""
+    """Time all works alternately, round by round, so that other load affects all of them."""
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     start = time.perf_counter()
     rounds = 0
@@ -140,6 +140,6 @@ def _run_delay_s() -> float:
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
             total_ns += int(path.read_text().split()[1])
-        except (OSError, ValueError, IndexError):  # the thread has just ended, or the kernel lacks the statistic
+        except (OSError, ValueError, IndexError):  # The thread has just ended, or the kernel lacks the statistic.
             continue
     return total_ns / 1e9

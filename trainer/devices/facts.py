@@ -1,4 +1,4 @@
-"""Looks up what a run records about its device: peak, dtype and price, or why they are unknown."""
+"""Looks up the facts that a run records about its device: peak, dtype and price, or why they are unknown."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """What a device's profile says for one precision; without a profile only the reason."""
+    """Facts of a device's profile for one precision; without a profile only the reason."""
 
-    profile: str | None = None  # its name
-    profile_reason: str | None = None  # why there is none
+    profile: str | None = None  # name of the profile
+    profile_reason: str | None = None  # reason for a missing profile
     peak_flops_per_s: float | None = None
-    dtype: str | None = None  # that the peak is of
+    dtype: str | None = None  # number format of the peak
     peak_source: str | None = None
     peak_measured: bool | None = None
-    price_per_hour_usd: float | None = None  # None also where the profile knows of no price
+    price_per_hour_usd: float | None = None  # missing without a price in the profile
 
 
 def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
-    """Look up the facts by the device's name. Where no peak is known they hold the reason, and MFU stays null."""
+    """Look up the facts by the device's name. Without a known peak they have the reason, and MFU stays null."""
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
@@ -33,7 +33,7 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
 
 
 def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
-    """Take the facts from a profile that is already chosen (an emulated device)."""
+    """Return the facts of a given profile, for example of an emulated device."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)

@@ -10,7 +10,8 @@ Convention = Literal["palm", "causal-half", "non-embedding"]
 
 
 def parameters(shape: Shape) -> int:
-    """Count the trainable parameters. GPT-2 and DistilBERT tie the output projection to the input embedding, Llama not.
+    """Count the trainable parameters. GPT-2 and DistilBERT tie the output projection to the input embedding, Llama does
+    not.
 
     DistilBERT has a masked-LM head: one more matrix and norm, and a bias for each token id.
     """
@@ -32,35 +33,35 @@ def parameters(shape: Shape) -> int:
 
 
 def lookups(shape: Shape) -> int:
-    """Count the parameters of embeddings that are only looked up, in no matrix product (a tied output is in one)."""
+    """Count the parameters of embeddings that are only looked up, without a matrix product (unlike a tied output)."""
     if shape.counted is not None:
         return shape.counted.lookups
     return (shape.vocab_size if shape.family == "llama" else shape.positions) * shape.width
 
 
 def is_tied(shape: Shape) -> bool:
-    """Whether the output projection is the token embedding."""
+    """Return True if the output projection is the token embedding."""
     if shape.counted is not None:
         return shape.counted.lookups < shape.vocab_size * shape.width
     return shape.family != "llama"
 
 
 def flops_per_token(shape: Shape, sequence_length: int, convention: Convention = "palm") -> float:
-    """Count training FLOPs per token, forward and backward, by a named convention. The optimizer is left out.
+    """Count training FLOPs per token, forward and backward, by a named convention. Excludes the optimizer.
 
-    What activation checkpointing computes again is not counted either: these are the model's FLOPs (MFU), not the
-    hardware's (HFU).
+    Recomputation by activation checkpointing is excluded, too: these are the model's FLOPs (MFU), not the hardware's
+    (HFU).
 
-    palm: 6 N + 12 x layers x heads x head_dim x sequence (Chowdhery et al. 2022, "PaLM", appendix B). N leaves out
-    embedding *lookups* (no matrix product) but counts the output projection; the attention term counts the full square,
-    masked half included. torch's own counter (torch.utils.flop_counter) counts the same products, without what the 6 N
-    has for norms and biases: a test holds the two together.
+    palm: 6 N + 12 x layers x heads x head_dim x sequence (Chowdhery et al. 2022, "PaLM", appendix B). N excludes
+    embedding *lookups* (no matrix product) but includes the output projection. The attention term is the full square,
+    including the masked half. torch's own counter (torch.utils.flop_counter) counts the same products, without the part
+    of 6 N for norms and biases. A test compares the two.
 
-    causal-half: the same N with 6 x layers x heads x head_dim x sequence: a causal kernel skips the masked half (Dao
-    2023, "FlashAttention-2", section 4.1, divides by 2 for the same reason). Of a masked-LM, which attends to
-    everything, this is half of what is done.
+    causal-half: the same N with 6 x layers x heads x head_dim x sequence, because a causal kernel skips the masked half
+    (Dao 2023, "FlashAttention-2", section 4.1, divides by 2 for the same reason). A masked-LM attends to everything, so
+    this is half of its work.
 
-    non-embedding: 6 N, with N without embeddings and without the output projection; attention is left out (Kaplan et
+    non-embedding: 6 N, with N without embeddings and without the output projection; attention is excluded (Kaplan et
     al. 2020, "Scaling Laws for Neural Language Models", section 2.1).
     """
     matmul_parameters = parameters(shape) - lookups(shape)

@@ -1,7 +1,7 @@
-"""Estimates the memory that training a model shape takes, by arithmetic alone (no torch).
+"""Estimates the memory for training a model shape, by arithmetic alone (no torch).
 
-Each estimate is a range. Its low end leaves out whatever a library could do without, so a run that lacks even that
-cannot work. Its high end holds what transformers and PyTorch are known to keep.
+Each estimate is a range. Its low end excludes everything that a library could do without, so a run with less memory
+cannot work. Its high end includes what transformers and PyTorch are known to keep.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from trainer.config import DataConfig, TrainerConfig
 from trainer.devices.flops import is_tied, parameters
 from trainer.model import Shape
 
-# An allocator holds more than what lives in it: glibc keeps freed blocks of less than 32 MB, CUDA's rounds and caches.
-# On a CPU 27 % more than all that is counted below was held once (results/reference/peak-memory: llama, the second).
+# An allocator holds more than its live blocks: glibc keeps freed blocks of less than 32 MB, CUDA's allocator rounds and
+# caches. On a CPU a run once took 27 % more than the sum below (results/reference/peak-memory: llama, the second).
 FRAGMENTED = 1.3
-# Copies of a layer's attention scores, where attention is eager: kept for the backward pass (the softmax, the dropout
-# and its mask), and there at once while a layer computes (product, mask, softmax in single precision, gradients).
+# Copies of a layer's attention scores with eager attention. Kept for the backward pass: softmax, dropout and its mask.
+# At once while a layer computes: product, mask, softmax in single precision, gradients.
 SCORES_KEPT, SCORES_AT_ONCE = 3, 5
 ID_BYTES = 8  # token ids, labels and attention mask are int64
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """An amount of memory that is only known to lie between two figures."""
+    """An amount of memory known only as a range."""
 
     low_bytes: int
     high_bytes: int
@@ -32,13 +32,13 @@ class ByteRange:
         return ByteRange(self.low_bytes + other.low_bytes, self.high_bytes + other.high_bytes)
 
     def times(self, count: int) -> ByteRange:
-        """``count`` times this."""
+        """Return ``count`` times this range."""
         return ByteRange(self.low_bytes * count, self.high_bytes * count)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What training holds where it computes."""
+    """Memory of training on the device that computes."""
 
     parameters: int
     bytes_per_value: int
@@ -55,14 +55,15 @@ class Footprint:
 
     @property
     def lasting_bytes(self) -> int:
-        """What stays between two steps: weights and moments. Gradients are dropped after each step."""
+        """Bytes kept between two steps: weights and moments. Gradients are dropped after each step."""
         return 3 * self.weight_bytes
 
     @property
     def peak(self) -> ByteRange:
-        """What a step holds at most. Gradients grow as activations are freed, so the low end has the larger of them.
+        """Peak memory of a step. Gradients grow while activations are freed, so the low end has only the larger of the
+        two.
 
-        Of shares the high end also has the whole weights and gradients, as if all of them were gathered at once.
+        With shares, the high end also includes the whole weights and gradients, as if all were gathered at once.
         """
         whole = 2 * self.parameters * self.bytes_per_value if self.shards > 1 else 0
         return ByteRange(
@@ -72,17 +73,20 @@ class Footprint:
 
 
 def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
-    """Estimate what one rank that trains ``shape`` holds: parameters exactly, activations as a range.
+    """Estimate the memory of one rank that trains ``shape``: parameters exactly, activations as a range.
 
-    Low, for each layer and token: what backward needs (the inputs of both norms, of attention and of the feed-forward
-    products), attention scores left out as fused attention does not keep them; the logits and their log-softmax.
-    High: also the results of norms and residual sums, an attention mask in floating point, and the logits' gradients;
-    of an embedding that is tied to the output projection both gradients beside their sum, until the two are added;
-    attention scores, a square of the sequence's length for each head, where ``model.attention`` is eager; and what an
-    allocator holds beyond that.
+    Low end, for each layer and token: the tensors for the backward pass (the inputs of both norms, of attention and of
+    the feed-forward products), the logits and their log-softmax. Fused attention does not keep attention scores.
 
-    With activation checkpointing each layer keeps its input alone (in single precision at the high end), and one layer
-    at a time is computed again. At the low end that is not while the logits are there.
+    High end, additionally:
+
+    - the results of norms and residual sums, an attention mask in floating point, and the logits' gradients;
+    - for an embedding tied to the output projection, both gradients beside their sum, until the two are added;
+    - attention scores (a square of the sequence's length per head) if ``model.attention`` is eager;
+    - the overhead of the allocator.
+
+    With activation checkpointing each layer keeps only its input (in single precision at the high end), and one layer
+    at a time is recomputed. At the low end that is not while the logits exist.
     """
     data = config.data
     tokens = data.batch_size * data.sequence_length
@@ -116,6 +120,6 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
 
 
 def batch_bytes(data: DataConfig) -> ByteRange:
-    """Size of one batch: ids and labels, and an attention mask where rows are padded."""
+    """Return the size of one batch: ids and labels, and an attention mask if rows are padded."""
     ids = data.batch_size * data.sequence_length * ID_BYTES
     return ByteRange(2 * ids, 3 * ids)

@@ -1,4 +1,4 @@
-"""Reads a profile's YAML file as plain data; an error is one line: file, key, what is allowed."""
+"""Reads a profile's YAML file as plain data. An error is one line: file, key, allowed values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pydantic import BaseModel, ValidationError
 from trainer.errors import InputError, literal, one_line
 
 SPARSE = ("sparse", "sparsity")
-SHOWN_CHARACTERS = 60  # of a wrong value
+SHOWN_CHARACTERS = 60  # characters of a wrong value
 MERGE = "tag:yaml.org,2002:merge"  # the key <<
-MAX_PROFILE_BYTES = 2**18  # of a file; the longest here have 4 kB
-MAX_PROFILE_VALUES = 10_000  # after aliases are expanded; a profile has under a hundred
+MAX_PROFILE_BYTES = 2**18  # size of a file; the longest shipped one has 4 kB
+MAX_PROFILE_VALUES = 10_000  # after expanding aliases; a profile has less than a hundred
 PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
 class _ProfileLoader(yaml.SafeLoader):
-    """Safe tags only; a key given twice is an error (PyYAML silently takes the last)."""
+    """Accepts safe tags only. A repeated key is an error (PyYAML silently takes the last)."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the mappings of ``<<``; each may merge others, so that few lines can stand for a billion keys."""
+        """Merge the mappings of ``<<``. Each may merge others, so a few lines could expand to a billion keys."""
         for key, value in node.value:
             if key.tag == MERGE and value is node:
                 message = "an alias refers to the mapping that holds it (a cycle)"
@@ -47,9 +47,9 @@ class _ProfileLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Mapping[str, object]:
-    """The mapping in ``path``; InputError where it cannot be read or states anything sparse."""
+    """Return the mapping in ``path``. Raises InputError if it cannot be read or has a sparse rate."""
     try:
-        with path.open("rb") as file:  # a device, such as /dev/zero, never ends
+        with path.open("rb") as file:  # A device such as /dev/zero never ends.
             text = file.read(MAX_PROFILE_BYTES + 1)
         if len(text) > MAX_PROFILE_BYTES:
             raise InputError(f"{path}: more than {MAX_PROFILE_BYTES // 1024} KiB; that is no device profile")
@@ -63,9 +63,11 @@ def read_yaml(path: Path) -> Mapping[str, object]:
         raise InputError(f"{path}: {line}not readable YAML: {one_line(error.problem or error)}") from error
     except InputError:
         raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not text; a date like 2026-13-01; nested too deep
+    # Examples: no text; a date like 2026-13-01; nested too deep.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable YAML: {one_line(error)}") from error
-    keys = list(_keys(content, path))  # first: a message that shows a value must not expand a billion aliases
+    # Checked first, because a message that shows a value must not expand a billion aliases.
+    keys = list(_keys(content, path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: must be a mapping of keys (name, peak_flops_per_s, ...); got {_shown(content)}")
     for key in keys:
@@ -75,9 +77,9 @@ def read_yaml(path: Path) -> Mapping[str, object]:
 
 
 def problem(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first thing that ``error`` names, as "key: what is wrong; what is allowed", and how many more there are."""
+    """Format the first problem of ``error`` as "key: problem; allowed values", and the number of further ones."""
     errors = error.errors(include_url=False)
-    # A misspelt key is missing, too: what was written comes first.
+    # A misspelt key is also a missing key. The misspelt one is reported first.
     one = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in one["loc"] if part != "[key]"]
     kind, given = one["type"], _shown(one["input"])
@@ -108,11 +110,11 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
-    """The keys of the section that ``place`` leads to; a dtype's place leads to its figure."""
+    """Return the keys of the section at ``place``. The place of a dtype leads to its figure."""
     section: type[BaseModel] | None = model
     inside_table = False
     for part in place:
-        if inside_table:  # the key of a table by dtype: its value is the section
+        if inside_table:  # the key of a table by dtype; its value is the section
             inside_table = False
             continue
         field = (
@@ -128,7 +130,9 @@ def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
 
 
 def _keys(content: Any, path: Path) -> Iterator[str]:
-    """Every key in ``content``, in the order of the file. InputError where aliases make it too large, or endless."""
+    """Yield every key in ``content``, in the order of the file. Raises InputError if aliases make it too large or
+    cyclic.
+    """
     found = 0
     waiting: list[tuple[str | None, Any]] = [(None, content)]
     while waiting:

@@ -118,7 +118,7 @@ class DeviceProfile(_Section):
         return self
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Return the dense peak. Raises InputError where the profile has none for ``dtype``."""
+        """Return the dense peak. Raises InputError if the profile has none for ``dtype``."""
         return self._peak(dtype)[0]
 
     def peak_source(self, dtype: str) -> str:
@@ -137,7 +137,7 @@ class DeviceProfile(_Section):
 
     @property
     def achievable_matmul_flops_per_s(self) -> dict[str, float]:
-        """By dtype, where published."""
+        """Published rates by dtype."""
         return {dtype: figure.value for dtype, figure in self.achievable.items() if figure.value is not None}
 
     @property
@@ -163,7 +163,7 @@ def profile_names() -> list[str]:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether ``name`` is a file of the user's, rather than a shipped profile."""
+    """Return True if ``name`` is a user's file instead of a shipped profile."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
@@ -180,7 +180,7 @@ def load_profile(name: str) -> DeviceProfile:
 
 
 def read_profile(path: Path) -> DeviceProfile:
-    """Read a profile from a YAML file. Raises InputError, one line: file, key, what is allowed."""
+    """Read a profile from a YAML file. Raises InputError, one line: file, key, allowed values."""
     content = read_yaml(path)
     try:
         return DeviceProfile.model_validate(content)
@@ -194,7 +194,7 @@ def _shipped(name: str) -> DeviceProfile:
 
 
 def find_profile(device_name: str) -> DeviceProfile | None:
-    """Find the shipped profile of the device that torch calls ``device_name``; None where there is none."""
+    """Return the shipped profile for torch's ``device_name``, or None."""
     for profile in map(_shipped, profile_names()):
         if any(fnmatchcase(device_name, pattern) for pattern in profile.device_names):
             return profile

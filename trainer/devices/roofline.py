@@ -1,7 +1,7 @@
 """Computes an emulated device's kernel times from its profile, and checks that the model fits its memory.
 
 Forward and backward follow the compute roofline, gradient norm and optimizer the memory roofline (Williams et al. 2009,
-"Roofline"), and copies the link bandwidth. The host's time for launching kernels is left out; ``launch_us`` or
+"Roofline"), and copies the link bandwidth. The host's time for launching kernels is excluded; ``launch_us`` or
 ``compute.inject`` declares it.
 """
 
@@ -17,16 +17,16 @@ from trainer.model import Shape
 from trainer.model_files import objective_of
 
 # Reads and writes of parameter-sized tensors. Fused AdamW reads weight, gradient and both moments and writes all but
-# the gradient. PyTorch's foreach AdamW runs one kernel per operation (torch/optim/adamw.py, _multi_tensor_adamw):
-# decay 2, first moment 3, second moment 2 + 3, square root 2, its correction 2, epsilon 2, update 4.
+# the gradient. PyTorch's foreach AdamW runs one kernel per operation (torch/optim/adamw.py, _multi_tensor_adamw): decay
+# 2, first moment 3, second moment 2 + 3, square root 2, its correction 2, epsilon 2, update 4.
 FUSED_ADAMW_PASSES = 7
 FOREACH_ADAMW_PASSES = 20
-NORM_PASSES = 3  # the norm reads the gradients, clipping reads and writes them
-UNSCALE_PASSES = 2  # of fp16: dividing the gradients by the loss's scale reads and writes them
+NORM_PASSES = 3  # The norm reads the gradients; clipping reads and writes them.
+UNSCALE_PASSES = 2  # fp16: dividing the gradients by the loss's scale reads and writes them
 TENSOR_BYTES = {"fp32": 4, "tf32": 4, "bf16": 4, "pure-bf16": 2, "fp16": 4}  # one element of weight, gradient or moment
 # Precisions that keep their activations in 32 bits.
 WIDE = ("fp32", "tf32")
-# Matrix products on the same tensor cores: where no rate is published, the share of the peak is taken to be bf16's.
+# Matrix products on the same tensor cores. Without a published rate, the share of the peak is assumed to be bf16's.
 AS_BF16 = ("tf32", "fp16")
 TOKEN_BYTES = 8  # int64
 # Activations kept for the backward pass, per token, layer and unit of width, at 16 bit, without attention scores
@@ -45,7 +45,7 @@ class Kernels(NamedTuple):
 
 
 def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision: str) -> float:
-    """Return the rate of forward and backward. Raises InputError where neither configuration nor profile states one."""
+    """Return the rate of forward and backward. Raises InputError if neither configuration nor profile has one."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)
@@ -66,7 +66,7 @@ def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision
 
 
 def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
-    """Compute durations at ``device.speed``: those that the configuration fixes, the others by roofline."""
+    """Return durations at ``device.speed``: those fixed by the configuration, the others by roofline."""
     device = config.compute.emulated
     assert device is not None
     data, precision = config.data, config.compute.precision
@@ -92,21 +92,21 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
 
 
 def batch_bytes(config: TrainerConfig) -> int:
-    """Count the bytes copied to the device per micro-batch: ids, labels, and the mask where the model needs it.
+    """Return the bytes copied to the device per micro-batch: ids, labels, and the mask if the model needs it.
 
-    A causal model does not: its padding follows the text. What a source of the user's own pads nobody knows here.
+    A causal model does not, because its padding follows the text. The padding of a user's own source is unknown here.
     """
     padded = config.data.source is None and config.data.path.endswith("-padded")
     return (3 if padded and objective_of(config.model) == "masked" else 2) * tensor_bytes(config)
 
 
 def tensor_bytes(config: TrainerConfig) -> int:
-    """Count the bytes of one tensor of a micro-batch (ids, labels or mask). Each is copied by itself."""
+    """Return the bytes of one tensor of a micro-batch (ids, labels or mask). Each is copied separately."""
     return TOKEN_BYTES * config.data.batch_size * config.data.sequence_length
 
 
 def check_memory(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
-    """Raise InputError, with the arithmetic, where weights, gradients, moments and activations do not fit."""
+    """Raise InputError, with the arithmetic, if weights, gradients, moments and activations do not fit."""
     precision = config.compute.precision
     count, element = parameters(shape), TENSOR_BYTES[precision]
     state = 4 * element * count

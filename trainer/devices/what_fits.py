@@ -1,4 +1,4 @@
-"""Says what would fit a memory, by the arithmetic of ``trainer.devices.footprint``: advice for a run that did not."""
+"""Advises on settings that fit a memory, for a run that did not, by ``trainer.devices.footprint``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NOTHING = ByteRange(0, 0)
 
 
 def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
-    """What would fit ``memory_bytes``, in words: the largest batch_size, and the same with other settings.
+    """Describe what would fit ``memory_bytes``: the largest batch_size, also with other settings.
 
-    It goes by the high end of the estimate, so that what it names does fit; where even the low end of one sample is
-    more, it says that nothing does. Where the configuration itself fits by the high end, the arithmetic lacks what took
-    the memory, and nothing is named by it. ``elsewhere``: what the process holds beside training.
+    The advice uses the high end of the estimate, so that it is safe. If even the low end of one sample is too large, it
+    says that nothing fits. If the configuration itself fits by the high end, the arithmetic does not explain the
+    shortage, and there is no advice. ``elsewhere``: memory of the process beside training.
     """
     need = footprint(config, shape).peak + elsewhere
     now = config.data.batch_size
@@ -44,7 +44,7 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
 
 
 def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
-    """The configuration itself, and what may be switched on in it."""
+    """Yield the configuration itself, and variants of it that need less memory."""
     yield "as it is", config
     checkpointed = config.model_copy(
         update={"model": config.model.model_copy(update={"activation_checkpointing": True})}
@@ -58,7 +58,7 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:
-    """The largest batch_size of which the estimate's low or high end fits; 0 where not even one sample does."""
+    """Return the largest batch_size whose estimate (low or high end) fits; 0 if not even one sample does."""
 
     def fits(size: int) -> bool:
         data = config.data.model_copy(update={"batch_size": size})
@@ -67,7 +67,7 @@ def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: boo
 
     if not fits(1):
         return 0
-    most = 65_536  # that data.batch_size allows
+    most = 65_536  # limit of data.batch_size
     sure, beyond = 1, 2
     while beyond <= most and fits(beyond):
         sure, beyond = beyond, 2 * beyond

@@ -41,11 +41,11 @@ STEP = "ProfilerStep#"  # torch's own, + its count of the profiler's steps
 
 
 _EVENTS = b'"traceEvents": ['
-BETWEEN = b"\n  },\n  {"  # of two events, as kineto writes them
+BETWEEN = b"\n  },\n  {"  # separator of two events, as kineto writes it
 BLOCK_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 14  # Python's json reads this much text in about a millisecond
 _SHAPES = re.compile(rb'"Input Dims": (\[[][\d, ]*\])')  # nested lists of any depth, which no column can hold
-_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in names (a file's, say)
+_NAME = re.compile(rb'(?<=\n    "name": ").*(?=",?\n)')  # kineto does not escape quotes in names, for example of a file
 _MICROSECONDS = (19, 3)  # decimal digits, and how many of them are behind the point
 _GZIP = b"\x1f\x8b"
 _INSTANTS = "cpu_instant_event"  # the only instant events that measure something: allocations
@@ -54,7 +54,7 @@ ARGUMENTS = ("correlation", "External id", "Bytes", "Total Allocated", "Device T
 
 
 def open_trace(source: Path | bytes) -> IO[bytes]:
-    """Open the text of a trace, gzipped or not. Raises OSError where it cannot be read."""
+    """Open the text of a trace, gzipped or not. Raises OSError if it cannot be read."""
     if isinstance(source, bytes):
         file = io.BytesIO(source)
         return cast("IO[bytes]", gzip.open(file)) if source.startswith(_GZIP) else file
@@ -66,9 +66,9 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
 def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
     """Parse the complete and memory events of a trace, and everything else in it.
 
-    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 where the event has none), ARGUMENTS, shapes. Times go from decimals
-    to whole nanoseconds without floats. Raises ValueError where the text is no whole JSON object, KeyError where the
-    object has no ``traceEvents``.
+    Columns: cat, name, pid, tid, ts_ns, dur_ns (0 if the event has none), ARGUMENTS, shapes. Times go from decimals to
+    whole nanoseconds without floats. Raises ValueError if the text is no whole JSON object, KeyError if the object has
+    no ``traceEvents``.
     """
     import pyarrow as pa
 
@@ -81,7 +81,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
         if not more:
             break
         pending += more
-    # The last event and what follows it, or the whole of another layout. A truncated file is refused here.
+    # Parse the last event and what follows it, or the whole of another layout. A truncated file is refused here.
     rest = json.loads(head + found + pending + file.read(), parse_float=Decimal)
     if not isinstance(rest, dict):
         raise ValueError("not a JSON object")
@@ -90,7 +90,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
 
 
 def parse_header(file: IO[bytes]) -> JsonObject:
-    """Parse what a trace holds before its first event. Raises ValueError where that is no JSON object."""
+    """Parse the part of a trace before its first event. Raises ValueError if it is no JSON object."""
     head, found, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
     content = json.loads(head + found + b"]}")
     if not isinstance(content, dict):
@@ -142,7 +142,7 @@ def _block_tables(block: bytes) -> list[pa.Table]:
 
 
 def _events_table(events: Sequence[Any]) -> pa.Table:
-    """Build the same table from Python objects, without events of no process and thread (the writer's own marks)."""
+    """Build the same table from Python objects. Skips events without process and thread (the writer's own marks)."""
     import pyarrow as pa
 
     return _chosen(pa.Table.from_pylist(list(_rows(events)), _schema()))
@@ -198,7 +198,7 @@ _NUMBERS = (
     ("bytes", "Bytes"),
     ("total_allocated_bytes", "Total Allocated"),
     ("device_type", "Device Type"),
-    ("device_id", "Device Id"),  # of memory events; events on a device have "device"
+    ("device_id", "Device Id"),  # device_id of memory events; events on a device have "device"
 )
 _ON_DEVICE = ("kernel", "gpu_", "cuda_sync")  # prefixes of the categories of events on a device
 CUT_NAME = "cut"  # the name of a trace that the harness itself cut short
@@ -229,12 +229,12 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
 
 
 def is_cut(profile: pa.Table) -> bool:
-    """Whether a table of :func:`read_profile` comes from a trace that was cut short."""
+    """Return True if a table of :func:`read_profile` comes from a trace that was cut short."""
     return CUT_NAME.encode() in (profile.schema.metadata or {})
 
 
 def read_header(path: Path) -> JsonObject:
-    """Read a trace's metadata, which stand before its first event. Raises InputError as :func:`read_profile` does."""
+    """Read a trace's metadata, which precede its first event. Raises InputError as :func:`read_profile` does."""
     try:
         with open_trace(path) as file:
             return parse_header(file)
@@ -285,8 +285,8 @@ def _line(error: Exception) -> str:
 
 STEM, SUFFIX = "torch_profile", ".json.gz"
 HEADER = "harness"  # key of the harness's facts in a trace's header
-OFFSET = "realtime_minus_monotonic_ns"  # its [at start, at end]
-CUT = "cut"  # why it ends early, or null
+OFFSET = "realtime_minus_monotonic_ns"  # key of the offsets: [at start, at end]
+CUT = "cut"  # key of the reason for an early end, or null
 
 
 def file_name(role: str, window: int = 1) -> str:
@@ -308,7 +308,7 @@ def files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def header(path: Path) -> JsonObject:
-    """Read the harness's facts in a trace's header; {} for another program's trace. Raises InputError if unreadable."""
+    """Read the harness's facts in a trace's header; {} for another program. Raises InputError if unreadable."""
     ours = read_header(path).get(HEADER)
     return ours if isinstance(ours, dict) else {}
 

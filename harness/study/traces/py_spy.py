@@ -12,16 +12,16 @@ Events of one sample share ts, pid and tid, and follow one another. --subprocess
 ("process 7:..."), --threads one for the thread ("thread (7): MainThread", with its system id). Both are left out of the
 stacks here.
 
-The clocks are aligned by functions whose beginning and end are known on both sides.
-While function ``..._3`` runs, and only then, it is in the sampled stacks. So each of its two edges lies between two
-samples, which bounds the difference of the clocks from both sides:
+The clocks are aligned by functions whose beginning and end are known on both sides. Function ``..._3`` is in the
+sampled stacks exactly while it runs. So each of its two edges lies between two samples, which bounds the difference of
+the clocks from both sides:
 
     CLOCK_MONOTONIC        start |==== mark 3 ====| end
     samples             .     .     x     x     x     .        x: with mark 3 in the stack
                            before  first      last  after
     offset = monotonic - other:  start - first <= offset <= start - before;  end - after <= offset <= end - last
 
-One edge bounds the offset to about a sampling interval; many edges at random phases bound it to a small part of one. A
+One edge bounds the offset to about a sampling interval. Many edges at random phases bound it to a small part of one. A
 sample that was read late gives a wrong interval, so the range that most edges agree on counts: Marzullo's algorithm, as
 in NTP.
 """
@@ -62,20 +62,20 @@ class FittedClock(NamedTuple):
 
     @property
     def doubt_ns(self) -> int:
-        """How far 9 edges in 10 are from the offset. Single samples can be later than that."""
+        """Distance of 9 edges in 10 from the offset, at most. Single samples can be later than that."""
         return max(self.error_ns, self.late_ns)
 
 
 def mark_number(frame: str) -> int | None:
-    """Return the number of the clock mark that a frame is; None where it is none."""
+    """Return the number of the clock mark in a frame; None if the frame is no mark."""
     found = _NUMBER.match(frame)
     return int(found[1]) if found else None
 
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
-    """Fit the other clock's offset from samples (its time in ns, mark in the stack or None), in order of time.
+    """Fit the other clock's offset from samples (time in ns, mark in the stack or None), in order of time.
 
-    ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. Raises InputError where no mark was sampled.
+    ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. Raises InputError if no mark was sampled.
     """
     intervals = list(_edges(samples, marks))
     if not intervals:
@@ -121,21 +121,21 @@ _PROCESS = re.compile(r"process \d+:")
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python\d\.\d+)/")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _THREAD = re.compile(r"thread \((0x[0-9A-Fa-f]+|\d+)\)(?:: (.*))?")
-# (pid, pthread id) -> (its system id, or the pthread id; its name in Python)
+# (pid, pthread id) -> (system id, or the pthread id; name in Python)
 Threads = dict[tuple[int, int], tuple[int, str]]
 # The file is read as a whole and takes four times its size in memory. A trainer and two workers at 100 Hz write 5 MB/s.
 MAX_TRACE_BYTES_READ = 512_000_000
 
 
 class FrameArgs(TypedDict):
-    """Where a frame's code is."""
+    """Place of a frame's code."""
 
     filename: str
     line: int | None
 
 
 class StackEvent(TypedDict):
-    """An event of the file. Only that it is an object is checked: :func:`decode` raises KeyError for what it lacks."""
+    """An event of the file, checked only to be an object. :func:`decode` raises KeyError for a missing key."""
 
     ph: str
     ts: int
@@ -146,7 +146,7 @@ class StackEvent(TypedDict):
 
 
 class MemoryChange(NamedTuple):
-    """A thread's new stack in a sample, outermost frame first; None where the trace ends."""
+    """A thread's new stack in a sample, outermost frame first; None at the end of the trace."""
 
     time_us: int  # since py-spy started
     pid: int
@@ -155,7 +155,7 @@ class MemoryChange(NamedTuple):
 
 
 def read_events(source: Path | bytes) -> list[StackEvent]:
-    """Read the events of a trace (gzipped or not). Raises InputError where it is truncated, too large or malformed."""
+    """Read the events of a trace (gzipped or not). Raises InputError if it is truncated, too large or malformed."""
     try:
         with open_trace(source) as file:
             content = file.read()
@@ -190,7 +190,7 @@ def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[Mem
 
     for event in events:
         if event["ph"] == "M":
-            continue  # thread names that newer versions of py-spy write; --threads gives them here
+            continue  # Newer versions of py-spy write thread names here. This module takes them from --threads.
         if key != (now := (event["ts"], event["pid"], event["tid"])):
             finish()
             key = now
@@ -216,7 +216,7 @@ def _text(name: str, filename: str, line: int | None, roots: Sequence[str]) -> s
         return None if _PROCESS.match(name) or _THREAD.fullmatch(name) else name
     short = shorten(filename, roots)
     if _ADDRESS.fullmatch(name):
-        name = "unnamed"  # a native library without symbols: one function for all of its addresses
+        name = "unnamed"  # A native library without symbols: one function for all of its addresses.
     return f"{name} ({short}:{line})" if line else f"{name} ({short})"
 
 
@@ -232,13 +232,13 @@ def shorten(filename: str, roots: Sequence[str] = ()) -> str:
     return Path(short).name if short.startswith("/") and ".so" in short else short
 
 
-# The threads of one sample are written microseconds after one another; reading the next sample alone takes longer.
+# The threads of one sample are written microseconds after one another. Reading the next sample alone takes longer.
 _APART_US = 250
-MOST_HZ = 1e6  # more than py-spy can
+MOST_HZ = 1e6  # more than py-spy supports
 
 
 class StackRecording(Protocol):
-    """How a trace was recorded; ``harness.study.run_data.PySpyRecord`` is one."""
+    """Facts about how a trace was recorded; ``harness.study.run_data.PySpyRecord`` implements it."""
 
     @property
     def rate_hz(self) -> float: ...
@@ -265,11 +265,17 @@ class StackRecording(Protocol):
 def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int, str]) -> pa.Table:
     """Read the samples of a window, by thread and in order of time.
 
-    ``source`` is a trace (gzipped or not), ``facts`` how it was recorded, ``roles`` names processes by
-    id: "main", "loader-K". Columns: time_ns (CLOCK_MONOTONIC), duration_ns (until the next sample), pid, tid (the
-    system's), role (of the main thread of a process in ``roles``, else "other"), stack (frames "function (file:line)",
-    outermost first). The metadata hold how exact the times are: :func:`clock_of`. Raises InputError where the source is
-    no such trace, or where ``facts`` do not fit it.
+    ``source`` is a trace (gzipped or not), ``facts`` how it was recorded, ``roles`` names processes by id: "main",
+    "loader-K". Columns:
+
+    - time_ns: CLOCK_MONOTONIC;
+    - duration_ns: until the next sample;
+    - pid, tid: ids of the system;
+    - role: for the main thread of a process in ``roles`` its name, else "other";
+    - stack: frames "function (file:line)", outermost first.
+
+    The metadata have the accuracy of the times: :func:`clock_of`. Raises InputError if the source is no such trace, or
+    if ``facts`` do not fit it.
     """
     import pyarrow as pa
 
@@ -304,7 +310,7 @@ def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int,
 
 
 def clock_of(samples: pa.Table) -> FittedClock:
-    """Return how exact the times of :func:`read_stacks`' table are."""
+    """Return the accuracy of the times of :func:`read_stacks`' table."""
     metadata = samples.schema.metadata
     return FittedClock(*(int(metadata[name.encode()]) for name in FittedClock._fields))
 
@@ -316,8 +322,8 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
     without a change may not have held the lock, so it gets no row.
     """
     end_us = changes[-1].time_us if changes else 0
-    shown = [change for change in changes if change.stack is not None]  # the others mark the end of the trace
-    times: list[int] = []  # when each sample began to be written
+    shown = [change for change in changes if change.stack is not None]  # The other changes mark the end of the trace.
+    times: list[int] = []  # time when each sample began to be written
     by_thread: dict[tuple[int, int], list[tuple[int, MemoryChange]]] = {}
     for change, begins in zip(shown, _begins(shown, metronome), strict=True):
         if begins:
@@ -338,7 +344,7 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
 
 
 def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
-    """Decide for each change whether it is the first of its sample.
+    """Return for each change if it is the first of its sample.
 
     The metronome's processes appear once in every sample. Between two of their changes the next sample begins where the
     gap between changes is longest. Without a metronome a sample begins where a thread appears again, or after a gap.
@@ -364,7 +370,7 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
 
 
 def _window(facts: StackRecording) -> tuple[int, int]:
-    """The window, after a check of what else a clock is set by: what is out of order puts samples anywhere."""
+    """Return the window. Raises InputError if the window, rate or marks are impossible or out of order."""
     start_ns, end_ns = facts.window
     if not 0 <= start_ns < end_ns < 1 << 63:
         raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is impossible")

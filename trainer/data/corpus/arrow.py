@@ -30,7 +30,7 @@ def read(name: str, column: str) -> Iterator[Any]:
 def batches(name: str) -> Iterator[Any]:
     """Yield the file's record batches. Raises InputError if the file is cut short or continues after its end."""
     with _opened(name) as (file, reader):
-        count = getattr(reader, "num_record_batches", None)  # None for a stream
+        count = getattr(reader, "num_record_batches", None)  # missing for a stream
         if count is None:
             yield from _to_the_end(name, file, reader)
         else:

@@ -17,7 +17,7 @@ Reason = Literal["hidden", "output", "repeated", "folder", "special", "format", 
 CORPUS_ROW_GROUP = 1000  # rows per row group of every parquet file this package writes
 MAX_ROW_GROUP_BYTES = 16 * 2**20  # documents that are passed on together, unless a single one is larger
 LARGEST_DOCUMENT = 2**31 - 1  # bytes: the offsets of Arrow's strings and lists are int32
-MOST_CHARACTERS = 300  # of another library's error message
+MOST_CHARACTERS = 300  # limit for another library's error message
 
 
 @dataclass(frozen=True)

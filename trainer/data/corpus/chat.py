@@ -15,7 +15,7 @@ from trainer.files import expanded
 KEY = "data.corpus.chat_template"
 _FILE, _CONFIG, _TOKENIZER = "chat_template.jinja", "tokenizer_config.json", "tokenizer.json"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_LONGEST_BYTES = 2**20  # maximum size of a template; the longest in use have some ten thousand
+_LONGEST_BYTES = 2**20  # maximum size of a template; the longest in use have about ten thousand bytes
 # Some templates write today's date, but a corpus must not change from day to day. This macro replaces the clock by the
 # default date of Llama 3's templates.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"

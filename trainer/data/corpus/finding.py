@@ -1,7 +1,7 @@
-"""Finds the files behind a path, a folder, a glob or a URL: each file once. Files that are left out are counted.
+"""Finds the files behind a path, a folder, a glob or a URL: each file once. Skipped files are counted.
 
-Links are followed. A link to nothing, such as a file of a disk that is not mounted, is an error. A second name of a
-file, by a link or by a pattern that reaches it twice, is passed over.
+Links are followed. A broken link, such as to a file of a disk that is not mounted, is an error. A second name of a
+file, by a link or by a pattern that reaches it twice, is skipped.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield what a glob matches in a folder, as Python's ``glob`` does, which never ends where links form loops.
+    """Yield the matches of a glob in a folder, as Python's ``glob`` does, which never ends if links form loops.
 
-    ``above``: the folders that were passed on the way here, by their own names.
+    ``above``: the folders on the path to this one, by their own names.
     """
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
@@ -143,7 +143,7 @@ def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], k
         if not rest:
             yield entry.path
         if rest and entry.is_symlink():
-            _kind(entry.path, key)  # A broken link may stand for a folder with files of the corpus.
+            _kind(entry.path, key)  # A broken link may point to a folder with files of the corpus.
         if (rest or first == "**") and entry.is_dir() and os.path.realpath(entry.path) not in above:
             yield from _expanded_glob(entry.path, parts if first == "**" else rest, above, key)
 
@@ -187,7 +187,7 @@ def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
 
 
 def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
-    """Return each file once, under its own name where it has one below ``root``, in the order of paths."""
+    """Return each file once, under its own name if it has one below ``root``, in the order of paths."""
     real_root = os.path.realpath(root)
     files: dict[str, str] = {}
     folders: dict[str, str] = {}  # resolved folder names; resolving every file would take ten times as long

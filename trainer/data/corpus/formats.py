@@ -55,9 +55,9 @@ class Chosen:
 def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen:
     """Return the files that ``pattern`` names, and their format. Raises InputError unless they have one format.
 
-    A folder gives its files of one format: if there are tables (Parquet, Arrow, JSONL), text files are passed over.
-    With ``asked`` text, it gives every file that is not hidden. A folder of ``save_to_disk`` gives its data files. A
-    file that may hold documents in an unsupported form is an error.
+    A folder yields its files of one format: if there are tables (Parquet, Arrow, JSONL), text files are skipped. With
+    ``asked`` text, it yields every file that is not hidden. A folder of ``save_to_disk`` yields its data files. A file
+    that may have documents in an unsupported form is an error.
     """
     matched = finding.find(pattern)
     if matched.folder is not None:
@@ -118,7 +118,7 @@ def _of_folder(
     named: dict[Format, list[str]] = {}
     plain_json = []
     for name in matched.files:
-        if name.lower().endswith(".json"):  # It may hold rows, or metadata of the other files.
+        if name.lower().endswith(".json"):  # A .json file may hold rows, or metadata of the other files.
             plain_json.append(name)
         elif (format := by_name(name)) is not None:
             named.setdefault(format, []).append(name)

@@ -38,7 +38,7 @@ def content(name: str, column: str) -> Content:
                 raise InputError(
                     f"{name}, row {row} (from 0): no column {column!r}; it has {', '.join(map(repr, keys)) or 'none'}"
                 )
-    return "tokens" if lists else "text"  # only empty lists and nulls, which counting refuses
+    return "tokens" if lists else "text"  # only empty lists and nulls, which the counting refuses
 
 
 def has(name: str, column: str) -> bool:

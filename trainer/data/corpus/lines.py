@@ -32,7 +32,7 @@ def open_stream(name: str) -> Any:
 
 
 def read(name: str, stream: Any, most: int) -> bytes:
-    """Read the next ``most`` bytes, or as many as there are. Raises InputError if the file is damaged."""
+    """Read the next ``most`` bytes, fewer at the end. Raises InputError if the file is damaged."""
     import pyarrow as pa
 
     parts = []

@@ -91,7 +91,7 @@ def damaged(name: str, error: BaseException) -> InputError:
 
 
 def _rows(metadata: Any) -> int:
-    """Return how many rows hold about :data:`MAX_ROW_GROUP_BYTES`, by the row group with the largest rows."""
+    """Return the number of rows with about :data:`MAX_ROW_GROUP_BYTES`, by the row group with the largest rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     return max(1, min(CORPUS_ROW_GROUP, int(MAX_ROW_GROUP_BYTES / mean))) if mean else CORPUS_ROW_GROUP

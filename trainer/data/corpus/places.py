@@ -1,7 +1,7 @@
 """Opens a corpus' files: local ones, or behind a URL (S3, GCS, Azure and HDFS by pyarrow, other schemes by fsspec).
 
-A local file is identified by its content, a remote one by its size and its ETag (or its time of change, if the server
-gives no ETag). Documents of remote files are hashed while they are checked.
+A local file is identified by its content, a remote one by its size and its ETag. Without an ETag, its time of change is
+used. Documents of remote files are hashed while they are checked.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class AtLength:
     padding_share: float
     cut_off_share: float
     packed_rows: int
-    packed_padding_share: float  # padding of the last row, as the other rows are full
+    packed_padding_share: float  # padding of the last row; the other rows are full
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of several documents, end to end. ``ids``: (tokens,) uint32. ``lengths``: (documents,) int64."""
+    """Tokens of several documents in a single array. ``ids``: (tokens,) uint32. ``lengths``: (documents,) int64."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
@@ -73,7 +73,7 @@ def concatenated(parts: Sequence[Encoded]) -> Encoded:
     return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
 
 
-_FEW_TEXTS = 48  # Up to so many documents, copying each is faster than np.insert.
+_FEW_TEXTS = 48  # Up to this number of documents, copying each is faster than np.insert.
 
 
 def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Encoded:

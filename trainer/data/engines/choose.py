@@ -147,7 +147,7 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
 
 
 def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """Return how many documents contain one of ``tokens`` as text, the first document and its token; None for none."""
+    """Return how many documents contain one of ``tokens`` as text, and the first document with its token; else None."""
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0

@@ -1,7 +1,7 @@
 """Texts on which tokenizers are known to disagree.
 
-An engine must encode each of them as the reference does, whatever the corpus is (see ``proof.py``). Lone surrogates are
-left out, as no UTF-8 text contains one.
+An engine must encode each of them as the reference does, for any corpus (see ``proof.py``). Lone surrogates are left
+out, because no UTF-8 text contains one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HARD: dict[str, str] = {
     "every Latin-1 character": "".join(map(chr, range(160, 256))),
     "contractions": "I'm you're he's we've they'll I'd can't I'M YOU'RE HE'S WE'VE THEY'LL I'D CAN'T 's 't're''ve x'd",
     "typographic apostrophes": "I’m you’re it’s we’ve ‘quoted’ “twice” ʼtis",
-    "long s and Kelvin": "it'ſ Ye'ſ K\u212a k'\u212a 'LL ı İ",  # equal to s and k where case is ignored
+    "long s and Kelvin": "it'ſ Ye'ſ K\u212a k'\u212a 'LL ı İ",  # equal to s and k if case is ignored
     "numbers": "0 1 12 123 1234 12345 1234567890 3.14159 1e-10 0x1F 1,234,567 1.000,00 -5 +7 ½ ² ₃ Ⅷ ①",
     "other digits": "٠١٢٣٤٥٦٧٨٩ ०१२३४ ๑๒๓ 𝟘𝟙𝟚 ༣ 一二三",
     "a number of 2,000 digits": "7" * 2000,
@@ -61,7 +61,7 @@ HARD: dict[str, str] = {
     "private use and non-characters": "\ue000\uf8ff \ufffe\uffff \ufdd0 \ufffd",
     "title case and modifiers": "ǅ ᾈ ʰʷˠ ªº ˈˌ",
     "mathematics": "∀x∈ℝ: ∑ᵢ xᵢ² ≥ 0 ⇒ ∫₀^∞ e^{-x}dx ≠ ∞",
-    "box drawing": "┌─┬─┐\n│ │ │\n└─┴─┘ ▁▂▃ ▁a ▁▁b _▁_ Ġ Ċ Ġa ##ing ĠĠ",  # and the signs of tokenizers' own spaces
+    "box drawing": "┌─┬─┐\n│ │ │\n└─┴─┘ ▁▂▃ ▁a ▁▁b _▁_ Ġ Ċ Ġa ##ing ĠĠ",  # includes the signs of tokenizers' own spaces
     "one letter 20,000 times": "a" * 20_000,
     "two letters by turns": "ab" * 10_000,
     "one character of three bytes 5,000 times": "語" * 5000,

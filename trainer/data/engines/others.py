@@ -61,9 +61,9 @@ class Tiktoken(_FromFlat):
 
 
 class Gigatoken(_FromFlat):
-    """Encodes with gigatoken in the calling thread: its own threads would not survive a fork.
+    """Encodes with gigatoken in the calling thread, because its own threads would not survive a fork.
 
-    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"), so each call takes
+    One of its tokenizers serves one thread at a time and raises in any other ("Already borrowed"). So each call takes
     an idle tokenizer or makes another one. ``encode`` holds Python's lock, ``encode_batch`` releases it.
     """
 
@@ -95,11 +95,11 @@ class Gigatoken(_FromFlat):
 
 
 class Fastokens(_FromFlat):
-    """Encodes with fastokens in the calling thread: its own threads would not survive a fork."""
+    """Encodes with fastokens in the calling thread, because its own threads would not survive a fork."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # Its first tokenizer reads it.
-        from fastokens._native import Tokenizer  # This class does not patch transformers.
+        from fastokens._native import Tokenizer  # transformers is not patched here.
 
         self._as_text = special_as_text
         with _one_line("fastokens"):

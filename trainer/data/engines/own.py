@@ -16,7 +16,7 @@ class Reference(Engine, Protocol):
     """Engine that others are compared with, and methods to describe a difference."""
 
     def special_tokens(self) -> list[str]:
-        """Return the written form of the tokens that stand for no text."""
+        """Return the written form of the tokens that represent no text."""
 
     def token_texts(self) -> list[str]:
         """Return each token of the vocabulary, decoded alone: a part of a character becomes U+FFFD."""

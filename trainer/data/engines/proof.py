@@ -1,9 +1,9 @@
 """Proves that an engine's ids are the reference tokenizer's, and measures how fast each is on text it has not seen.
 
 One difference refuses an engine. The text is compared in parts. The reference and all engines without a difference
-encode each part, in an order that rotates, and the CPU time of each is one measurement (wall time would depend on other
-programs). No engine is timed on text that it has encoded before: a cache of words would make it look faster than it is
-on a corpus.
+encode each part, in an order that rotates. The CPU time of each is one measurement, because wall time would depend on
+other programs. No engine is timed on text that it has encoded before: a cache of words would make it look faster than
+it is on a corpus.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.data.engines.sample import Excerpt, parts
 from trainer.errors import InputError, literal
 
 _REPEATED_BYTES = 4_000_000  # text that several threads encode a second time at once
-_THREADS = 2  # one of them starts at the other end
+_THREADS = 2  # threads; the second one starts at the other end
 _AROUND = 24  # characters shown on either side of a difference
 _MOST_IDS = 4  # ids shown of a difference
 
@@ -148,7 +148,7 @@ class _Trial:
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def repeat_one_by_one(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts once more, one per call: an engine may encode a few in another way than many."""
+        """Encode the same texts once more, one per call, because an engine may treat a few differently than many."""
         for name, engine in list(self.engines.items()):
             try:
                 encoded = concatenated([engine.encode_flat([text]) for text in texts])

@@ -25,7 +25,7 @@ _TOKENS_AT_ONCE = 1 << 20  # widened at once
 
 @dataclass(frozen=True)
 class FormatCost:
-    """Costs of one format. Seconds are medians. ``reason``: reason that the format cannot hold these tokens."""
+    """Costs of one format. Seconds are medians. ``reason``: reason why the format cannot hold these tokens."""
 
     format: str
     tokens: int  # stored tokens: padded rows cut some

@@ -71,10 +71,10 @@ def check_uint16(name: str, vocab_size: int) -> None:
 
 
 def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Cut a stream into documents at its end-of-text ids, each of which then ends its document.
+    """Cut a stream into documents at its end-of-text ids. Each id then ends its document.
 
     Without an id everything is one document. Tokens before the first end-of-text id (``eos_first``) or after the last
-    one are a document that was cut: it gets the missing end-of-text id.
+    one belong to a document that was cut: it gets the missing end-of-text id.
     """
     held: list[NDArray[Any]] = []
     started = not stream.eos_first
@@ -83,7 +83,7 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
             chunk = np.asarray(part[start : start + CHUNK_TOKENS])
             ends = np.flatnonzero(chunk == eos_id) + 1 if eos_id is not None else np.empty(0, np.int64)
             if not started and len(chunk):
-                # With eos_first, the first id begins the first document and ends none.
+                # The first id begins the first document and ends none, if ``eos_first``.
                 started = True
                 if len(ends) and ends[0] == 1:
                     chunk, ends = chunk[1:], ends[1:] - 1
@@ -101,7 +101,7 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
 
 
 class LlmcWriter:
-    """Writes documents, each of which ends in ``eos_id`` or is empty, into shards ``NAME_val_000000.bin`` and so on."""
+    """Writes documents that end in ``eos_id`` or are empty into shards ``NAME_val_000000.bin`` and so on."""
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS
@@ -120,7 +120,7 @@ class LlmcWriter:
         """Append documents. Empty ones leave no trace."""
         if not len(ids):
             return
-        # Each document's end-of-text id moves to its front: as all end in it, everything moves by one.
+        # Each document's end-of-text id moves to its front. All documents end in it, so everything moves by one.
         moved = np.empty(len(ids), "<u2")
         moved[0], moved[1:] = self._eos_id, ids[:-1]
         while len(moved):

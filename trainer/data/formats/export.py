@@ -44,7 +44,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Division:
-    """Division of an export. ``shard_tokens``: of llmc; ``validation_share``: of documents (nanoGPT)."""
+    """Division of an export. ``shard_tokens``: per shard of llmc. ``validation_share``: of documents (nanoGPT)."""
 
     name: str = "tokens"
     shard_tokens: int = SHARD_TOKENS

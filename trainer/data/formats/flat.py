@@ -75,7 +75,7 @@ class FlatWriter:
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64] | Sequence[int]) -> None:
         """Append documents: their ids end to end, and how many each has."""
         ends = self._last + np.cumsum(np.asarray(lengths, "<i8"), dtype="<i8")
-        # Not tofile: its error for a full disk has no errno.
+        # tofile is not used, because its error for a full disk has no errno.
         for file, values in ((self._tokens, np.ascontiguousarray(ids, self._dtype)), (self._places, ends)):
             file.write(values.data.cast("B") if len(values) else b"")
         if len(ends):

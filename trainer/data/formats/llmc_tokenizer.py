@@ -1,7 +1,7 @@
 """Writes the tokenizer file with which llm.c prints samples (https://github.com/karpathy/llm.c, llmc/tokenizer.h).
 
-A header of 256 int32 (magic 20240328, version 2, number of ids, end-of-text id), little-endian, then for each id one
-byte with a length from 1 to 255, and that many bytes of text. llm.c prints ids by putting their bytes end to end.
+The header has 256 int32 (magic 20240328, version 2, number of ids, end-of-text id), little-endian. For each id follow
+one byte with a length from 1 to 255, and that many bytes of text. llm.c prints ids by putting their bytes end to end.
 """
 
 from __future__ import annotations

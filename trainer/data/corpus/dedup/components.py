@@ -69,6 +69,6 @@ def removals(left: Integers, right: Integers, similarities: NDArray[np.float64],
     ends, opposite = np.concatenate([left, right]), np.concatenate([right, left])
     both = np.concatenate([similarities, similarities])
     order = np.lexsort((opposite, -both, ends))
-    best = first_of_runs(ends[order])  # one per node, as every node is an end
+    best = first_of_runs(ends[order])  # one per node, because every node is an end
     neighbours, values = opposite[order][best], both[order][best]
     return Removals(nodes[gone], kept[gone], neighbours[gone], values[gone])

@@ -3,8 +3,8 @@
 Its documents are sentences of made-up words, with word frequencies as in a language. Near-duplicates of an original are
 exact copies, other line ends and capitals, edited words, truncations, and the text within a page's header and footer.
 Other documents only look similar: texts that share half of their words with another one, and texts within the same
-header and footer. Each similarity is measured: a labelled near-duplicate has a Jaccard similarity to its original of at
-least 0.8 in shingles of five words, any other document of at most 0.75.
+header and footer. Each similarity is measured by the Jaccard similarity of shingles of five words. A labelled
+near-duplicate has at least 0.8 to its original, any other document at most 0.75.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """MinHash signatures and their bands, which select candidate pairs (Broder 1997; Indyk and Motwani 1998).
 
-A signature has one place per permutation of all shingles, with the least shingle of the set: the probability that two
+A signature has one place per permutation of all shingles, with the least shingle of the set. The probability that two
 sets agree in a place is their Jaccard similarity. Two documents are candidates if all rows of one of their bands agree.
-The places are filled by fast similarity sketching (Dahlgaard, Knudsen and Thorup 2017, arXiv:1704.04370): in each round
+The places are filled by fast similarity sketching (Dahlgaard, Knudsen and Thorup 2017, arXiv:1704.04370). In each round
 a shingle goes to one place, and only places that are empty after some rounds get all shingles. That takes a few hashes
-per shingle instead of one per permutation, and estimates as well. The places of a set are not independent, but no more
+per shingle instead of one per permutation, and is as accurate. The places of a set are not independent, but no more
 pairs at the threshold are missed than by the S-curve of independent places.
 """
 

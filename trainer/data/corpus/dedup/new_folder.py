@@ -25,7 +25,7 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to write into, which gets the name ``out`` if the block ends without an error.
+    """Yield a folder to write into, which gets the name ``out`` if the block ends without an error.
 
     Temporary folders of killed processes are removed first.
     """
@@ -40,7 +40,7 @@ def new_folder(out: Path) -> Iterator[Path]:
             yield folder
         except OSError as error:
             if error.errno in _FULL:
-                error.filename = str(out)  # It shows which disk is full.
+                error.filename = str(out)  # shows which disk is full
             raise
         try:
             folder.rename(out)

@@ -76,7 +76,7 @@ def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removal
 
 @contextmanager
 def _rows_writer(job: DedupJob, file: Path) -> Iterator[Callable[[Any], None]]:
-    """Give a function that writes a table of whole rows."""
+    """Yield a function that writes a table of whole rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -76,7 +76,7 @@ class Labels:
 
     @property
     def clusters(self) -> Clusters:
-        """The same labels as clusters of an original and its near-duplicates."""
+        """Labels as clusters of an original and its near-duplicates."""
         rows = np.arange(len(self.origins))
         return Clusters(np.where(np.isin(self.kinds, DUPLICATES), self.origins, rows))
 

@@ -26,7 +26,7 @@ _WORK = ".work"
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """Spark's master (None: that of Spark's configuration), and the timeout for its start and for the end of a task."""
+    """Spark's master (None: that of Spark's configuration), and the time limit for its start and for each task."""
 
     master: str | None
     timeout_s: float
@@ -44,7 +44,7 @@ class DedupResult:
     identical: int  # documents with the same shingles as an earlier document
     candidates: int  # pairs that share a band and have different shingles
     verified: int  # candidates at least as similar as the threshold
-    crowded: int  # documents not compared with all before them, as their bucket is too large
+    crowded: int  # documents not compared with all before them, because their bucket is too large
     removed: int
     groups: int  # groups of near-duplicates; one document of each is kept
     rounds: int | None  # Spark's rounds of joining groups; None for the local engine

@@ -1,9 +1,9 @@
 """Turns documents into sets of shingles, runs of words or of characters (Broder 1997), as 64-bit hashes.
 
-The kind and amount of white space make no difference; :class:`Shingling` chooses whether case and Unicode form do. A
+The kind and amount of white space make no difference. :class:`Shingling` decides if case and Unicode form do. A
 document shorter than a shingle is one shingle as a whole; a document of white space has none. Two different shingles
-have the same hash with a probability of 2**-64, which concerns one in ten million comparisons of documents with a
-million shingles.
+have the same hash with a probability of 2**-64. That affects one in ten million comparisons of documents with a million
+shingles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Case = Literal["lower", "fold", "keep"]
 _FORMS: dict[Form, Literal["NFC", "NFKC"]] = {"nfc": "NFC", "nfkc": "NFKC"}
 LARGEST_SIZE = 64  # words or characters; a longer shingle hardly ever survives an edit
 _PIECE = 1 << 20  # characters of a document that are processed at once
-_WHOLE = 1 << 16  # characters within which a piece looks for white space to end at
+_WHOLE = 1 << 16  # characters within which a piece is extended to white space
 _MOST_HELD = 1 << 20  # cached word hashes (about 150 MB)
 _MERGED = 1 << 22  # shingles of a long document that are held before they are merged
 _SPACE = re.compile(r"\s")

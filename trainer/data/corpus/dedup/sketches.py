@@ -128,7 +128,7 @@ class TextStream:
         self._rest: list[str] = []
 
     def take(self, count: int) -> Iterator[list[str]]:
-        """Yield the next ``count`` documents, or as many as there are."""
+        """Yield the next ``count`` documents, fewer at the end."""
         while count:
             texts = self._rest or next(self._texts, [])
             if not texts:

@@ -234,7 +234,7 @@ class _SparkTables:
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
 
     def _parts(self, removed: Any) -> Any:
-        """Write each share's files. A mark per share makes sure that shares without removals are written, too."""
+        """Write each share's files. A mark per share ensures that shares without removals are written, too."""
         from pyspark.sql import functions as f
 
         nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]

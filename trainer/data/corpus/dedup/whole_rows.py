@@ -87,7 +87,7 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
 
 
 class RowStream:
-    """Gives the rows of shares. It reads a file only once for consecutive shares."""
+    """Yields the rows of shares. It reads a file only once for consecutive shares."""
 
     def __init__(self, corpus: Corpus, schema: Any) -> None:
         self._corpus, self._schema = corpus, schema
@@ -96,7 +96,7 @@ class RowStream:
         self._rest: Any = None
 
     def take(self, first: int, count: int) -> Iterator[Any]:
-        """Yield ``count`` rows from document ``first`` on as tables; fewer where there are no more."""
+        """Yield ``count`` rows from document ``first`` on as tables; fewer at the end."""
         if first != self._at:
             self._rest = None
             self._tables = rows_from(self._corpus, self._schema, first, self._corpus.documents - first)
