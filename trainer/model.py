@@ -23,7 +23,9 @@ class Counted:
 
     parameters: int
     lookups: int
-    """Of embeddings that are looked up alone, in no matrix product: a tied output projection is none of them."""
+    """Parameters of embeddings that are only looked up, without a matrix product. A tied output projection does not
+    count.
+    """
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Shape:
     vocab_size: int
     positions: int
     head_width: int | None = None
-    """Of one attention head; None: width / heads."""
+    """Width of one attention head; None: width / heads."""
     counted: Counted | None = None
 
     @property

@@ -45,11 +45,11 @@ class TrialsNeed:
     group: str
     trials: int
     steps: int
-    """Of all of them, as the tokens and seconds."""
+    """Total steps of all trials. ``tokens`` and ``seconds`` are totals, too."""
     tokens: int
     step_s: float | None = None
     seconds: float | None = None
-    """None where no pilot of that kind was trained."""
+    """None without a pilot of that kind."""
 
 
 class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept

@@ -22,9 +22,9 @@ class DivergedRate:
 
     learning_rate: float
     diverged: int
-    """Seeds that diverged."""
+    """Number of seeds that diverged."""
     seeds: int
-    """Seeds that were trained at the rate until they ended."""
+    """Number of seeds whose trial at this rate has ended."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class RateCurve:
     group: str
     steps: int
     points: tuple[tuple[float, float], ...]
-    """Learning rate and loss on held-out data, of those that came to their end below the lowest rate that diverged."""
+    """(learning rate, loss on held-out data) of finished trials below the lowest rate that diverged."""
     diverged: tuple[float, ...]
-    """Rates that diverged, those of short trials among them; as often as they did."""
+    """Rates that diverged, including short trials, once per diverged trial."""
     behind: tuple[float, ...]
-    """Rates that were ended early as behind."""
+    """Rates of trials that ended early as behind."""
     optimum: LearningRateOptimum | NoOptimum
     ceiling: DivergedRate | None = None
-    """The lowest rate of which a seed diverged: neither it nor a higher one is chosen."""
+    """Lowest rate at which a seed diverged. Neither it nor a higher rate is chosen."""
     above: tuple[tuple[float, float], ...] = ()
-    """As ``points``, of those that came to their end at or above the ceiling: they are in no fit."""
+    """Like ``points``, for finished trials at or above the ceiling. No fit uses them."""
     training: tuple[tuple[float, float], ...] = ()
-    """Learning rate and training loss of the last step, of the trials of ``points``."""
+    """(learning rate, training loss of the last step) of the trials of ``points``."""
 
     @property
     def edge(self) -> Edge | None:

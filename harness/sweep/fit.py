@@ -75,20 +75,20 @@ class LearningRateOptimum:
     """Learning rate of the lowest loss, from a quadratic in log learning rate through the points around the lowest."""
 
     learning_rate: float
-    """Of the vertex, held within the rates that were tried."""
+    """Rate at the vertex, limited to the tried rates."""
     ci_low: float | None
-    """95 % interval: of the vertex (Fieller's), and around the rates that may be the lowest; None: not bounded."""
+    """95 % interval, from the vertex (Fieller's) and the rates that may be the lowest. None: not bounded."""
     ci_high: float | None
     loss: float
-    """Of the fitted quadratic at ``learning_rate``."""
+    """Loss of the fitted quadratic at ``learning_rate``."""
     at_edge: Edge | None
-    """The end of the tried range that was hit: the optimum may lie beyond it. Divergence above is no such end."""
+    """End of the tried range that was hit: the optimum may lie beyond it. Divergence above does not count as an end."""
     r2: float
-    """Share of the variance of the losses of the window that the quadratic explains."""
+    """Share of the variance of the window's losses that the quadratic explains."""
     points: int
-    """Trials that the fit took, of all that have a loss."""
+    """Number of fitted trials."""
     vertex_low: float | None
-    """Of the vertex alone: how far chance moves the fit."""
+    """Interval of the vertex alone, which shows the effect of noise on the fit."""
     vertex_high: float | None
 
     @property
@@ -109,9 +109,9 @@ class NoOptimum:
     """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum;
     flat: the losses around the lowest are all alike."""
     rates: int
-    """Distinct learning rates with a finite loss."""
+    """Number of distinct learning rates with a finite loss."""
     lowest: float | None
-    """The rate of the lowest loss, where there is a loss at all."""
+    """Rate of the lowest loss; None without a loss."""
     at_edge: Edge | None
 
 

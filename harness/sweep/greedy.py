@@ -36,9 +36,9 @@ class GreedyStrategy(Config):
 
     name: Literal["greedy"]
     probe_fraction: float = Field(0.1, gt=0, le=1)
-    """Share of the steps of a trial that looks for divergence."""
+    """Share of a trial's steps for a trial that looks for divergence."""
     fraction: float = Field(0.5, gt=0, le=0.99)
-    """Of a rate that was trained, the next one."""
+    """Ratio of the next rate to the last one."""
     steps: int | None = Field(None, ge=1, le=10_000_000)
     """Optimizer steps of a trial, at the end of which its schedule ends; null: the sweep's steps. A few tens of steps
     cost little. The sweep does not test whether they have the best rate of the full training."""

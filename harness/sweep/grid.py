@@ -20,7 +20,7 @@ class GridStrategy(Config):
 
     name: Literal["grid"]
     trials: int = Field(10, ge=1, le=10_000)
-    """Rates."""
+    """Number of rates."""
     draw: Draw = "grid"
     """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in their logarithm."""
 
@@ -43,7 +43,7 @@ class EarlyStoppingStrategy(Config):
 
     name: Literal["early-stopping"]
     trials: int = Field(10, ge=1, le=10_000)
-    """Rates."""
+    """Number of rates."""
     draw: Draw = "grid"
     """grid: evenly spaced in their logarithm, both bounds among them; random: uniform in their logarithm."""
     fraction: float = Field(0.25, gt=0, le=1)

@@ -46,7 +46,7 @@ class HyperbandStrategy(Config):
     R: int | None = Field(None, ge=1, le=10_000_000)
     """Optimizer steps of the longest trial; null: those of the sweep."""
     eta: int = Field(3, ge=2, le=100)
-    """Of a rung's rates one in eta goes on, with eta times as many steps."""
+    """One in eta of a rung's rates goes on, with eta times as many steps."""
     draw: Draw = "random"
     """Choice of the learning rates of each bracket's first rung. random: uniform in their logarithm; grid: evenly
     spaced in it, including both bounds."""

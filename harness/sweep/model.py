@@ -40,18 +40,19 @@ class TokensOfATrial(Config):
     """Length of a trial, given in tokens."""
 
     tokens: int = Field(ge=1, le=10**16)
-    """Positions computed, padding included; rounded to whole steps."""
+    """Positions computed, including padding; rounded to whole steps."""
 
 
 class DivergenceConfig(Config):
     """Limits that end a trial as diverged, besides a loss or gradient norm that is not finite."""
 
     above_start: float | None = Field(0.1, ge=0, le=100)
-    """The mean loss of the last ``window`` steps is above that of the first step by more than this share of it (losses
-    of small batches scatter by several per cent around a start that a low rate hardly leaves); null: only what is not
-    finite ends one."""
+    """Largest rise of the mean loss of the last ``window`` steps above the first step's loss, as a share of the latter.
+    Losses of small batches scatter by several per cent around a start that a low rate hardly leaves. null: only values
+    that are not finite end a trial.
+    """
     window: int = Field(10, ge=1, le=100_000)
-    """Steps."""
+    """Number of steps of the mean."""
 
 
 class SweepBudget(Config):
@@ -63,7 +64,7 @@ class SweepBudget(Config):
 
     hours: float | None = Field(None, gt=0, le=1e6)
     usd: float | None = Field(None, gt=0, le=1e9)
-    """Needs a price: ``price_usd_per_hour``, or a device profile that has one."""
+    """A limit in USD needs a price: ``price_usd_per_hour``, or a device profile with one."""
     tokens: int | None = Field(None, ge=1, le=10**18)
 
 
@@ -71,50 +72,50 @@ class TrialLimits(Config):
     """Time limits of a trial. A trial that passes a limit ends. The sweep goes on, or reports the cause of a hang."""
 
     start_s: float = Field(900, gt=0, le=86_400)
-    """Until its first sign of life: model and data path."""
+    """Seconds until the trial's first heartbeat: building model and data path."""
     silence_s: float = Field(600, gt=0, le=86_400)
-    """Without a step or a word."""
+    """Seconds without a step or a heartbeat."""
     trial_hours: float = Field(24, gt=0, le=10_000)
-    """Of all its parts, where it was resumed. It then counts as late."""
+    """Hours of a trial, including all its parts if it was resumed. Beyond it the trial counts as late."""
 
 
 class SweepConfig(Config):
     """A resolved sweep file: ``extends`` is merged, and dotted keys of ``base`` are nested."""
 
     name: Name
-    """Names the sweep's folder."""
+    """Name of the sweep's folder."""
     question: str = ""
-    """The report's first line."""
+    """First line of the report."""
     extends: str | None = None
     """Another sweep file, relative to this one. This file overrides it key by key (a strategy as a whole)."""
     scenario: str | None = None
-    """A scenario file, relative to this one, or the name of a shipped one: its arm is what is trained."""
+    """A scenario file, relative to this one, or the name of a shipped one. Its arm is trained."""
     arm: str | None = None
-    """Which of the scenario's arms; may be left out where there is one."""
+    """Arm of the scenario. Optional if there is only one."""
     base: dict[str, Unchecked] = Field(default_factory=dict)
-    """The trainer's configuration, over the arm's; nested or dotted keys."""
+    """Keys of the trainer's configuration, nested or dotted, that override the arm's."""
     learning_rate: LearningRateRange
-    """The range of optimizer.learning_rate that is searched."""
+    """Range of optimizer.learning_rate to search."""
     strategy: StrategySettings
-    """How: a name, or a mapping of the name and its settings."""
+    """Search strategy: a name, or a mapping with the name and its settings."""
     seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**62)]], Field(min_length=1, max_length=1000)] = Field([0])
-    """Of weights and document order; each rate is trained once with each."""
+    """Seeds of weights and document order. Each rate is trained once with each."""
     search_seed: int = 0
-    """Of the rates that a strategy draws."""
+    """Seed of a strategy's random rates."""
     steps: Annotated[int, Field(ge=1, le=10_000_000)] | Literal["compute-optimal"] | TokensOfATrial
     """Optimizer steps of a full trial; {tokens: N}; or compute-optimal: tokens_per_parameter tokens for each parameter
-    of the model, embeddings among them."""
+    of the model, including embeddings.
+    """
     tokens_per_parameter: float = Field(TOKENS_PER_PARAMETER, gt=0, le=1e6)
     batch_tokens: int | None = Field(None, ge=1, le=10**10)
-    """Tokens of an optimizer step (positions, padding included), by gradient accumulation: sets optimizer.accumulation.
-    null: as the base has it."""
+    """Tokens of an optimizer step (positions, including padding). Sets optimizer.accumulation. null: as in the base."""
     warmup_fraction: float | None = Field(None, ge=0, lt=1)
     """Share of a trial's steps over which its learning rate rises. null: the base's optimizer.lr_warmup_steps, at most
     half of the trial's steps."""
     warmup_steps: int | None = Field(None, ge=0, le=1_000_000_000)
     """Warm-up in optimizer steps, in place of warmup_fraction; at most half of a trial's steps."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] | None = None
-    """Of the learning rate; it ends with the trial. null, here and below: as the base has it."""
+    """Schedule of the learning rate, which ends with the trial. null, here and below: as in the base."""
     final_fraction: float | None = Field(None, ge=0, le=1)
     weight_decay: float | None = Field(None, ge=0, le=1e6)
     divergence: DivergenceConfig = DivergenceConfig()
@@ -123,10 +124,10 @@ class SweepConfig(Config):
     uses it."""
     budget: SweepBudget = SweepBudget()
     price_usd_per_hour: float | None = Field(None, gt=0, le=1e6)
-    """Of the machine, for all its devices; null: the price of the device's profile, where it has one."""
+    """Price of the machine with all its devices; null: the price of the device's profile, if it has one."""
     limits: TrialLimits = TrialLimits()
     keep: Literal["best", "all", "none"] = "best"
-    """Whose checkpoints stay: those of the trial with the lowest loss, of all that ended, or of none."""
+    """Trials whose checkpoints are kept: the one with the lowest loss, all that ended, or none."""
 
     @model_validator(mode="after")
     def _has_one_warmup(self) -> SweepConfig:

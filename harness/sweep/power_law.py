@@ -59,10 +59,10 @@ class PowerLaw:
     slope: float
     slope_low: float
     slope_high: float
-    """95 % interval."""
+    """Upper end of the 95 % interval of the slope."""
     intercept: float
     r2: float
-    """Weighted share of the variance of the log optima that the line explains; 1 where they are all the same."""
+    """Weighted share of the variance of the log optima that the line explains; 1 if all optima are equal."""
     residual: float
     """Root mean square of log optimum - line, with (sizes - 2) degrees of freedom."""
     tau2: float
@@ -70,7 +70,7 @@ class PowerLaw:
     largest: float
     sizes: int
     meaningless: Literal["slope", "scatter"] | None
-    """Why nothing may be extrapolated from it. slope: its interval is too wide; scatter: the optima follow no line."""
+    """Reason against extrapolation. slope: its interval is too wide; scatter: the optima follow no line."""
     _of_intercept: tuple[float, ...] = ()  # contribution of each optimum to the intercept
     _of_slope: tuple[float, ...] = ()
     _errors: tuple[tuple[float, float], ...] = ()  # (below, above) of each optimum, in log units: see :func:`_errors`
@@ -89,7 +89,7 @@ class NoPowerLaw:
     sizes: int
     """Number of distinct sizes whose optimum is inside the tried range and has an interval."""
     left_out: int
-    """Sizes whose optimum lies at an end of the tried range: it is a bound, no value."""
+    """Number of sizes whose optimum is an end of the tried range, which is only a bound."""
     unbounded: int = 0
     """Number of sizes whose optimum is inside the tried range and whose interval has an open end."""
 
@@ -104,7 +104,7 @@ class Extrapolation:
     ci_high: float
     """95 % prediction interval of the best rate at this size."""
     beyond: float
-    """How far outside of the fitted sizes, in their logarithmic range; 0 within."""
+    """Distance outside of the fitted sizes, in their logarithmic range; 0 within."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class NoExtrapolation:
     size: float
     reason: Literal["slope", "scatter", "too-far", "interval"]
     figure: float
-    """slope: half width of its interval; scatter: R2; too-far: how far in fitted ranges; interval: high / low."""
+    """slope: half width of its interval; scatter: R2; too-far: distance in fitted ranges; interval: high / low."""
 
 
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:

@@ -26,7 +26,7 @@ class ProjectedPoint:
     size: float
     optimum: LearningRateOptimum | NoOptimum | None
     edge: Edge | None = None
-    """The end of its tried rates that its trials point beyond."""
+    """End of the tried rates beyond which the optimum may lie."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Projection:
     points: tuple[ProjectedPoint, ...]
     law: PowerLaw | NoPowerLaw
     prediction: Extrapolation | NoExtrapolation | None
-    """None where there is no line; of widths under mup always, as nothing is extrapolated along them."""
+    """None without a line, and always for widths under mup, because nothing is extrapolated along them."""
 
     mup: JsonObject | None = None
-    """The section model.mup that the sweep's own model needs for the rate to be its best."""
+    """Section model.mup that the sweep's own model needs, so that the rate is its best."""
 
     @property
     def largest(self) -> ProjectedPoint | None:

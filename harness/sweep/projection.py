@@ -39,7 +39,7 @@ class ModelScalingStrategy(Config):
 
     name: Literal["model-scaling"]
     trials: int = Field(10, ge=4, le=10_000)
-    """Rates of each size."""
+    """Number of rates for each size."""
     draw: Draw = "grid"
     """Choice of learning rates. grid: evenly spaced in their logarithm, including both bounds; random: uniform in it,
     with different rates for each size."""
@@ -85,9 +85,9 @@ class DataScalingStrategy(_ShorterTrainings):
 
     name: Literal["data-scaling"]
     trials: int = Field(10, ge=4, le=10_000)
-    """Rates of each size."""
+    """Number of rates for each size."""
     draw: Draw = "grid"
-    """As model-scaling has it."""
+    """Choice of learning rates, as in model-scaling."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """Return the lengths, and the sweep's own."""
@@ -108,11 +108,11 @@ class HybridStrategy(_ShorterTrainings):
     """model: sizes; data: tokens, or steps."""
     sizes: Sizes = SIZES
     eta: int = Field(3, ge=2, le=100)
-    """Of a rung's rates one in eta goes on, with eta times as many steps."""
+    """One in eta of a rung's rates goes on, with eta times as many steps."""
     R: int = Field(27, ge=1, le=10_000_000)
     """Units of the longest trials, which have the steps of their size: a rung of k units has k / R of these."""
     draw: Draw = "random"
-    """As hyperband has it."""
+    """Choice of learning rates, as in hyperband."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """Return the sizes or lengths, and the sweep's own. Raises InputError for several seeds."""
@@ -156,9 +156,9 @@ class MupStrategy(Config):
 
     name: Literal["mup"]
     trials: int = Field(10, ge=4, le=10_000)
-    """Rates of each width."""
+    """Number of rates for each width."""
     draw: Draw = "grid"
-    """As model-scaling has it."""
+    """Choice of learning rates, as in model-scaling."""
     widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=100)] = WIDTHS
     """The first is the base. Further ones test that the optimum is the same at every width."""
     fraction: float = Field(1, gt=0, le=1)

@@ -36,13 +36,13 @@ class Pilot:
     """Times of a few steps before the first trial of a kind, in seconds, for a budget of time."""
 
     start_s: float
-    """All of a short training but its steps and passes: its start, once a process is there for it, and its end."""
+    """Seconds of a short training except its steps and passes: from the start of its process, and its end."""
     step_s: float
-    """Median of a step."""
+    """Median of a step, in seconds."""
     pass_s: float = 0.0
-    """The last pass over held-out data; 0 in sweeps of before, whose ``start_s`` holds one."""
+    """Seconds of the last pass over held-out data; 0 in older sweeps, whose ``start_s`` includes one."""
     answers_s: float = 0.0
-    """The last pass over multiple-choice questions, likewise."""
+    """Seconds of the last pass over multiple-choice questions; 0 in older sweeps."""
 
     @property
     def measurement(self) -> ArmMeasurement:
@@ -83,9 +83,9 @@ class SweepRecord:
     ended_utc: str | None = None
     error: str | None = None
     pilots: dict[str, Pilot] = field(default_factory=dict)
-    """By what the trials differ in besides rate, steps and seed (:meth:`TrialPlan.kind`): a larger model is slower."""
+    """Pilots by kind of trial (:meth:`TrialPlan.kind`): trials of a larger model take longer."""
     lost_s: float = 0.0
-    """Spent on the pilots, which are no trials."""
+    """Seconds spent on pilots, which are no trials."""
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ class TrialPlan:
 
     learning_rate: float
     steps: int
-    """Optimizer steps in all."""
+    """Number of optimizer steps."""
     seed: int = 0
     group: str = ""
-    """Trials of one group and as many steps are points of one curve: a bracket, a size of model; "" where all are."""
+    """Trials of one group with the same number of steps are points of one curve. "": all trials are."""
     role: Role = "curve"
     """curve: a point of a loss curve; probe: only looks for divergence; check: tries a predicted rate."""
     ends_behind: bool = False
-    """It is ended at a milestone where its loss is above the median of its group's."""
+    """True if the trial ends at a milestone where its loss is above its group's median."""
     overrides: JsonObject = field(default_factory=dict)
     """Dotted keys of the trainer's configuration, with values that differ from the sweep's."""
 
@@ -51,21 +51,22 @@ class Trial:
     plan: TrialPlan
     status: TrialStatus = "running"
     """diverged: a loss or gradient norm that is not finite, or a loss above its start; behind: its loss was above the
-    others' median; late: it took longer than a trial may."""
+    others' median; late: it exceeded the time limit of a trial.
+    """
     loss: float | None = None
     """Loss on held-out data after the last step; None for a trial that ended before it. For a trial that stopped as
     behind: after its own last step, if ``evaluate_behind`` is set."""
     training_loss: float | None = None
-    """Of the last step that is known."""
+    """Training loss of the last known step."""
     steps: int = 0
     tokens: int = 0
-    """Positions computed, padding included."""
+    """Positions computed, including padding."""
     seconds: float = 0.0
-    """From its start to its end, of all its parts where it was resumed."""
+    """Wall time of all parts."""
     hellaswag: float | None = None
-    """Share of multiple-choice questions (as HellaSwag's) answered right at the end, where there were any."""
+    """Share of multiple-choice questions (such as HellaSwag's) answered right at the end; None without questions."""
     milestones: Mapping[int, float] = field(default_factory=dict)
-    """Mean training loss since the milestone before, by steps."""
+    """Mean training loss since the previous milestone, by steps."""
 
     @property
     def score(self) -> float:
@@ -83,15 +84,15 @@ class SearchSpace:
     low: float
     high: float
     seeds: tuple[int, ...]
-    """Of the trials: a rate is trained once with each."""
+    """Seeds of the trials. A rate is trained once with each."""
     seed: int
-    """Of what the strategy draws."""
+    """Seed of the strategy's draws."""
     config: TrainerConfig
-    """Of every trial, but for its rate, steps, seed and overrides."""
+    """Configuration of every trial, without its rate, steps, seed and overrides."""
     steps_of: Callable[[JsonObject], int]
     """Optimizer steps of a full trial whose configuration has these overrides."""
     step_tokens: int = 1
-    """Tokens of an optimizer step, padding included."""
+    """Tokens of an optimizer step, including padding."""
 
     @property
     def steps(self) -> int:
@@ -105,14 +106,14 @@ class TrialStage:
 
     name: str
     trials: int
-    """At most; exactly, where ``exact``."""
+    """Maximum number of trials; the exact number if ``exact``."""
     steps: int
-    """Optimizer steps of each."""
+    """Optimizer steps of each trial."""
     exact: bool = True
     of: str = ""
-    """The bracket, or size, that it is part of."""
+    """Bracket or size to which it belongs."""
     group: str = ""
-    """Of its trials, as TrialPlan has it, and their overrides."""
+    """Group of its trials, as in TrialPlan. ``overrides``: theirs."""
     overrides: JsonObject = field(default_factory=dict)
 
 

@@ -42,11 +42,11 @@ class Footprint:
 
     parameters: int
     bytes_per_value: int
-    """Of weights, gradients and moments: 4, or 2 with pure-bf16."""
+    """Bytes of each weight, gradient and moment: 4, or 2 with pure-bf16."""
     activations: ByteRange
-    """Of one micro-batch, its logits included."""
+    """Activations of one micro-batch, including its logits."""
     shards: int = 1
-    """Ranks that each hold a share of weights, gradients and moments (fsdp)."""
+    """Number of ranks that each hold a share of weights, gradients and moments (fsdp)."""
 
     @property
     def weight_bytes(self) -> int:

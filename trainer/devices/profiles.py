@@ -83,7 +83,7 @@ class Link(_Section):
 
     name: Text
     bandwidth: Known = Field(alias="bandwidth_bytes_per_s")
-    """In one direction."""
+    """Bandwidth in one direction, bytes/s."""
 
 
 class DeviceProfile(_Section):
@@ -95,9 +95,9 @@ class DeviceProfile(_Section):
     """Names that ``torch.cuda.get_device_name()`` gives: exact, or fnmatch patterns; case-sensitive."""
     device_names_source: Text
     measured: bool = False
-    """Whether the peaks are measured rates, not theoretical ones (a CPU: see trainer/devices/calibrate.py)."""
+    """True if the peaks are measured rates, not theoretical ones (a CPU: see trainer/devices/calibrate.py)."""
     peak: dict[Dtype, Figure] = Field(alias="peak_flops_per_s", min_length=1)
-    """Dense."""
+    """Dense peak rates, FLOP/s."""
     achievable: dict[Dtype, Figure] = Field({}, alias="achievable_matmul_flops_per_s")
     """The best published measurement of a matrix product, by dtype."""
     memory: Known = Field(alias="memory_bytes")
