@@ -101,8 +101,8 @@ def _edges(bins: Float) -> tuple[float, float]:
 def _slope(values: Float) -> tuple[float, float, float]:
     """Return the slope per bin (Theil 1950) with its 95 % interval (Sen 1968)."""
     n = len(values)
-    left, right = np.triu_indices(n, 1)
-    slopes = np.sort((values[right] - values[left]) / (right - left))
+    earlier, later = np.triu_indices(n, 1)
+    slopes = np.sort((values[later] - values[earlier]) / (later - earlier))
     spread = Z_95 * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = int((len(slopes) - spread) / 2)
     high = min(len(slopes) - 1, int((len(slopes) + spread) / 2))

@@ -172,15 +172,15 @@ class _Loop:
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
         """Return by program the durations of its next steps. The next step of its class on the tape lends them."""
-        found = {}
+        durations = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
             program = self.p.programs[number]
-            taken = steps.start + np.flatnonzero(numbers == number)
-            wanted = (self.first_step + taken[:, None, None]) % self.p.tape_steps
+            positions = steps.start + np.flatnonzero(numbers == number)
+            wanted = (self.first_step + positions[:, None, None]) % self.p.tape_steps
             members = np.searchsorted(program.places, wanted) % len(program.places)
-            found[number] = iter(program.durations[:, self.variant, members].swapaxes(0, 1))
-        return found
+            durations[number] = iter(program.durations[:, self.variant, members].swapaxes(0, 1))
+        return durations
 
     def _step(self, program: Program, durations: Array) -> None:
         for kind, back, first, second, _ in program.operations:
@@ -238,7 +238,7 @@ class _Loop:
     def _unpack_up_to(self, batch: _Built) -> None:
         """Unpack the messages in the pipe up to that of ``batch``, in the order of arrival."""
         wanted = None if batch.unpacked is None else ~batch.unpacked
-        found, costs = [batch.arrived], [batch.costs[UNPACK]]
+        arrived, costs = [batch.arrived], [batch.costs[UNPACK]]
         own_pipes = self.p.worker_of is None
         for messages in self.in_pipe:
             while messages and messages[0].unpacked is not None and messages[0].unpacked.all():
@@ -257,15 +257,15 @@ class _Loop:
                     before &= ~message.unpacked
                 if before.any():
                     message.unpacked = before if message.unpacked is None else message.unpacked | before
-                    found.append(np.where(before, message.arrived, -np.inf))
+                    arrived.append(np.where(before, message.arrived, -np.inf))
                     costs.append(np.where(before, message.costs[UNPACK], 0.0))
         now = self.now
-        if len(found) == 1:
+        if len(arrived) == 1:
             now = np.maximum(now, batch.arrived) + batch.costs[UNPACK]
         else:
-            arrivals, spent = np.stack(found), np.stack(costs)
+            arrivals, spent = np.stack(arrived), np.stack(costs)
             order = np.argsort(arrivals, axis=0, kind="stable")
-            ordered = (np.take_along_axis(one, order, 0) for one in (arrivals, spent))
+            ordered = (np.take_along_axis(values, order, 0) for values in (arrivals, spent))
             for moment, cost in zip(*ordered, strict=True):
                 now = np.maximum(now, moment) + cost
         self.now = now if wanted is None else np.where(wanted, now, self.now)
@@ -286,17 +286,17 @@ class _Loop:
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
-        edge, left = np.maximum(np.minimum(end, now), start), end
-        other = now - edge
-        drawn = np.minimum(costs[:, DRAW], other)
+        edge, stage_start = np.maximum(np.minimum(end, now), start), end
+        transfer = now - edge
+        drawn = np.minimum(costs[:, DRAW], transfer)
         self.waits[0] += drawn.sum(axis=0)
-        other = other - drawn
+        transfer = transfer - drawn
         for place, row in ((2, PACK), (1, TOKENIZE), (0, READ)):
-            left = left - costs[:, row]
-            before = np.maximum(np.minimum(left, now), start)
+            stage_start = stage_start - costs[:, row]
+            before = np.maximum(np.minimum(stage_start, now), start)
             self.waits[place] += (edge - before).sum(axis=0)
             edge = before
-        self.waits[3] += (other + (edge - start)).sum(axis=0)
+        self.waits[3] += (transfer + (edge - start)).sum(axis=0)
 
     def _next_costs(self) -> Array:
         """Return the costs of the next batch of the recorded sequence, (costs, replicates, ranks)."""
@@ -389,13 +389,13 @@ def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool
     by_shape: dict[object, list[int]] = {}
     for number, pipeline in enumerate(pipelines):
         by_shape.setdefault(shape_of(pipeline), []).append(number)
-    found: dict[int, Simulated] = {}
+    by_number: dict[int, Simulated] = {}
     for numbers in by_shape.values():
         joined = together([pipelines[number] for number in numbers]) if len(numbers) > 1 else pipelines[numbers[0]]
         variants = np.repeat(np.arange(len(numbers)), len(offsets))
         results = simulate(joined, np.tile(offsets, (len(numbers), 1)), variants, account=account)
-        found |= dict(zip(numbers, _split(results, len(offsets)), strict=True))
-    return [found[number] for number in range(len(pipelines))]
+        by_number |= dict(zip(numbers, _split(results, len(offsets)), strict=True))
+    return [by_number[number] for number in range(len(pipelines))]
 
 
 def _split(results: Simulated, replicates: int) -> list[Simulated]:
