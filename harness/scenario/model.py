@@ -126,8 +126,8 @@ class OwnClaim(Config):
 
 
 def _claim_tag(given: Any) -> str:
-    own = isinstance(given, OwnClaim) or (isinstance(given, dict) and "claim" not in given)
-    return "[figure]" if own else "[claim]"
+    is_own = isinstance(given, OwnClaim) or (isinstance(given, dict) and "claim" not in given)
+    return "[figure]" if is_own else "[claim]"
 
 
 AnyClaim = Annotated[Annotated[Claim, Tag("[claim]")] | Annotated[OwnClaim, Tag("[figure]")], Discriminator(_claim_tag)]
