@@ -425,9 +425,9 @@ def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[
     """Return the least work queued at the end of a launch of each step, in ns; infinite if the device never waited."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
-    met = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
+    meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
     least_ns = np.full(len(steps.starts), math.inf)
-    np.minimum.at(least_ns, step[met], (ends - launched)[met].astype(np.float64))
+    np.minimum.at(least_ns, step[meets], (ends - launched)[meets].astype(np.float64))
     return least_ns
 
 

@@ -272,5 +272,5 @@ def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
     counted = recording.measured[:steps]
     most = times.work[:steps][counted].sum(axis=0).astype(np.float64)
     most[TRANSFER] += float(recording.batches.handover[recording.batches.usable].sum())
-    above = exposed[counted].sum(axis=0) - most
-    return bool((above > EXPOSED_ABOVE_WORK_MAX * recording.wall_ns[:steps][counted].sum()).any())
+    excess = exposed[counted].sum(axis=0) - most
+    return bool((excess > EXPOSED_ABOVE_WORK_MAX * recording.wall_ns[:steps][counted].sum()).any())

@@ -139,7 +139,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     reached = np.maximum(ends, following)
     sites = len(spans.names)
     counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
-    surely, unsure = _surely_busy(spans, device_work_of(run))
+    certain, uncertain = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
         """Return times by site, and times by kernel and site.
@@ -152,7 +152,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
         after = clip(calls.ends[chosen], following[chosen], part)
         counted[chosen[inside.owner]] = True
         shown[chosen[after.owner]] = True
-        kernels = _near(surely, part).kernels
+        kernels = _near(certain, part).kernels
 
         def after_and(during: Stretches) -> Int:
             return per_row(names[after.owner], covered(after.starts, after.ends, during), sites)
@@ -160,8 +160,8 @@ def sync_audit(run: RunData) -> list[SyncCall]:
         blocked = per_row(names[inside.owner], inside.ends - inside.starts, sites)
         after_ns = per_row(names[after.owner], after.ends - after.starts, sites)
         busy = after_and(union(kernels.starts, kernels.ends))
-        perhaps = after_and(_within(unsure, part))
-        return np.stack([blocked, after_ns, busy, perhaps]), {
+        possible = after_and(_within(uncertain, part))
+        return np.stack([blocked, after_ns, busy, possible]), {
             name: after_and(stretches) for name, stretches in _by_name(spans, kernels)
         }
 
@@ -171,7 +171,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
         total_times += times
         for name, time in by_kernel.items():
             behind[name] = behind.get(name, 0) + time
-    blocked, total_after, busy, perhaps = total_times
+    blocked, total_after, busy, total_possible = total_times
     behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
     # A call without a time is known from one step, perhaps a warm-up step. The other steps have the call too.
     untimed = np.array([spans.names[code].endswith(UNANNOUNCED) for code in calls.names], dtype=np.bool_)
@@ -186,7 +186,7 @@ def sync_audit(run: RunData) -> list[SyncCall]:
                 blocked_ms=None if site.endswith(UNANNOUNCED) else int(blocked[code]) / 1e6 / count,
                 hid_ms=int(busy[code]) / 1e6 / count,
                 hid_behind={name: ns / 1e6 / count for name, by_site in behind.items() if (ns := int(by_site[code]))},
-                idle_ms=int(total_after[code] - busy[code] - perhaps[code]) / 1e6 / count,
+                idle_ms=int(total_after[code] - busy[code] - total_possible[code]) / 1e6 / count,
             )
         )
     return sync_calls
@@ -202,8 +202,8 @@ def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
     starts[: len(work.starts)] = work.known_from
-    unsure = difference(work.open, union(starts, spans.kernels.ends))
-    return replace(spans, kernels=replace(spans.kernels, starts=starts)), unsure
+    uncertain = difference(work.open, union(starts, spans.kernels.ends))
+    return replace(spans, kernels=replace(spans.kernels, starts=starts)), uncertain
 
 
 def _within(stretches: Stretches, steps: Stretches) -> Stretches:
@@ -399,12 +399,12 @@ def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: i
     """Return the effect of adding ``what``. ``doses[k]``: runs with k times more; only blocks with all doses count."""
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
-    abreast = 1 if what == "device" else max(1, workers)
-    curves = curves_of(by_k, what, abreast)
+    parallel = 1 if what == "device" else max(1, workers)
+    curves = curves_of(by_k, what, parallel)
     if isinstance(curves, Unfitted):
-        return Dose(name, what, "undecided", curves, workers=abreast)
+        return Dose(name, what, "undecided", curves, workers=parallel)
     result = _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
-    return replace(result, workers=abreast)
+    return replace(result, workers=parallel)
 
 
 def _judge(name: str, what: What, curves: Sequence[Curve], unfinished: tuple[int, ...]) -> Dose:
@@ -488,9 +488,11 @@ def _blocks_needed(slope: Estimate) -> int | None:
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # Half-width that meets the conditions of some kind, if the median stays where it is.
-    at = min(1.0, max(0.0, slope.median))
+    likely = min(1.0, max(0.0, slope.median))
     wanted = max(
-        HIDDEN_SLOPE_MAX - at, min(at - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - at), at - EXPOSED_SLOPE_MIN
+        HIDDEN_SLOPE_MAX - likely,
+        min(likely - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - likely),
+        likely - EXPOSED_SLOPE_MIN,
     )
     scatter = (slope.ci_high - slope.ci_low) / 2 * math.sqrt(slope.n) / student_t(0.975, slope.n - 1)
     candidates = range(slope.n + 1, DOSE_BLOCKS_MAX + 1)

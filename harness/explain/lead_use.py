@@ -185,8 +185,8 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
         return None
-    fell = float((lead[:-workers] - lead[workers:]).mean())
-    used = min(fell, max(0.0, fell - float(idle[workers:].mean())))
+    drop = float((lead[:-workers] - lead[workers:]).mean())
+    used = min(drop, max(0.0, drop - float(idle[workers:].mean())))
     observed = used * (len(lead) - workers) / workers
     return observed + min(used, float(lead[-workers:].mean()))
 
@@ -458,5 +458,5 @@ def _made_by(spans: RunSpans) -> MadeBy:
     chosen &= (spans.stages.batches >= 0) & (spans.stages.batches < len(spans.makers))
     numbers = np.unique(spans.stages.batches[chosen])
     workers, ms = spans.makers[numbers], _ms_by_batch(spans, BUILT)[: len(numbers)]
-    made = workers != NO_WORKER
-    return MadeBy(workers[made], ms[made])
+    by_worker = workers != NO_WORKER
+    return MadeBy(workers[by_worker], ms[by_worker])

@@ -235,7 +235,7 @@ def measure(run: RunData) -> RunLedger | None:
         tokens, trained = np.full_like(tokens, np.nan), np.where(trained == 0, np.nan, trained)
     losses = values("loss")[steps.column("loss").is_valid().to_numpy()[measured]]  # null: not measured; NaN: diverged
     exposed, hidden = stages("exposed"), stages("hidden")
-    made = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)
+    makers = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)
     return RunLedger(
         record=run.record,
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
@@ -269,7 +269,7 @@ def measure(run: RunData) -> RunLedger | None:
         losses=StepLosses(run),
         longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
         left_out=_left_out(run, steps, measured),
-        idle_workers=makers_of(made, len(made), workers).idle if len(made) else 0,
+        idle_workers=makers_of(makers, len(makers), workers).idle if len(makers) else 0,
     )
 
 

@@ -112,7 +112,7 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
     phases = phases.where(order.astype(np.int64))
     before = np.concatenate([[phases.starts[0]], np.maximum.accumulate(phases.ends)[:-1]])
     outermost = phases.starts >= before  # phases inside another phase are part of it
-    off = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
+    off_core = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
     step = np.searchsorted(starts, phases.starts, side="right") - 1
     inside = step >= 0
 
@@ -121,9 +121,9 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
         return sums
 
     # Fetches are excluded. A fetch within another phase is subtracted from that phase.
-    within = np.maximum.accumulate(np.where(outermost, np.arange(len(off)), 0))
+    within = np.maximum.accumulate(np.where(outermost, np.arange(len(off_core)), 0))
     fetch = phases.names == spans.code(FETCH)
-    counted = np.where(outermost & ~fetch, off, 0.0) - np.where(~outermost & fetch & ~fetch[within], off, 0.0)
+    counted = np.where(outermost & ~fetch, off_core, 0.0) - np.where(~outermost & fetch & ~fetch[within], off_core, 0.0)
     backward = (phases.names == spans.code(BACKWARD))[within]
     return by_step(np.where(backward, counted, 0.0)), by_step(np.where(backward, 0.0, counted))
 
@@ -438,14 +438,14 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
                 earlier = arrivals.copy()
                 earlier[number] -= _beyond(spent[number], spent[following])
                 saved = float((last - earlier.max(axis=0)).mean())
-                apart = spent[number] - spent[following]
-                error = float(apart.std()) / math.sqrt(max(1, steps - 1)) * widening(apart)
+                difference = spent[number] - spent[following]
+                error = float(difference.std()) / math.sqrt(max(1, steps - 1)) * widening(difference)
                 stragglers.append(Straggler(number, part, excess / 1e6, saved / 1e6, error / 1e6))
     return max(stragglers, key=lambda straggler: straggler.saved_ms, default=None)
 
 
 def _beyond(slow: Float, other: Float) -> Float:
-    """Return how much longer each of ``slow`` is than the value of ``other`` with the same rank in order of length."""
+    """Return the excess of each value of ``slow`` over the value at the same place in ``other``, if both are sorted."""
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond

@@ -221,16 +221,16 @@ def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
     n = len(in_time)
     if n < MIN_BLOCKS:
         return None
-    off = in_time - in_time.mean()
-    largest = np.abs(off).max(initial=0.0)
+    deviation = in_time - in_time.mean()
+    largest = np.abs(deviation).max(initial=0.0)
     if largest <= _ROUNDING * np.abs(in_time).max(initial=0.0):
         return None
-    off /= largest
+    deviation /= largest
     rho = np.array(_RHO)
     # Precision of the sum, and generalised mean, of an autoregression (closed forms: its inverse is tridiagonal).
     weight = (n - (n - 2) * rho) / (1 + rho)
-    mean = (off[0] + off[-1] + (1 - rho) * off[1:-1].sum()) / (1 + rho) / weight
-    error = off[None, :] - mean[:, None]
+    mean = (deviation[0] + deviation[-1] + (1 - rho) * deviation[1:-1].sum()) / (1 + rho) / weight
+    error = deviation[None, :] - mean[:, None]
     squares = error[:, 0] ** 2 + ((error[:, 1:] - rho[:, None] * error[:, :-1]) ** 2).sum(axis=1) / (1 - rho**2)
     log_likelihood: NDArray[np.float64] = -0.5 * (
         (n - 1) * np.log1p(-(rho**2)) + np.log(weight) + (n - 1) * np.log(np.maximum(squares, _ROUNDING))

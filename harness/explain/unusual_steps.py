@@ -160,10 +160,10 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
             return None
         slow_runs = int((shares > 0.5).sum())
     like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR_MEAN_SHARE).mean())
-    above = np.log(steps) > middle
-    longest = steps > LONG_STEP_FACTOR * np.median(steps[above])
-    is_slow = above & ~longest
-    means = float(steps[~above].mean()), float(steps[is_slow].mean())
+    is_above = np.log(steps) > middle
+    longest = steps > LONG_STEP_FACTOR * np.median(steps[is_above])
+    is_slow = is_above & ~longest
+    means = float(steps[~is_above].mean()), float(steps[is_slow].mean())
     longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
     return StepKinds(
         count, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs, float(longest.mean()), longest_ms
@@ -184,8 +184,8 @@ def _split(ordered: Float) -> tuple[float, float]:
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
     below = below[(below >= KIND_SHARE_MIN * n) & (n - below >= KIND_SHARE_MIN * n)]
-    apart = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
-    place = int(below[np.argmax(below * (n - below) * apart**2)])
+    distance = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
+    place = int(below[np.argmax(below * (n - below) * distance**2)])
     return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
 
 

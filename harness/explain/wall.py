@@ -83,12 +83,22 @@ class SlowCause:
     """
 
     kind: str
-    """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place, with the
-    interpreter's lock), ``busy`` (cores that other threads and child processes ask for),
-    ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
-    ``setting`` (left on), ``breaks`` (of graphs, in functions that steps call), ``maker`` (of the stage of the data
-    that ``phase`` names) or ``start-up`` (the first batch was waited for: milliseconds of the whole program)."""
+    """One of these kinds:
+
+    * a place: ``device wait``, ``copy``, ``pageable``
+    * counted in every measured step: ``retries``, ``compiled``
+    * time in measured steps: ``code`` (sampled), ``gc`` (measured)
+    * ``lock``: CPU time of another thread at a place, with the interpreter's lock
+    * ``busy``: cores that other threads and child processes occupy or wait for
+    * ``evaluation``: time in evaluations at a place
+    * ``growing``: steps get longer
+    * ``memory``: memory grows
+    * ``padding``
+    * ``setting``: a setting that was left on
+    * ``breaks``: graph breaks in functions that steps call
+    * ``maker``: maker of the stage of the data that ``phase`` names
+    * ``start-up``: wait for the first batch, in milliseconds of the whole program
+    """
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0  # calls per audited step
@@ -307,7 +317,7 @@ class _Placed(NamedTuple):
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of an attached arm; None of other arms. ``typical_ms``: the median step of all blocks."""
+    """Return the parts of an attached arm; None for other arms. ``typical_ms``: the median step of all blocks."""
     pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
     pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
     if not pairs:
@@ -398,9 +408,9 @@ def _summed(
             elif place is not None:
                 part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
             step_parts.append(part)
-    made = [stage for stage in step_parts if stage.kind == "data" and stage.name not in (RESTART, IN_LOOP)]
-    if made and _FETCH in places:
-        longest, line = max(made, key=lambda stage: stage.ms.median), places[_FETCH]
+    stages = [stage for stage in step_parts if stage.kind == "data" and stage.name not in (RESTART, IN_LOOP)]
+    if stages and _FETCH in places:
+        longest, line = max(stages, key=lambda stage: stage.ms.median), places[_FETCH]
         step_parts[step_parts.index(longest)] = replace(longest, called=maker_text(line), code=line.code)
     parts_ms = dict(program_ms or {})
     total_ms = sum(parts_ms.values()) or 1.0
@@ -445,7 +455,7 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
 
 
 def _part_of(one: SlowCause) -> _Key | None:
-    """Return the part of a step that has the time of this line or these garbage collections; None for other causes."""
+    """Return the part of a step that includes the time of this line or these collections; None for other causes."""
     if one.kind == GC:
         return _Key("gc", COLLECTIONS)
     if one.kind != CODE:
@@ -603,8 +613,8 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
     for phase in PHASES:
         if phase != "fetch":
             values = np.nan_to_num(column(steps, f"{phase}_ns"))
-            above = np.maximum(0.0, values[long] - np.median(values[measured & ~long]))
-            excess_ms[phase] = float(above.sum()) / 1e6 / int(measured.sum())
+            excess_ns = np.maximum(0.0, values[long] - np.median(values[measured & ~long]))
+            excess_ms[phase] = float(excess_ns.sum()) / 1e6 / int(measured.sum())
     return excess_ms
 
 

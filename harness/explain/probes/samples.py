@@ -198,7 +198,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
         for row, name, is_near in zip(role_rows, names_at(times, edges, names), near, strict=True):
             stack = _without_recorder(tuple(row["stack"]), native)
             by_name.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
-    placed = {threads: sum(map(len, at.values())) for threads, at in by_threads.items()}
+    placed = {threads: sum(map(len, by_place.values())) for threads, by_place in by_threads.items()}
     places = tuple(
         _place(threads, name, met, placed[threads], native)
         for threads in (MAIN, WORKERS)

@@ -250,7 +250,7 @@ def launched_work(events: Events) -> LaunchedWork:
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]
     calls = events.of(RUNTIME_CALLS)
-    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of calls with one id the first counts
+    calls = calls[np.argsort(events.start[calls], kind="stable")]  # The first of several calls with one id counts.
     wanted, keys = events.correlation[device], events.correlation[calls]
     launched, reached = (_match(wanted, keys, moments[calls]) for moments in (events.start, events.end))
     starts, ends = events.start[device], events.end[device]
@@ -264,8 +264,8 @@ def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    index = order[at]
+    position = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    index = order[position]
     return np.where((wanted >= 0) & (keys[index] == wanted), values[index], -1)
 
 
@@ -284,12 +284,12 @@ def _operators(
         Operator(
             name="step" if name < 0 else events.names[name],
             kind=KINDS[events.categories[category]],
-            calls=int(calls[at]),
-            self_ms=float(own_ms[at]),
-            total_ms=float(total_ms[at]),
-            device_ms=None if device_ms is None else float(device_ms[at]),
+            calls=int(calls[code]),
+            self_ms=float(own_ms[code]),
+            total_ms=float(total_ms[code]),
+            device_ms=None if device_ms is None else float(device_ms[code]),
         )
-        for at, (name, category) in enumerate(zip(names[sample], events.category[rows[sample]], strict=True))
+        for code, (name, category) in enumerate(zip(names[sample], events.category[rows[sample]], strict=True))
     ]
     return tuple(sorted(operators, key=lambda operator: (-operator.self_ms, operator.name)))
 
@@ -301,13 +301,17 @@ def _kernels(events: Events, host: Integers, device: Integers, launchers: Intege
     pair = together(group, launcher)
     _, sample = np.unique(pair, return_index=True)
     spent = np.bincount(pair, weights=lasted)
-    most = {int(group[at]): int(launcher[at]) for at in sample[np.argsort(spent, kind="stable")]}  # the longest stays
+    # The operator with the longest time comes last, so that it stays.
+    most = {int(group[row]): int(launcher[row]) for row in sample[np.argsort(spent, kind="stable")]}
     calls, total = np.bincount(group), np.bincount(group, weights=lasted)
     kernels = [
         KernelUse(
-            events.names[name], int(calls[at]), float(total[at]) / 1e6, "" if most[at] < 0 else events.names[most[at]]
+            events.names[name],
+            int(calls[code]),
+            float(total[code]) / 1e6,
+            "" if most[code] < 0 else events.names[most[code]],
         )
-        for at, name in enumerate(names)
+        for code, name in enumerate(names)
     ]
     return tuple(sorted(kernels, key=lambda kernel: (-kernel.total_ms, kernel.name)))
 
@@ -379,12 +383,12 @@ Spans = list[tuple[int, int, str]]
 
 
 def _timeline(role: str, device: str, time: Integers, total: Integers, steps: Steps, spans: Spans) -> MemoryTimeline:
-    at = int(np.argmax(total))
-    peak_ns = int(time[at])
+    peak = int(np.argmax(total))
+    peak_ns = int(time[peak])
     step = next((step for step, start, end in steps if start <= peak_ns < end), None)
     around = [(start, name) for start, end, name in spans if start <= peak_ns < end]
     phase = max(around)[1] if around else None
-    return MemoryTimeline(role, device, time, total, steps, int(total[at]), peak_ns, step, phase)
+    return MemoryTimeline(role, device, time, total, steps, int(total[peak]), peak_ns, step, phase)
 
 
 def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tuple[Steps, Spans]:

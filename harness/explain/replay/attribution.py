@@ -329,12 +329,12 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
         makes = [partial(make, recording, edit, then) for edit in (Edits(), *edits.values())]
         offsets = spread_offsets(recording.block, REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
-        was = float(unedited.step_ms.mean())
-        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
+        was_ms = float(unedited.step_ms.mean())
+        measured = recording.measured_ms if abs(was_ms / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was_ms
         for part, result in zip(edits, without, strict=True):
-            if (now := float(result.step_ms.mean())) > 0:
-                other_ms = _otherwise_ms(recording, part, was, now)
-                times.setdefault(part, []).append(_Removed(was, now, other_ms, measured))
+            if (now_ms := float(result.step_ms.mean())) > 0:
+                other_ms = _otherwise_ms(recording, part, was_ms, now_ms)
+                times.setdefault(part, []).append(_Removed(was_ms, now_ms, other_ms, measured))
     parts = []
     for part, blocks in times.items():
         saving, speedup = _saving([(block.was_ms, block.now_ms) for block in blocks])

@@ -153,12 +153,12 @@ def build(
     tape = recording.once(("tape", workers, exact), lambda: tape_of(recording, workers, exact=exact))
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
     host = (then.main, now.main)
-    made = [
+    built = [
         _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
         for number in range(len(recording.classes))
     ]
-    programs = tuple(program for program, _ in made)
-    main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
+    programs = tuple(program for program, _ in built)
+    main_ns = np.array([cpu for _, cpu in built])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
     makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
@@ -230,10 +230,10 @@ def _steps(
         starts = resume is not None and (resume.repetition or (every_pause and not recording.measured[step]))
         if starts and unmeasured and not exact:
             following = counting[counting >= step]
-            like = np.resize(following, max(0, unmeasured - int(following[0] - step)))
-            order += recording.step_class[like].tolist()
-            measured += [False] * len(like)
-            resumes += [None] * len(like)
+            added = np.resize(following, max(0, unmeasured - int(following[0] - step)))
+            order += recording.step_class[added].tolist()
+            measured += [False] * len(added)
+            resumes += [None] * len(added)
         order.append(int(number))
         measured.append(bool(recording.measured[step]))
     return np.array(order), np.array(measured), tuple(resumes)

@@ -323,8 +323,8 @@ def _error(recording: Recording) -> float:
 
 
 def _made_by(batches: RecordedBatches) -> MadeBy:
-    made = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
-    return MadeBy(batches.makers.worker[made], np.sum([*batches.stage.values()], axis=0)[made] / 1e6)
+    chosen = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
+    return MadeBy(batches.makers.worker[chosen], np.sum([*batches.stage.values()], axis=0)[chosen] / 1e6)
 
 
 def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:

@@ -167,7 +167,7 @@ class Prediction:
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """Return ``one`` of its figures, without an interval from replicates, which lacks the scatter of blocks."""
+        """Return the figure ``one``, without an interval from replicates, because that lacks the scatter of blocks."""
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 

@@ -115,13 +115,13 @@ def classes(
         )
         by_sequence.setdefault(tuple(moment[:4] for moment in moments), []).append((row, moments))
     step_class = np.zeros(len(bounds), dtype=np.int64)
-    made = []
+    step_classes = []
     for number, members in enumerate(by_sequence.values()):
         rows = np.array([row for row, _ in members], dtype=np.int64)
         step_class[rows] = number
         columns = zip(*(moments for _, moments in members), strict=True)
-        made.append(StepClass(tuple(_event(column) for column in columns), rows))
-    return tuple(made), step_class
+        step_classes.append(StepClass(tuple(_event(column) for column in columns), rows))
+    return tuple(step_classes), step_class
 
 
 def _event(column: Sequence[_Moment]) -> Event:

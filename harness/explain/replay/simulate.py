@@ -364,21 +364,21 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
     """Replay each of ``makes`` until its contention, at first ``then``, agrees with its step time."""
-    nows = [then] * len(makes)
+    stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
     for _ in range(CONTENTION_REPLAYS):
-        pipelines = [makes[number](nows[number]) for number in pending]
-        unsettled = []
+        pipelines = [makes[number](stretches[number]) for number in pending]
+        unstable = []
         for number, pipeline, result in zip(
             pending, pipelines, simulate_all(pipelines, offsets, account=account), strict=True
         ):
-            results[number], now = result, nows[number]
+            results[number], now = result, stretches[number]
             following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
             if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) >= CONTENTION_CLOSE:
-                nows[number] = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
-                unsettled.append(number)
-        pending = unsettled
+                stretches[number] = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
+                unstable.append(number)
+        pending = unstable
         if not pending:
             break
     return [result for result in results if result is not None]

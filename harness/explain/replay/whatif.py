@@ -168,7 +168,7 @@ def _comparable(config: JsonObject) -> Nested:
     flat = {**BEFORE, **{key: value for key, value in flatten(config).items() if key not in IGNORED}}
     if not flat.get("data.workers"):
         flat.pop("data.prefetch", None)  # no effect
-    # How a single rank is started does not matter. For several ranks only their number and the sharing of the model
+    # The launcher of a single rank does not matter. For several ranks only their number and the sharing of the model
     # count.
     launch = {key: flat.pop(key) for key in list(flat) if key == "launch" or key.startswith("launch.")}
     nproc, nodes = (launch.get(f"launch.torchrun.{key}", 1) for key in ("nproc", "nnodes"))
