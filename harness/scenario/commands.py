@@ -51,35 +51,35 @@ class CommandScenario(Config):
     name: Name
     question: str
     command: str | None = Field(None, min_length=1)
-    """The command of every arm, split into words as by a shell; {key} stands for the arm's value of that key."""
+    """Command of every arm, split into words as a shell does. {key} is replaced by the arm's value of that key."""
     loop: Annotated[str, AfterValidator(named_function)] | None = None
-    """Instead of a command: a function that trains, called with the arm's values as keyword arguments."""
+    """Function that trains, instead of a command. It is called with the arm's values as keyword arguments."""
     extends: str | None = None
     base: dict[str, Value] = Field(default_factory=dict)
     """Values that all arms share."""
     arms: Annotated[dict[Name, dict[str, Value] | None], Field(min_length=1)]
-    """Named variants: the values that differ; ``command`` gives an arm a command of its own, ``loop`` a function."""
+    """Named variants with the values that differ. ``command`` or ``loop`` gives an arm its own command or function."""
     matrix: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default_factory=dict)
-    """Keys and their values: every arm is run with every combination."""
+    """Keys and their values. Every arm runs with every combination."""
     controls: list[CommandControl] = Field(default_factory=list)
-    """The command again as its own control; a-a and dose only of baselines."""
+    """Controls, which run the command again. a-a and dose are added only to baselines."""
     compare: list[Compare] | None = None
-    """Default: the first arm is the baseline of every other."""
+    """Pairs of arms to compare. Default: the first arm is the baseline of all others."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
     repeats: int = Field(5, ge=1, le=1000)
     """Number of blocks, each with fresh processes."""
     steps: int = Field(60, ge=1, le=10_000_000)
     """Measured steps of each block."""
     interleave: Interleave = "slices"
-    """slices: the commands of a block stay alive and take turns. runs: one after another."""
+    """slices: the commands of a block stay alive and take turns. runs: they run one after another."""
     warmup: int = Field(5, ge=4, le=10_000_000)
-    """Steps before the first turn that are not measured."""
+    """Unmeasured steps before the first turn."""
     fetch: str | None = None
-    """The function that returns a batch, see harness exec --fetch."""
+    """Function that returns a batch; see harness exec --fetch."""
     step_ends: str | None = None
     """Class of the optimizer whose update ends a step."""
     seed: int = 0
-    """Of the order of arms within blocks."""
+    """Seed of the order of arms within blocks."""
     limits: LimitsConfig = LimitsConfig()
 
 
@@ -135,8 +135,8 @@ def _check_commands(document: Document) -> CommandScenario:
     except ValidationError as error:
         problems = [problem for _, problem in problems_of(error, CommandScenario)]
         raise first_error(problems, document) or error from error
-    if wrong := first_error(_problems(scenario), document):
-        raise wrong
+    if mistake := first_error(_problems(scenario), document):
+        raise mistake
     return scenario
 
 
@@ -179,7 +179,7 @@ def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm
     kind, template = _runs(scenario, values)
     if kind == LOOP:
         arguments = {key: value for key, value in values.items() if value is not None}
-        # -P keeps the folder of that file, and other modules of ours, out of the user's imports.
+        # -P keeps the folder of that file, with modules of the harness, out of the user's imports.
         program = (sys.executable, "-P", str(CALL), template, json.dumps(arguments))
         call = f"{template}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
         return CommandArm(f"{name}{point.suffix}", program, values=differing, call=call)

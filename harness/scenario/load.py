@@ -62,11 +62,11 @@ def check_scenario(document: Document) -> Scenario:
         scenario = Scenario.model_validate(data, strict=True)
     except ValidationError as error:
         mistakes += [problem for _, problem in problems_of(error, Scenario)]
-        bad = {str(problem.path[0]) for problem in mistakes}
-        if bad & {"arms", "matrix"}:
-            bad.add("compare")  # its names would not be found
+        invalid = {str(problem.path[0]) for problem in mistakes}
+        if invalid & {"arms", "matrix"}:
+            invalid.add("compare")  # Pairs would name missing arms.
         partial = {"name": "unknown", "question": "", "arms": {"unknown": None}}
-        partial |= {key: value for key, value in data.items() if key not in bad}
+        partial |= {key: value for key, value in data.items() if key not in invalid}
         scenario = Scenario.model_validate(partial, strict=True)
     error_line = first_error([*mistakes, *problems(scenario)], document)
     if error_line:

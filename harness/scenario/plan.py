@@ -131,11 +131,11 @@ def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], ba
         for control in dict.fromkeys(scenario.controls):
             if control in BASELINES_ONLY and variant.name not in baselines:
                 continue
-            overs = (
+            overrides = (
                 _doses(scenario, source, variant, arm.config) if control == "dose" else [(control, CONTROLS[control])]
             )
-            for kind, over in overs:
-                yield _arm(f"{variant.name}+{kind}", kind, variant, over)
+            for kind, override in overrides:
+                yield _arm(f"{variant.name}+{kind}", kind, variant, override)
         first = next((candidate.name for candidate in plain if candidate.name in baselines), plain[0].name)
         for kind in _probe_runs(scenario.probes, calibrated=variant.name == first):
             yield _arm(f"{variant.name}+{kind}", kind, variant, {})
