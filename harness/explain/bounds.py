@@ -110,13 +110,13 @@ def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict
     owner[(owner >= 0) & (work.launched >= pieces.ends[np.maximum(owner, 0)])] = -1
     order = np.argsort(owner, kind="stable")
     edges = np.searchsorted(owner[order], np.arange(len(pieces) + 1))
-    found: dict[str, list[int]] = {}
+    times_ns: dict[str, list[int]] = {}
     for piece, code in enumerate(pieces.names.tolist()):
-        own = order[edges[piece] : edges[piece + 1]]
-        found.setdefault(spans.names[code], []).append(total(union(work.starts[own], work.ends[own])))
+        rows = order[edges[piece] : edges[piece + 1]]
+        times_ns.setdefault(spans.names[code], []).append(total(union(work.starts[rows], work.ends[rows])))
     return {
         name: KernelTime(min(worked), round(sum(worked) / len(worked)), max(worked))
-        for name, worked in found.items()
+        for name, worked in times_ns.items()
         if min(worked) > 0
     }
 
@@ -166,8 +166,8 @@ class DeviceWork:
     @property
     def profiled(self) -> NDArray[np.bool_]:
         """True for pieces that events leave open and that have kernel times from a profiled window."""
-        found: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
-        return found
+        is_profiled: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
+        return is_profiled
 
     @property
     def _launched(self) -> Int:
@@ -177,8 +177,8 @@ class DeviceWork:
     def _worked_ns(self, reading: Reading) -> Int:
         """Return the kernel time of each piece by this reading, at least the time after its last launch."""
         lasted = self.ends - self.starts
-        found = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
-        return np.where(found >= FILLED_PIECE_SHARE * lasted, lasted, found)
+        worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
+        return np.where(worked_ns >= FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
 
     def _waited_by_events(self, reading: Reading) -> NDArray[np.bool_]:
         if reading == "likely":
@@ -195,14 +195,14 @@ class DeviceWork:
     def behind_full_queue(self) -> NDArray[np.bool_]:
         """True if the queue may have been full during the launch, so that part of the launching was waiting."""
         lasting = self.launch_ends > self.launch_starts
-        found: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
-        return found
+        may_be_full: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
+        return may_be_full
 
     def differs_ns(self, reading: Reading) -> int:
         """Return the nanoseconds of device and host time that this reading assigns differently from the likely one."""
-        other = self.blocked(reading) != self.blocked("likely")
+        differs = self.blocked(reading) != self.blocked("likely")
         device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
-        return int(device_ns + (self.launch_ends - self.launch_starts)[other].sum())
+        return int(device_ns + (self.launch_ends - self.launch_starts)[differs].sum())
 
     @property
     def open(self) -> Stretches:
@@ -251,11 +251,11 @@ def device_work(
 
 def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
     """Return the least, mean and most kernel time of each of ``names``, (3, names); -1 if unknown."""
-    found = np.full((3, len(names)), -1, dtype=np.int64)
+    times_ns = np.full((3, len(names)), -1, dtype=np.int64)
     for code, name in enumerate(names):
         if name in known:
-            found[:, code] = known[name]
-    return found
+            times_ns[:, code] = known[name]
+    return times_ns
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
@@ -276,15 +276,15 @@ def device_work_of(run: RunData) -> DeviceWork:
 
 def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
     """Return True for each piece that the host launched for more than ``least_ns`` after the device began it."""
-    found: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
-    return found
+    result: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
+    return result
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
     """Return True for each piece that was launched meanwhile and that the device ended with its last launch."""
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
-    found: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
-    return found
+    result: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
+    return result
 
 
 def per_step(steps: Stretches, stretches: Stretches) -> Int:
@@ -297,12 +297,12 @@ def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]
     """Return the share of steps in which work was launch-bound, of the steps that launch it; by name, largest first."""
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
-    found = {}
+    shares = {}
     for code in np.unique(work.names[inside & work.launch_bound]).tolist():
-        own = inside & (work.names == code)
-        bound = np.unique(row[own & work.launch_bound]).size
-        found[names[code]] = bound / np.unique(row[own]).size
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        pieces = inside & (work.names == code)
+        bound = np.unique(row[pieces & work.launch_bound]).size
+        shares[names[code]] = bound / np.unique(row[pieces]).size
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
 Bound = Literal["data", "host", "launch", "device or launch", "device", "balanced"]
@@ -342,7 +342,7 @@ def mean_shares(found: list[BoundShares]) -> BoundShares | None:
     """Return the mean of each share; None for an empty list."""
     if not found:
         return None
-    rows = [(one.data, one.host, one.launch, one.room, one.open, one.loader) for one in found]
+    rows = [(shares.data, shares.host, shares.launch, shares.room, shares.open, shares.loader) for shares in found]
     return BoundShares(*(sum(values) / len(found) for values in zip(*rows, strict=True)))
 
 
@@ -362,17 +362,17 @@ def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: b
     parts = [Stretches(steps.starts[:ROOM_STEPS_MAX], steps.ends[:ROOM_STEPS_MAX])]
     if len(steps.starts) > ROOM_STEPS_MAX:
         parts.append(Stretches(steps.starts[-ROOM_STEPS_MAX:], steps.ends[-ROOM_STEPS_MAX:]))
-    found = [room for part in parts if (room := _room_ns(part, spans, waits, known_queue)) is not None]
-    return float(np.min(found)) if found else None  # min() keeps a NaN
+    rooms_ns = [room for part in parts if (room := _room_ns(part, spans, waits, known_queue)) is not None]
+    return float(np.min(rooms_ns)) if rooms_ns else None  # min() keeps a NaN
 
 
 def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool) -> float | None:
     if not len(steps.starts):
         return None
     spans = _near(steps, spans)
-    found = _events(steps, spans, waits)
-    fetches = sum(what == FETCH for what, _, _ in found)
-    if not fetches or not any(what == LAUNCH for what, _, _ in found):
+    events = _events(steps, spans, waits)
+    fetches = sum(kind == FETCH for kind, _, _ in events)
+    if not fetches or not any(kind == LAUNCH for kind, _, _ in events):
         return None
     step_ns = float((steps.ends - steps.starts).mean())
     if not known_queue and _held(steps, spans, step_ns):
@@ -380,7 +380,7 @@ def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: 
     low, high = 0.0, step_ns * len(steps.starts) / fetches
     for _ in range(ROOM_TRIES):
         longer_ns = (low + high) / 2
-        if later_ns(found, longer_ns) <= ROOM_FELT_SHARE * longer_ns * fetches:
+        if later_ns(events, longer_ns) <= ROOM_FELT_SHARE * longer_ns * fetches:
             low = longer_ns
         else:
             high = longer_ns
@@ -414,30 +414,30 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
     lags_ns = behind(steps.starts, spans.kernels.ends[:pieces], spans.launches.starts[:pieces])
     usual_ns, far_ns = np.quantile(lags_ns, [0.5, 0.9])
     blocked_ns = per_step(steps, union(spans.blocking.starts, spans.blocking.ends))
-    held = usual_ns > LIMIT_SHARE_MIN * step_ns and far_ns - usual_ns < LIMIT_SHARE_MIN * step_ns
+    steady = usual_ns > LIMIT_SHARE_MIN * step_ns and far_ns - usual_ns < LIMIT_SHARE_MIN * step_ns
     idle_ns = steps.ends - steps.starts - per_step(steps, union(spans.kernels.starts, spans.kernels.ends))
     never_dry = np.median(idle_ns) < min(HELD_BLOCKED_SHARE * step_ns, HELD_IDLE_NS_MAX)
     filled = np.median(_least_queued_ns(steps, spans, pieces)) >= FULL_QUEUE_NS
-    return bool(held and never_dry and filled and np.median(blocked_ns) < HELD_BLOCKED_SHARE * step_ns)
+    return bool(steady and never_dry and filled and np.median(blocked_ns) < HELD_BLOCKED_SHARE * step_ns)
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
     """Return the least work queued at the end of a launch of each step, in ns; infinite if the device never waited."""
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
-    met = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
-    found = np.full(len(steps.starts), math.inf)
-    np.minimum.at(found, step[met], (ends - launched)[met].astype(np.float64))
-    return found
+    meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
+    least_ns = np.full(len(steps.starts), math.inf)
+    np.minimum.at(least_ns, step[meets], (ends - launched)[meets].astype(np.float64))
+    return least_ns
 
 
 def later_ns(events: Sequence[Event], longer_ns: float) -> float:
     """Return how much later the run ends if every fetch lasts ``longer_ns`` longer."""
     host = device = 0.0  # delays against the recording
-    for what, value, free in events:
-        if what == FETCH:
+    for kind, value, free in events:
+        if kind == FETCH:
             host += longer_ns
-        elif what == BLOCKED:
+        elif kind == BLOCKED:
             host = max(host - value, device)
         else:
             device = max(free + device, value + host) - max(free, value)
@@ -454,7 +454,7 @@ def _events(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> list[Event]
     fetched = waits.ends[(waits.rows >= 0) & (waits.ends <= steps.ends[-1])]
     blocked = clip(steps.starts, steps.ends, union(spans.blocking.starts, spans.blocking.ends))
     blocked_ns = blocked.ends - blocked.starts
-    what = np.repeat([FETCH, BLOCKED, LAUNCH], [len(fetched), len(blocked.ends), pieces])
+    kinds = np.repeat([FETCH, BLOCKED, LAUNCH], [len(fetched), len(blocked.ends), pieces])
     moments = np.concatenate([fetched, blocked.ends, launched])
     value = np.concatenate([np.zeros(len(fetched), dtype=np.int64), blocked_ns, launched])
     until = np.concatenate([np.zeros(len(fetched) + len(blocked.ends), dtype=np.int64), free])
@@ -463,6 +463,6 @@ def _events(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> list[Event]
     order = np.flatnonzero(inside)[np.argsort(moments[inside], kind="stable")]
     begun = int(steps.starts[0])  # Times relative to this start keep their nanoseconds as floats.
     return [
-        (kind, float(one - begun if kind == LAUNCH else one), float(end - begun))
-        for kind, one, end in zip(what[order].tolist(), value[order].tolist(), until[order].tolist(), strict=True)
+        (kind, float(amount - begun if kind == LAUNCH else amount), float(end - begun))
+        for kind, amount, end in zip(kinds[order].tolist(), value[order].tolist(), until[order].tolist(), strict=True)
     ]

@@ -141,10 +141,10 @@ def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
         return None
     starts, ends = bounds(steps)
     count = int(fetches.batches.max(initial=-1)) + 1
-    found = np.searchsorted(starts, fetches.starts, side="right") - 1
-    inside = (found >= 0) & (fetches.starts < ends[np.maximum(found, 0)]) if len(starts) else found >= 0
+    row = np.searchsorted(starts, fetches.starts, side="right") - 1
+    inside = (row >= 0) & (fetches.starts < ends[np.maximum(row, 0)]) if len(starts) else row >= 0
     rows, since, until = np.full(count, -1), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    rows[fetches.batches] = np.where(inside, found, -1)
+    rows[fetches.batches] = np.where(inside, row, -1)
     since[fetches.batches], until[fetches.batches] = fetches.starts, fetches.ends
     return BatchWaits(rows, since, until, _reported(steps, spans, rows))
 
@@ -154,18 +154,20 @@ def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
     reported = np.zeros(len(rows), dtype=np.bool_)
     reported[spans.stages.batches[(spans.stages.batches >= 0) & (spans.stages.batches < len(rows))]] = True
     # Older studies have no mark. Their own column distinguishes a batch without stages from an unknown one.
-    known = steps.column("exposed_transfer_ns").is_valid().to_numpy()
+    recorded = steps.column("exposed_transfer_ns").is_valid().to_numpy()
     before = np.zeros(len(rows), dtype=np.bool_)
-    before[rows >= 0] = known[rows[rows >= 0]]
+    before[rows >= 0] = recorded[rows[rows >= 0]]
     return reported | before
 
 
 def stage_spans(spans: RunSpans) -> StageSpans:
     """Return the stages of all batches, without overlaps."""
-    known = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
-    own = spans.stages_and_draws
-    own = own.where(own.batches >= 0)
-    return without_overlaps(StageSpans(own.batches.astype(np.int64), known[own.names], own.starts, own.ends))
+    codes = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
+    stages = spans.stages_and_draws
+    stages = stages.where(stages.batches >= 0)
+    return without_overlaps(
+        StageSpans(stages.batches.astype(np.int64), codes[stages.names], stages.starts, stages.ends)
+    )
 
 
 def _stages(
@@ -222,13 +224,13 @@ def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | 
     ``work``: time of the stage while a step was open. Beside an asynchronous device the cost of data lies in later
     steps than the data. There both are summed over the measured steps (``weighed``), and each step gets its share.
     """
-    found: Int
+    hidden: Int
     if weighed is None:
-        found = np.maximum(0, np.minimum(outside, work - exposed))
-        return found
-    most, left = int(outside[weighed].sum()), int((work - exposed)[weighed].sum())
-    found = (outside * (min(max(0, left), most) / most if most else 0.0)).astype(np.int64)
-    return found
+        hidden = np.maximum(0, np.minimum(outside, work - exposed))
+        return hidden
+    most, unexposed = int(outside[weighed].sum()), int((work - exposed)[weighed].sum())
+    hidden = (outside * (min(max(0, unexposed), most) / most if most else 0.0)).astype(np.int64)
+    return hidden
 
 
 def _device_columns(
@@ -260,8 +262,8 @@ def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Re
         return Split(times.during)
     if recording is None:
         return "not replayable"
-    found = split(recording, waits_ns)
-    return "above its work" if isinstance(found, Split) and _above_work(found.exposed, times, recording) else found
+    result = split(recording, waits_ns)
+    return "above its work" if isinstance(result, Split) and _above_work(result.exposed, times, recording) else result
 
 
 def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
@@ -270,5 +272,5 @@ def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
     counted = recording.measured[:steps]
     most = times.work[:steps][counted].sum(axis=0).astype(np.float64)
     most[TRANSFER] += float(recording.batches.handover[recording.batches.usable].sum())
-    above = exposed[counted].sum(axis=0) - most
-    return bool((above > EXPOSED_ABOVE_WORK_MAX * recording.wall_ns[:steps][counted].sum()).any())
+    excess = exposed[counted].sum(axis=0) - most
+    return bool((excess > EXPOSED_ABOVE_WORK_MAX * recording.wall_ns[:steps][counted].sum()).any())

@@ -91,11 +91,13 @@ def hidden_behind(run: RunData) -> dict[str, float]:
     def hidden_in(part: Stretches) -> dict[str, int]:
         return _hidden_in(part, _near(spans, part), on_device=len(spans.kernels) > 0)
 
-    found: dict[str, int] = {}
-    for some in in_parts(steps, hidden_in):
-        for name, value in some.items():
-            found[name] = found.get(name, 0) + value
-    ran_ms = {name: value / 1e6 / count for name, value in sorted(found.items(), key=lambda item: -item[1]) if value}
+    totals_ns: dict[str, int] = {}
+    for hidden_ns in in_parts(steps, hidden_in):
+        for name, value in hidden_ns.items():
+            totals_ns[name] = totals_ns.get(name, 0) + value
+    ran_ms = {
+        name: value / 1e6 / count for name, value in sorted(totals_ns.items(), key=lambda item: -item[1]) if value
+    }
     ledger = measure(run)
     hidden_ms = sum(ledger.hidden_ms.values()) if ledger is not None else 0.0
     share = min(1.0, hidden_ms / sum(ran_ms.values())) if ran_ms else 1.0
@@ -104,7 +106,7 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
     """Return the nanoseconds of data work within ``steps`` by what hid it, summed over parallel workers."""
-    own = stage_spans(spans)
+    stages = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
         covers = spans.kernels
@@ -113,11 +115,11 @@ def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[st
         steps = difference(steps, union(fetches.starts, fetches.ends))
 
     def during(meanwhile: Stretches) -> int:
-        return int(covered(own.starts, own.ends, meanwhile).sum())
+        return int(covered(stages.starts, stages.ends, meanwhile).sum())
 
-    found = {name: during(intersection(meanwhile, steps)) for name, meanwhile in _by_name(spans, covers)}
-    rest = during(steps) - during(intersection(union(covers.starts, covers.ends), steps))
-    return found if on_device else {**found, "other": rest}
+    hidden_ns = {name: during(intersection(meanwhile, steps)) for name, meanwhile in _by_name(spans, covers)}
+    other_ns = during(steps) - during(intersection(union(covers.starts, covers.ends), steps))
+    return hidden_ns if on_device else {**hidden_ns, "other": other_ns}
 
 
 @once_per_run("blocking calls")
@@ -137,29 +139,29 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     reached = np.maximum(ends, following)
     sites = len(spans.names)
     counted, shown = (np.zeros(len(calls), dtype=np.bool_) for _ in range(2))
-    surely, unsure = _surely_busy(spans, device_work_of(run))
+    certain, uncertain = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
         """Return times by site, and times by kernel and site.
 
         Rows by site: time blocked, time after the call, and the parts of it with the device certainly or possibly busy.
         """
-        some = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
-        names = calls.names[some].astype(np.int64)
-        inside = clip(calls.starts[some], ends[some], part)
-        after = clip(calls.ends[some], following[some], part)
-        counted[some[inside.owner]] = True
-        shown[some[after.owner]] = True
-        kernels = _near(surely, part).kernels
+        chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
+        names = calls.names[chosen].astype(np.int64)
+        inside = clip(calls.starts[chosen], ends[chosen], part)
+        after = clip(calls.ends[chosen], following[chosen], part)
+        counted[chosen[inside.owner]] = True
+        shown[chosen[after.owner]] = True
+        kernels = _near(certain, part).kernels
 
         def after_and(during: Stretches) -> Int:
             return per_row(names[after.owner], covered(after.starts, after.ends, during), sites)
 
         blocked = per_row(names[inside.owner], inside.ends - inside.starts, sites)
-        whole = per_row(names[after.owner], after.ends - after.starts, sites)
+        after_ns = per_row(names[after.owner], after.ends - after.starts, sites)
         busy = after_and(union(kernels.starts, kernels.ends))
-        perhaps = after_and(_within(unsure, part))
-        return np.stack([blocked, whole, busy, perhaps]), {
+        possible = after_and(_within(uncertain, part))
+        return np.stack([blocked, after_ns, busy, possible]), {
             name: after_and(stretches) for name, stretches in _by_name(spans, kernels)
         }
 
@@ -169,27 +171,25 @@ def sync_audit(run: RunData) -> list[SyncCall]:
         total_times += times
         for name, time in by_kernel.items():
             behind[name] = behind.get(name, 0) + time
-    blocked, whole, busy, perhaps = total_times
+    blocked, total_after, busy, total_possible = total_times
     behind = {name: behind[name] for code in _codes(spans.kernels) if (name := spans.names[code]) in behind}
     # A call without a time is known from one step, perhaps a warm-up step. The other steps have the call too.
     untimed = np.array([spans.names[code].endswith(UNANNOUNCED) for code in calls.names], dtype=np.bool_)
     shown |= counted | untimed
-    found = []
+    sync_calls = []
     for code in dict.fromkeys(calls.names[shown].tolist()):
-        site, own = spans.names[code], calls.names == code
-        found.append(
+        site, at_site = spans.names[code], calls.names == code
+        sync_calls.append(
             SyncCall(
                 site=site,
-                calls_per_step=float((own & untimed).sum()) or int(counted[own].sum()) / count,
+                calls_per_step=float((at_site & untimed).sum()) or int(counted[at_site].sum()) / count,
                 blocked_ms=None if site.endswith(UNANNOUNCED) else int(blocked[code]) / 1e6 / count,
                 hid_ms=int(busy[code]) / 1e6 / count,
-                hid_behind={
-                    name: one / 1e6 / count for name, found_by in behind.items() if (one := int(found_by[code]))
-                },
-                idle_ms=int(whole[code] - busy[code] - perhaps[code]) / 1e6 / count,
+                hid_behind={name: ns / 1e6 / count for name, by_site in behind.items() if (ns := int(by_site[code]))},
+                idle_ms=int(total_after[code] - busy[code] - total_possible[code]) / 1e6 / count,
             )
         )
-    return found
+    return sync_calls
 
 
 def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
@@ -202,8 +202,8 @@ def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
     starts[: len(work.starts)] = work.known_from
-    unsure = difference(work.open, union(starts, spans.kernels.ends))
-    return replace(spans, kernels=replace(spans.kernels, starts=starts)), unsure
+    uncertain = difference(work.open, union(starts, spans.kernels.ends))
+    return replace(spans, kernels=replace(spans.kernels, starts=starts)), uncertain
 
 
 def _within(stretches: Stretches, steps: Stretches) -> Stretches:
@@ -216,8 +216,8 @@ def _within(stretches: Stretches, steps: Stretches) -> Stretches:
 def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
     """Yield each name in ``some`` with the time during which its spans ran, in order of first appearance."""
     for code in _codes(some):
-        own = some.names == code
-        yield spans.names[code], union(some.starts[own], some.ends[own])
+        chosen = some.names == code
+        yield spans.names[code], union(some.starts[chosen], some.ends[chosen])
 
 
 def _codes(some: Spans) -> list[int]:
@@ -242,9 +242,9 @@ def _measured(run: RunData) -> tuple[Stretches, int] | None:
 
 def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
     """Return the mean of :func:`hidden_behind` over runs, largest first."""
-    found = [hidden_behind(run) for run in runs]
-    names = dict.fromkeys(name for one in found for name in one)
-    means = {name: sum(one.get(name, 0.0) for one in found) / len(found) for name in names}
+    by_run = [hidden_behind(run) for run in runs]
+    names = dict.fromkeys(name for by_name in by_run for name in by_name)
+    means = {name: sum(by_name.get(name, 0.0) for by_name in by_run) / len(by_run) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
@@ -325,9 +325,9 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
         runs = tuple(by_k[k][block] for k in by_k)
         costs = tuple(work(run) / workers for run in runs)
         curves.append(Curve(tuple(by_k), runs, costs, tuple(run.mean_step_ms for run in runs)))
-    own, most = (float(np.mean([curve.work[i] for curve in curves])) for i in (0, -1))
-    if most - own <= DOSE_ADDED_MIN * own or any(curve.work[-1] <= curve.work[0] for curve in curves):
-        return Unfitted("no work added", least_ms=own, most_ms=most)
+    least, most = (float(np.mean([curve.work[i] for curve in curves])) for i in (0, -1))
+    if most - least <= DOSE_ADDED_MIN * least or any(curve.work[-1] <= curve.work[0] for curve in curves):
+        return Unfitted("no work added", least_ms=least, most_ms=most)
     return curves
 
 
@@ -391,20 +391,20 @@ class Dose:
 
 def parse_control(control: str | None) -> tuple[What, int] | None:
     """Return ``("tokenize", 2)`` for the control ``dose-tokenize-2``; None for other controls."""
-    found = _CONTROL.fullmatch(control or "")
-    return (cast("What", found[1]), int(found[2])) if found else None
+    match = _CONTROL.fullmatch(control or "")
+    return (cast("What", match[1]), int(match[2])) if match else None
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
     """Return the effect of adding ``what``. ``doses[k]``: runs with k times more; only blocks with all doses count."""
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
-    abreast = 1 if what == "device" else max(1, workers)
-    curves = curves_of(by_k, what, abreast)
+    parallel = 1 if what == "device" else max(1, workers)
+    curves = curves_of(by_k, what, parallel)
     if isinstance(curves, Unfitted):
-        return Dose(name, what, "undecided", curves, workers=abreast)
-    found = _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
-    return replace(found, workers=abreast)
+        return Dose(name, what, "undecided", curves, workers=parallel)
+    result = _judge(name, what, curves, tuple(k for k in sorted(doses) if not doses[k]))
+    return replace(result, workers=parallel)
 
 
 def _judge(name: str, what: What, curves: Sequence[Curve], unfinished: tuple[int, ...]) -> Dose:
@@ -468,8 +468,8 @@ def _fits_today(curves: Sequence[Curve]) -> bool:
 
 def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
     def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return float(np.mean(known)) if known else None
+        measured = [value for value in values if value is not None]
+        return float(np.mean(measured)) if measured else None
 
     return tuple(
         DosePoint(
@@ -488,9 +488,11 @@ def _blocks_needed(slope: Estimate) -> int | None:
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # Half-width that meets the conditions of some kind, if the median stays where it is.
-    at = min(1.0, max(0.0, slope.median))
+    likely = min(1.0, max(0.0, slope.median))
     wanted = max(
-        HIDDEN_SLOPE_MAX - at, min(at - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - at), at - EXPOSED_SLOPE_MIN
+        HIDDEN_SLOPE_MAX - likely,
+        min(likely - PARTIAL_SLOPE_MARGIN, 1 - PARTIAL_SLOPE_MARGIN - likely),
+        likely - EXPOSED_SLOPE_MIN,
     )
     scatter = (slope.ci_high - slope.ci_low) / 2 * math.sqrt(slope.n) / student_t(0.975, slope.n - 1)
     candidates = range(slope.n + 1, DOSE_BLOCKS_MAX + 1)

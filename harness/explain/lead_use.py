@@ -103,10 +103,10 @@ class Makers(NamedTuple):
     def before(self) -> Int:
         """Return the index of the same worker's previous batch for each batch; -1 for the first batch of a worker."""
         order = np.argsort(self.worker, kind="stable")
-        found = np.full(len(order), -1)
-        same = self.worker[order[1:]] == self.worker[order[:-1]]
-        found[order[1:][same]] = order[:-1][same]
-        return found
+        previous = np.full(len(order), -1)
+        same_worker = self.worker[order[1:]] == self.worker[order[:-1]]
+        previous[order[1:][same_worker]] = order[:-1][same_worker]
+        return previous
 
 
 def round_robin(count: int, workers: int) -> Makers:
@@ -119,11 +119,11 @@ def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
     worker = np.full(count, NO_WORKER, dtype=np.int64)
     worker[: len(recorded)] = recorded[:count]
     worker[worker >= workers] = NO_WORKER
-    known = np.flatnonzero(worker != NO_WORKER)
+    anchors = np.flatnonzero(worker != NO_WORKER)
     places = np.arange(count)
-    if not len(known):
+    if not len(anchors):
         return round_robin(count, workers)
-    nearest = known[np.maximum(0, np.searchsorted(known, places, side="right") - 1)]
+    nearest = anchors[np.maximum(0, np.searchsorted(anchors, places, side="right") - 1)]
     return Makers((worker[nearest] + places - nearest) % workers, workers)
 
 
@@ -162,14 +162,14 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
     makers = makers or round_robin(count, workers)
     before, ahead = makers.before(), makers.in_flight(prefetch)
     later = np.flatnonzero(before >= 0)
-    gap, asked = np.zeros(count), np.full(count, -np.inf)
+    gap, requested = np.zeros(count), np.full(count, -np.inf)
     gap[later] = made.began[later] - made.ready[before[later]]
-    asked[ahead:] = made.received[: max(0, count - ahead)]
+    requested[ahead:] = made.received[: max(0, count - ahead)]
     busy = np.zeros(count, dtype=np.bool_)
-    busy[later] = asked[later] < made.ready[before[later]]
-    known = busy & np.isfinite(gap)
+    busy[later] = requested[later] < made.ready[before[later]]
+    measured = busy & np.isfinite(gap)
     making = made.ready - made.began
-    between = float(np.median(gap[known])) if known.any() else 0.0
+    between = float(np.median(gap[measured])) if measured.any() else 0.0
     most = WORKER_HELD_SHARE * float(np.nanmedian(making)) if np.isfinite(making).any() else 0.0
     idle = np.maximum(0.0, gap - between)
     idle[busy & (idle <= most)] = 0.0
@@ -185,10 +185,10 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
         return None
-    fell = float((lead[:-workers] - lead[workers:]).mean())
-    used = min(fell, max(0.0, fell - float(idle[workers:].mean())))
-    seen = used * (len(lead) - workers) / workers
-    return seen + min(used, float(lead[-workers:].mean()))
+    drop = float((lead[:-workers] - lead[workers:]).mean())
+    used = min(drop, max(0.0, drop - float(idle[workers:].mean())))
+    observed = used * (len(lead) - workers) / workers
+    return observed + min(used, float(lead[-workers:].mean()))
 
 
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
@@ -199,15 +199,15 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
-    seen = min(max(workers, LEAD_BATCHES_MIN), len(leads.lead) - workers)
-    lead, idle = leads.lead[-seen - workers :], leads.idle[-seen:]
-    length = float((taken[-seen:] - taken[-seen - workers : -workers]).mean())
+    count = min(max(workers, LEAD_BATCHES_MIN), len(leads.lead) - workers)
+    lead, idle = leads.lead[-count - workers :], leads.idle[-count:]
+    length = float((taken[-count:] - taken[-count - workers : -workers]).mean())
     if not np.isfinite(lead).all() or length <= 0:
         return 0.0
-    known = np.ones(seen, dtype=np.bool_) if stood is None else ~stood[-seen:]
-    if not known.any():
+    counted = np.ones(count, dtype=np.bool_) if stood is None else ~stood[-count:]
+    if not counted.any():
         return math.inf
-    return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[known].mean())) / length
+    return max(0.0, float((lead[:-workers] - lead[workers:] - idle)[counted].mean())) / length
 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
@@ -215,10 +215,10 @@ def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> fl
 
     ``pauses``: suspensions of the workers, which do not count.
     """
-    known = np.isfinite(made.ready - made.began)
-    if not known.any():
+    timed = np.isfinite(made.ready - made.began)
+    if not timed.any():
         return math.nan
-    began, ready = made.began[known].astype(np.int64), made.ready[known].astype(np.int64)
+    began, ready = made.began[timed].astype(np.int64), made.ready[timed].astype(np.int64)
     making = ready - began - covered(began, ready, pauses)
     return (float(making.mean()) + leads.between) / busy
 
@@ -272,25 +272,25 @@ def used_leads(
     at_start, at_end = (_ahead_ns(spans, moments) for moments in (starts, ends))
     measured = integers(steps, "warmup", null=1) == 0
     repetitions = integers(steps, "turn")
-    found: dict[int, UsedLead] = {}
+    by_repetition: dict[int, UsedLead] = {}
     rows = np.flatnonzero(measured)
     if not len(rows):
-        return found
+        return by_repetition
     # A stretch continues while rows and time are consecutive and the repetition is the same.
     breaks = (np.diff(rows) > 1) | (np.diff(repetitions[rows]) != 0) | (starts[rows[1:]] > ends[rows[:-1]])
     by_row = np.argsort(waits.rows, kind="stable")
     rows_of = waits.rows[by_row]
     for stretch in np.split(rows, np.flatnonzero(breaks) + 1):
         repetition = int(repetitions[stretch[0]])
-        if repetition in found:
+        if repetition in by_repetition:
             continue
         first, last = stretch[0], stretch[-1]
         batches = by_row[np.searchsorted(rows_of, first) : np.searchsorted(rows_of, last, side="right")]
         used = 0.0 if leads is None else used_up_ns(Leads(leads.lead[batches], leads.idle[batches]), makers.busy)
         if used is not None:
             wall, ahead = float(ends[last] - starts[first]), float(at_end[last] - at_start[first])
-            found[repetition] = UsedLead(used, wall, ahead, pace * len(batches))
-    return found
+            by_repetition[repetition] = UsedLead(used, wall, ahead, pace * len(batches))
+    return by_repetition
 
 
 def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
@@ -299,18 +299,18 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
     The share is capped by the pace of the workers: steps that are as long as the making of their batches can go on.
     Without the cap, a slow batch now and then would look like used lead, although the steps in between restore it.
     """
-    found = [one for run in runs for one in run.values()]
-    if len(found) < MIN_BLOCKS:
+    repetitions = [repetition for run in runs for repetition in run.values()]
+    if len(repetitions) < MIN_BLOCKS:
         return None
-    wall_ns = float(np.mean([one.wall_ns for one in found]))
-    ahead = np.array([one.ahead_ns for one in found]) / wall_ns
-    shares = np.array([one.used_ns for one in found]) / wall_ns + ahead
+    wall_ns = float(np.mean([repetition.wall_ns for repetition in repetitions]))
+    ahead = np.array([repetition.ahead_ns for repetition in repetitions]) / wall_ns
+    shares = np.array([repetition.used_ns for repetition in repetitions]) / wall_ns + ahead
     mean, reach = float(shares.mean()), reach_of_mean(shares.tolist())
-    pace_ns = float(np.mean([one.pace_ns for one in found]))
+    pace_ns = float(np.mean([repetition.pace_ns for repetition in repetitions]))
     most = pace_ns / wall_ns - 1 + max(0.0, float(ahead.mean()))
     most = math.inf if math.isnan(most) else max(0.0, most)
     by_host = bool(ahead.mean() > mean / 2)
-    return LeadUse(min(mean, most), min(mean - reach, most), mean + reach, len(found), by_host)
+    return LeadUse(min(mean, most), min(mean - reach, most), mean + reach, len(repetitions), by_host)
 
 
 def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -325,10 +325,10 @@ def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64
 def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches:
     count = len(waits.rows)
     chosen = np.isin(spans.stages.names, [spans.code(name) for name in BUILT if name in spans.names])
-    own = spans.stages.where(chosen & (spans.stages.batches >= 0) & (spans.stages.batches < count))
+    stages = spans.stages.where(chosen & (spans.stages.batches >= 0) & (spans.stages.batches < count))
     began, ready = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(began, own.batches, own.starts)
-    np.maximum.at(ready, own.batches, own.ends)
+    np.minimum.at(began, stages.batches, stages.starts)
+    np.maximum.at(ready, stages.batches, stages.ends)
     unknown = np.isinf(ready)
     began[unknown], ready[unknown] = np.nan, np.nan
     taken, awaited = waits.starts.astype(np.float64), np.zeros(count, dtype=np.bool_)
@@ -339,9 +339,9 @@ def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches
         unknown |= np.isinf(taken)
         ready[unknown] = np.nan
     else:
-        found = spans.of(spans.unpackings, AWAITED)
-        found = found.where((found.batches >= 0) & (found.batches < count))
-        awaited[found.batches] = found.starts >= waits.starts[found.batches]
+        unpackings = spans.of(spans.unpackings, AWAITED)
+        unpackings = unpackings.where((unpackings.batches >= 0) & (unpackings.batches < count))
+        awaited[unpackings.batches] = unpackings.starts >= waits.starts[unpackings.batches]
     return MadeBatches(began, ready, waits.ends.astype(np.float64), taken, awaited)
 
 
@@ -385,7 +385,7 @@ class MadeBy(NamedTuple):
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
     """Return the worker that is slow in all ``blocks``; None without one, or if too few batches show it."""
-    slowest, own, others, longer = set(), [], [], []
+    slowest, slow_ms, others_ms, longer = set(), [], [], []
     for made in blocks:
         medians = {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
         if len(medians) < 2:
@@ -393,13 +393,13 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
         slow = max(medians, key=lambda number: medians[number])
         rest_ms = float(np.median(made.ms[made.workers != slow]))
         slowest.add(slow)
-        own.append(medians[slow])
-        others.append(rest_ms)
+        slow_ms.append(medians[slow])
+        others_ms.append(rest_ms)
         longer += (made.ms[made.workers == slow] > rest_ms).tolist()
     if len(slowest) != 1 or len(longer) < SLOW_WORKER_BATCHES_MIN or np.mean(longer) < SLOW_WORKER_BATCHES_SHARE:
         return None
-    found = SlowWorker(slowest.pop(), float(np.median(own)), float(np.median(others)))
-    return found if found.ms >= SLOW_WORKER_FACTOR * found.others_ms else None
+    worker = SlowWorker(slowest.pop(), float(np.median(slow_ms)), float(np.median(others_ms)))
+    return worker if worker.ms >= SLOW_WORKER_FACTOR * worker.others_ms else None
 
 
 def long_reads(ms: Float) -> LongReads | None:
@@ -423,13 +423,13 @@ def long_reads(ms: Float) -> LongReads | None:
 
 def loading_of(runs: Sequence[RunData]) -> Loading:
     """Return the slow worker, the long reads and the share of time on a core of the batches of ``runs``."""
-    known = [spans_of(run) for run in runs if run.has_spans]
-    known = [spans for spans in known if len(spans.stages)]
-    on_core = {stage: share for stage in BUILT if (share := _on_core(known, stage)) is not None}
-    reads = [_ms_by_batch(spans, ("read",)) for spans in known]
-    makers = [_made_by(spans) for spans in known]
+    blocks = [spans_of(run) for run in runs if run.has_spans]
+    blocks = [spans for spans in blocks if len(spans.stages)]
+    on_core = {stage: share for stage in BUILT if (share := _on_core(blocks, stage)) is not None}
+    reads = [_ms_by_batch(spans, ("read",)) for spans in blocks]
+    makers = [_made_by(spans) for spans in blocks]
     return Loading(
-        slow_worker=slow_worker([one for one in makers if len(one.ms)]),
+        slow_worker=slow_worker([made for made in makers if len(made.ms)]),
         long_reads=long_reads(np.concatenate(reads)) if reads else None,
         on_core=on_core,
     )
@@ -437,19 +437,19 @@ def loading_of(runs: Sequence[RunData]) -> Loading:
 
 def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
     """Return the share of the time of ``stage`` in which its process had a core; None if it was not recorded."""
-    found = [spans.of(spans.stages, stage) for spans in blocks]
-    wall_ns = sum(float((one.ends - one.starts).sum()) for one in found)
-    if not wall_ns or any((one.cpu_ns == NOT_MEASURED).any() for one in found):
+    stage_spans = [spans.of(spans.stages, stage) for spans in blocks]
+    wall_ns = sum(float((spans.ends - spans.starts).sum()) for spans in stage_spans)
+    if not wall_ns or any((spans.cpu_ns == NOT_MEASURED).any() for spans in stage_spans):
         return None
-    return sum(float(one.cpu_ns.sum()) for one in found) / wall_ns
+    return sum(float(spans.cpu_ns.sum()) for spans in stage_spans) / wall_ns
 
 
 def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Float:
     """Return the milliseconds of ``stages`` of each batch that has them, by batch number."""
     chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in stages]) & (spans.stages.batches >= 0)
     _, batches = np.unique(spans.stages.batches[chosen], return_inverse=True)
-    found: Float = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)
-    return found
+    ms: Float = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)
+    return ms
 
 
 def _made_by(spans: RunSpans) -> MadeBy:
@@ -458,5 +458,5 @@ def _made_by(spans: RunSpans) -> MadeBy:
     chosen &= (spans.stages.batches >= 0) & (spans.stages.batches < len(spans.makers))
     numbers = np.unique(spans.stages.batches[chosen])
     workers, ms = spans.makers[numbers], _ms_by_batch(spans, BUILT)[: len(numbers)]
-    made = workers != NO_WORKER
-    return MadeBy(workers[made], ms[made])
+    by_worker = workers != NO_WORKER
+    return MadeBy(workers[by_worker], ms[by_worker])

@@ -52,8 +52,8 @@ class StepLosses:
         table = None if self.run is None else self.run.step_columns(["step", "loss"])
         if table is None:
             return np.empty(0, np.int64), np.empty(0)
-        known = table.drop_null()
-        steps, losses = (known.column(name).to_numpy() for name in ("step", "loss"))
+        rows = table.drop_null()
+        steps, losses = (rows.column(name).to_numpy() for name in ("step", "loss"))
         steps, first = np.unique(steps, return_index=True)
         return steps, losses[first]
 
@@ -61,10 +61,10 @@ class StepLosses:
 def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
     """Return the mean losses over the last LOSS_STEPS steps that both runs trained; None without a common step."""
     (our_steps, our_losses), (their_steps, their_losses) = ours.by_step(), theirs.by_step()
-    _, here, there = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
-    if not len(here):
+    _, our_places, their_places = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
+    if not len(our_places):
         return None
-    return float(our_losses[here[-LOSS_STEPS:]].mean()), float(their_losses[there[-LOSS_STEPS:]].mean())
+    return float(our_losses[our_places[-LOSS_STEPS:]].mean()), float(their_losses[their_places[-LOSS_STEPS:]].mean())
 
 
 Array = NDArray[np.float64]
@@ -142,8 +142,8 @@ class RunLedger:
         """Least and most milliseconds that data work may cost a step; None if all readings of the record agree."""
         if self.waited_ms is None or not self.waited_otherwise_ms:
             return None
-        known = (self.waited_ms, *self.waited_otherwise_ms)
-        return min(known), max(known)
+        readings = (self.waited_ms, *self.waited_otherwise_ms)
+        return min(readings), max(readings)
 
     @property
     def bound_shares(self) -> BoundShares | None:
@@ -166,7 +166,7 @@ class RunLedger:
     @property
     def bound(self) -> Bound | None:
         """Name of what limits the step; None without an asynchronous device."""
-        return None if (found := self.bound_shares) is None else found.bound
+        return None if (shares := self.bound_shares) is None else shares.bound
 
     @property
     def split_by_replay(self) -> bool:
@@ -235,7 +235,7 @@ def measure(run: RunData) -> RunLedger | None:
         tokens, trained = np.full_like(tokens, np.nan), np.where(trained == 0, np.nan, trained)
     losses = values("loss")[steps.column("loss").is_valid().to_numpy()[measured]]  # null: not measured; NaN: diverged
     exposed, hidden = stages("exposed"), stages("hidden")
-    made = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)
+    makers = spans_of(run).makers if (workers := loader_workers(run)) and run.has_spans else np.zeros(0, dtype=np.int16)
     return RunLedger(
         record=run.record,
         repetitions=_repetitions(np.nan_to_num(values("turn")).astype(np.int64), wall, tokens, trained),
@@ -269,7 +269,7 @@ def measure(run: RunData) -> RunLedger | None:
         losses=StepLosses(run),
         longest=longest_phases(PHASES, lambda phase: values(f"{phase}_ns")),
         left_out=_left_out(run, steps, measured),
-        idle_workers=makers_of(made, len(made), workers).idle if len(made) else 0,
+        idle_workers=makers_of(makers, len(makers), workers).idle if len(makers) else 0,
     )
 
 
@@ -286,12 +286,12 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
         inside &= ~np.isin(column(steps, "step"), facts.marked_steps)
     if not inside.any():
         return LeftOut()
-    known = measured | inside
+    counted = measured | inside
 
     def values(name: str) -> Array:
-        return column(steps, name)[known]
+        return column(steps, name)[counted]
 
-    longest = longest_phases(PHASES, lambda phase: values(f"{phase}_ns"), inside[known])
+    longest = longest_phases(PHASES, lambda phase: values(f"{phase}_ns"), inside[counted])
     return LeftOut(column(steps, "wall_ns")[inside] / 1e6, longest)
 
 
@@ -309,8 +309,8 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
     spans = spans_of(run)
     if (waits := waits_of(steps, spans)) is None:
         return None
-    found = room_ns(bounds(steps, measured), spans, waits, known_queue=bool(run.record.facts.emulated))
-    return None if found is None else found / 1e6
+    room = room_ns(bounds(steps, measured), spans, waits, known_queue=bool(run.record.facts.emulated))
+    return None if room is None else room / 1e6
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
@@ -351,9 +351,9 @@ def _repetitions(
     """Return the totals by repetition. A count that is NaN for one step is None for its whole repetition."""
     numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
     columns = (wall, without_long(wall), tokens, trained)
-    sums = [np.bincount(place, weights=one, minlength=len(numbers)).tolist() for one in columns]
+    sums = [np.bincount(place, weights=values, minlength=len(numbers)).tolist() for values in columns]
     return {
-        number: RepetitionTotals(count, total, usual, *(None if math.isnan(one) else one for one in counts))
+        number: RepetitionTotals(count, total, usual, *(None if math.isnan(amount) else amount for amount in counts))
         for number, count, total, usual, *counts in zip(numbers.tolist(), steps.tolist(), *sums, strict=True)
     }
 
@@ -362,10 +362,10 @@ def _diverged(losses: Array) -> bool:
     """Return True if a loss is not finite, or the last losses are far above the first (measured steps, in order)."""
     if not np.isfinite(losses).all():
         return True
-    some = min(LOSS_STEPS, len(losses) // 2)
-    if not some:
+    count = min(LOSS_STEPS, len(losses) // 2)
+    if not count:
         return False
-    first, last = float(losses[:some].mean()), float(losses[-some:].mean())
+    first, last = float(losses[:count].mean()), float(losses[-count:].mean())
     return last > DIVERGED_TIMES * first and last > first + DIVERGED_BY
 
 
@@ -376,8 +376,8 @@ def arm_lead(blocks: Blocks) -> LeadUse | None:
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
     """Return the mean over all measured steps of ``runs``, from each run's mean per step; None if no run has one."""
-    known = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
-    return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else None
+    means = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
+    return sum(value * steps for value, steps in means) / sum(steps for _, steps in means) if means else None
 
 
 def part_over(
@@ -388,16 +388,16 @@ def part_over(
     ``known``: the runs that have the part. The other runs are assumed to have the same share of their steps.
     """
     known = [run for run in known or runs if get(run) is not None]
-    found = mean_over(known, get)
-    if found is None or len(known) == len(runs):
-        return found
-    steps_ms = [mean_over(some, lambda run: run.mean_step_ms) or 0.0 for some in (known, runs)]
-    return found / steps_ms[0] * steps_ms[1] if steps_ms[0] else found
+    mean = mean_over(known, get)
+    if mean is None or len(known) == len(runs):
+        return mean
+    steps_ms = [mean_over(chosen, lambda run: run.mean_step_ms) or 0.0 for chosen in (known, runs)]
+    return mean / steps_ms[0] * steps_ms[1] if steps_ms[0] else mean
 
 
 def _mean_ms(nanoseconds: Array) -> float | None:
-    known = nanoseconds[~np.isnan(nanoseconds)]
-    return float(known.mean()) / 1e6 if known.size else None
+    values = nanoseconds[~np.isnan(nanoseconds)]
+    return float(values.mean()) / 1e6 if values.size else None
 
 
 def _busy_ms(nanoseconds: Array) -> float | None:
@@ -473,11 +473,13 @@ def speed(
 
 def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] | None:
     """Return the logarithm of the speed ratio for each block that both arms have, in order."""
-    base, other = rates_of(baseline, rate), rates_of(candidate, rate)
-    if base is None or other is None:
+    baseline_rates, candidate_rates = rates_of(baseline, rate), rates_of(candidate, rate)
+    if baseline_rates is None or candidate_rates is None:
         return None
-    by_repetition = {block: alternated(baseline[block], candidate[block]) for block in set(base) & set(other)}
-    return paired_logs(base, other, by_repetition)
+    by_repetition = {
+        block: alternated(baseline[block], candidate[block]) for block in set(baseline_rates) & set(candidate_rates)
+    }
+    return paired_logs(baseline_rates, candidate_rates, by_repetition)
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
@@ -487,14 +489,14 @@ def alternated(first: RunLedger, second: RunLedger) -> bool:
 
 def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
     """Return {block: {repetition: rate}}; None if any repetition lacks the rate, so that no ratio mixes both kinds."""
-    found: dict[int, dict[int, tuple[float, float]]] = {}
+    rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for repetition, totals in run.repetitions.items():
             value = rate(totals)
             if value is None:
                 return None
-            found.setdefault(block, {})[repetition] = value
-    return found
+            rates.setdefault(block, {})[repetition] = value
+    return rates
 
 
 def per_step_of(blocks: Blocks, name: Counted) -> float | None:

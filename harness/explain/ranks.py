@@ -112,18 +112,18 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
     phases = phases.where(order.astype(np.int64))
     before = np.concatenate([[phases.starts[0]], np.maximum.accumulate(phases.ends)[:-1]])
     outermost = phases.starts >= before  # phases inside another phase are part of it
-    off = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
+    off_core = phases.ends - phases.starts - phases.cpu_ns.astype(np.float64)
     step = np.searchsorted(starts, phases.starts, side="right") - 1
     inside = step >= 0
 
     def by_step(times: Float) -> Float:
-        found: Float = np.maximum(np.bincount(step[inside], times[inside], minlength=len(starts)), 0.0)
-        return found
+        sums: Float = np.maximum(np.bincount(step[inside], times[inside], minlength=len(starts)), 0.0)
+        return sums
 
     # Fetches are excluded. A fetch within another phase is subtracted from that phase.
-    within = np.maximum.accumulate(np.where(outermost, np.arange(len(off)), 0))
+    within = np.maximum.accumulate(np.where(outermost, np.arange(len(off_core)), 0))
     fetch = phases.names == spans.code(FETCH)
-    counted = np.where(outermost & ~fetch, off, 0.0) - np.where(~outermost & fetch & ~fetch[within], off, 0.0)
+    counted = np.where(outermost & ~fetch, off_core, 0.0) - np.where(~outermost & fetch & ~fetch[within], off_core, 0.0)
     backward = (phases.names == spans.code(BACKWARD))[within]
     return by_step(np.where(backward, counted, 0.0)), by_step(np.where(backward, 0.0, counted))
 
@@ -132,8 +132,10 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
     """Return the gain from ``steps`` by arm (rank) and block; None for one rank, or if ranks do not wait each step."""
     if len(steps) < 2:
         return None
-    shared = sorted(set.intersection(*(set(one) for one in steps.values())))
-    aligned = [block for number in shared if (block := _aligned([one[number] for one in steps.values()])) is not None]
+    shared = sorted(set.intersection(*(set(by_block) for by_block in steps.values())))
+    aligned = [
+        block for number in shared if (block := _aligned([by_block[number] for by_block in steps.values()])) is not None
+    ]
     if not aligned:
         return None
     walls = np.array([block.wall.mean(axis=1) for block in aligned]).mean(axis=0)
@@ -151,22 +153,22 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
 def _aligned(ranks: Sequence[RankSteps]) -> RankSteps | None:
     """Return the steps that all ranks measured, as (rank, step) arrays; None without such steps."""
     common = ranks[0].step
-    for one in ranks[1:]:
-        common = np.intersect1d(common, one.step)
+    for other_rank in ranks[1:]:
+        common = np.intersect1d(common, other_rank.step)
     if not common.size:
         return None
-    places = [np.flatnonzero(np.isin(one.step, common)) for one in ranks]
+    places = [np.flatnonzero(np.isin(rank.step, common)) for rank in ranks]
 
     def together(name: str) -> Float:
-        return np.stack([getattr(one, name)[place] for one, place in zip(ranks, places, strict=True)])
+        return np.stack([getattr(rank, name)[place] for rank, place in zip(ranks, places, strict=True)])
 
-    return RankSteps(*(together(one.name) for one in fields(RankSteps)))
+    return RankSteps(*(together(field.name) for field in fields(RankSteps)))
 
 
 def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
-    found = fetch.copy()
-    found[last] = np.minimum(fetch[last], np.delete(fetch, last, axis=0).max(axis=0))
-    return found
+    edited = fetch.copy()
+    edited[last] = np.minimum(fetch[last], np.delete(fetch, last, axis=0).max(axis=0))
+    return edited
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
@@ -176,11 +178,11 @@ def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
         logs = []
         for block in blocks:
             wall = float(block.wall.mean())
-            left = max(wall - float(np.mean(saved_ns(block, block.fetch - edit(block.fetch)))), 0.01 * wall)
-            logs.append(math.log(wall / left))
-        found = from_blocks(logs)
-        assert found is not None
-        readings.append(found)
+            edited_wall = max(wall - float(np.mean(saved_ns(block, block.fetch - edit(block.fetch)))), 0.01 * wall)
+            logs.append(math.log(wall / edited_wall))
+        estimate = from_blocks(logs)
+        assert estimate is not None
+        readings.append(estimate)
     return holding(readings[0], readings[1:])
 
 
@@ -269,7 +271,7 @@ class _RankArrivals:
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
     """Return the mean over the blocks of one arm; None for runs with one rank and attached runs."""
-    return _mean([found for run in runs if (found := ranks_of_run(run)) is not None])
+    return _mean([report for run in runs if (report := ranks_of_run(run)) is not None])
 
 
 @once_per_run("ranks")
@@ -279,26 +281,26 @@ def ranks_of_run(run: RunData) -> RanksReport | None:
     count = facts.ranks or 1
     if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":
         return None
-    found = []
+    arrivals = []
     for number in range(count):
         with suppress(InputError):  # A damaged table is reported elsewhere.
             hidden = bool(facts.asynchronous) or _gathers_often(run)
             rank = _read(run if number == 0 else _other(run, number), number, hidden=hidden)
             if rank is not None:
-                found.append(rank)
-    if len(found) < count:
+                arrivals.append(rank)
+    if len(arrivals) < count:
         return None
-    common = found[0].step
-    for one in found[1:]:
-        common = np.intersect1d(common, one.step)
+    common = arrivals[0].step
+    for other_rank in arrivals[1:]:
+        common = np.intersect1d(common, other_rank.step)
     if not common.size:
         return None
-    ranks = [_only(one, common) for one in found]
-    own_tokens = ranks[0].tokens - sum((one.tokens for one in ranks[1:]), np.zeros(len(common)))
+    ranks = [_only(arrival, common) for arrival in arrivals]
+    own_tokens = ranks[0].tokens - sum((arrival.tokens for arrival in ranks[1:]), np.zeros(len(common)))
     ranks[0] = replace(ranks[0], tokens=own_tokens)  # The table of rank 0 counts the tokens of all ranks.
     error_ms = None if facts.clock_error_ns is None else facts.clock_error_ns / 1e6
     report = replace(_report(facts.parallel or "", ranks), nodes=facts.nodes or 1, clock_error_ms=error_ms)
-    if all(one.wait_ms is not None for one in report.ranks):
+    if all(times.wait_ms is not None for times in report.ranks):
         return report
     return replace(
         report, unknown="device" if facts.asynchronous else "micro-batches" if _gathers_often(run) else "not recorded"
@@ -332,9 +334,9 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
         first = exchanges if len(exchanges) else forward
         place = np.searchsorted(start, first[:, 0], side="right") - 1
         inside = (place >= 0) & (first[:, 0] < start[place] + wall[place])
-        for where, (moment, over) in zip(place[inside][::-1], first[inside][::-1], strict=True):  # the first one wins
+        for where, (moment, ended) in zip(place[inside][::-1], first[inside][::-1], strict=True):  # the first one wins
             arrival[where] = moment
-            end[where] = over if len(exchanges) else np.nan
+            end[where] = ended if len(exchanges) else np.nan
     phases = {name: np.nan_to_num(column(table, f"{name}_ns")) for name in PHASES}
     parts = _parts(table, phases)
     consecutive = np.concatenate([[False], np.abs(start[1:] - start[:-1] - wall[:-1]) < 1e6])
@@ -355,8 +357,8 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
     """Return the time by part before a rank arrives. The wait for data is split by stage if the stages are known."""
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
-    split = not any(np.isnan(one).all() for one in within.values())
-    data = {stage: np.nan_to_num(one) for stage, one in within.items()} if split else {FETCH: phases[FETCH]}
+    split = not any(np.isnan(times).all() for times in within.values())
+    data = {stage: np.nan_to_num(times) for stage, times in within.items()} if split else {FETCH: phases[FETCH]}
     return {**data, "h2d": phases["h2d"], "forward": phases["forward"]}
 
 
@@ -379,41 +381,41 @@ def _in_order(pairs: list[tuple[int, int]]) -> Float:
 
 def _only(rank: _RankArrivals, steps: Float) -> _RankArrivals:
     chosen = np.flatnonzero(np.isin(rank.step, steps))
-    columns = {one.name: getattr(rank, one.name)[chosen] for one in fields(rank) if one.name != "parts"}
-    return replace(rank, parts={name: one[chosen] for name, one in rank.parts.items()}, **columns)
+    columns = {field.name: getattr(rank, field.name)[chosen] for field in fields(rank) if field.name != "parts"}
+    return replace(rank, parts={name: times[chosen] for name, times in rank.parts.items()}, **columns)
 
 
 def _report(parallel: str, ranks: Sequence[_RankArrivals]) -> RanksReport:
-    arrivals = np.stack([one.arrival for one in ranks])
-    known = np.asarray(np.isfinite(arrivals).all(axis=0))
-    last = arrivals[:, known].max(axis=0)
+    arrivals = np.stack([rank.arrival for rank in ranks])
+    complete = np.asarray(np.isfinite(arrivals).all(axis=0))
+    last = arrivals[:, complete].max(axis=0)
     times = []
-    for number, one in enumerate(ranks):
-        seconds = one.wall.sum() / 1e9
+    for number, measured in enumerate(ranks):
+        seconds = measured.wall.sum() / 1e9
         times.append(
             RankTimes(
                 number,
-                step_ms=float(one.wall.mean()) / 1e6,
-                tokens_per_s=None if np.isnan(one.tokens).any() else float(one.tokens.sum() / seconds),
-                fetch_ms=float(sum(one.parts.get(name, np.zeros(1)).mean() for name in (*STAGES, FETCH))) / 1e6,
-                wait_ms=float((last - one.arrival[known]).mean()) / 1e6 if known.any() else None,
+                step_ms=float(measured.wall.mean()) / 1e6,
+                tokens_per_s=None if np.isnan(measured.tokens).any() else float(measured.tokens.sum() / seconds),
+                fetch_ms=float(sum(measured.parts.get(name, np.zeros(1)).mean() for name in (*STAGES, FETCH))) / 1e6,
+                wait_ms=float((last - measured.arrival[complete]).mean()) / 1e6 if complete.any() else None,
             )
         )
-    ends = np.stack([one.exchange_end for one in ranks])[:, known]
-    timed = known.any() and not np.isnan(ends).any()
+    ends = np.stack([rank.exchange_end for rank in ranks])[:, complete]
+    timed = complete.any() and not np.isnan(ends).any()
     return RanksReport(
         parallel,
-        step_ms=float(np.mean([one.step_ms for one in times])),
+        step_ms=float(np.mean([rank.step_ms for rank in times])),
         ranks=tuple(times),
         exchange_ms=float((ends.max(axis=0) - last).mean()) / 1e6 if timed else None,
-        straggler=_straggler(ranks, known) if known.any() else None,
-        data_costs_ms=_data_costs_ms(ranks, known) if known.any() else None,
+        straggler=_straggler(ranks, complete) if complete.any() else None,
+        data_costs_ms=_data_costs_ms(ranks, complete) if complete.any() else None,
     )
 
 
 def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> float:
     arrivals, data = (
-        np.stack(one)[:, known] for one in ([rank.arrival for rank in ranks], [one.data for one in ranks])
+        np.stack(rows)[:, known] for rows in ([rank.arrival for rank in ranks], [rank.data for rank in ranks])
     )
     return float((arrivals.max(axis=0) - (arrivals - data).max(axis=0)).mean()) / 1e6
 
@@ -421,29 +423,29 @@ def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
     """Return the rank and the part of its step that the others wait for most; None if no rank takes longer."""
     steps = int(known.sum())
-    arrivals = np.stack([one.arrival[known] for one in ranks])
+    arrivals = np.stack([rank.arrival[known] for rank in ranks])
     last = arrivals.max(axis=0)
-    found: list[Straggler] = []
+    stragglers: list[Straggler] = []
     for part in ranks[0].parts:
-        if any(part not in one.parts for one in ranks):
+        if any(part not in rank.parts for rank in ranks):
             continue
-        spent = [np.nan_to_num(one.parts[part][known]) for one in ranks]
-        means = [float(one.mean()) for one in spent]
+        spent = [np.nan_to_num(rank.parts[part][known]) for rank in ranks]
+        means = [float(values.mean()) for values in spent]
         for number, mean in enumerate(means):
-            following = max((other for other in range(len(means)) if other != number), key=means.__getitem__)
+            following = max((peer for peer in range(len(means)) if peer != number), key=means.__getitem__)
             excess = mean - means[following]
             if excess > 0:
                 earlier = arrivals.copy()
                 earlier[number] -= _beyond(spent[number], spent[following])
                 saved = float((last - earlier.max(axis=0)).mean())
-                apart = spent[number] - spent[following]
-                error = float(apart.std()) / math.sqrt(max(1, steps - 1)) * widening(apart)
-                found.append(Straggler(number, part, excess / 1e6, saved / 1e6, error / 1e6))
-    return max(found, key=lambda one: one.saved_ms, default=None)
+                difference = spent[number] - spent[following]
+                error = float(difference.std()) / math.sqrt(max(1, steps - 1)) * widening(difference)
+                stragglers.append(Straggler(number, part, excess / 1e6, saved / 1e6, error / 1e6))
+    return max(stragglers, key=lambda straggler: straggler.saved_ms, default=None)
 
 
 def _beyond(slow: Float, other: Float) -> Float:
-    """Return how much longer each of ``slow`` is than the value of ``other`` with the same rank in order of length."""
+    """Return the excess of each value of ``slow`` over the value at the same place in ``other``, if both are sorted."""
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond
@@ -457,39 +459,39 @@ def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
     """
     if not reports:
         return None
-    named = [one.straggler for one in reports if one.straggler is not None]
-    places = [(one.number, one.part) for one in named]
+    named = [report.straggler for report in reports if report.straggler is not None]
+    places = [(candidate.number, candidate.part) for candidate in named]
     worst = max(places, key=places.count, default=None)
-    same = [one for one in named if (one.number, one.part) == worst]
+    matches = [candidate for candidate in named if (candidate.number, candidate.part) == worst]
     straggler = None
-    if worst is not None and len(same) >= STRAGGLER_BLOCKS_SHARE * len(reports):
-        error_ms = math.sqrt(sum(one.error_ms**2 for one in same)) / len(same)
-        excess_ms = _average([one.excess_ms for one in same])
+    if worst is not None and len(matches) >= STRAGGLER_BLOCKS_SHARE * len(reports):
+        error_ms = math.sqrt(sum(candidate.error_ms**2 for candidate in matches)) / len(matches)
+        excess_ms = _average([candidate.excess_ms for candidate in matches])
         if excess_ms > STRAGGLER_ERRORS_MIN * error_ms:
-            straggler = Straggler(*worst, excess_ms, _average([one.saved_ms for one in same]), error_ms)
-    exchanges = [one.exchange_ms for one in reports if one.exchange_ms is not None]
-    costs = [one.data_costs_ms for one in reports]
+            straggler = Straggler(*worst, excess_ms, _average([candidate.saved_ms for candidate in matches]), error_ms)
+    exchanges = [report.exchange_ms for report in reports if report.exchange_ms is not None]
+    costs = [report.data_costs_ms for report in reports]
     return RanksReport(
         reports[0].parallel,
-        _average([one.step_ms for one in reports]),
-        tuple(_mean_rank(group) for group in zip(*(one.ranks for one in reports), strict=True)),
+        _average([report.step_ms for report in reports]),
+        tuple(_mean_rank(group) for group in zip(*(report.ranks for report in reports), strict=True)),
         _average(exchanges) if exchanges else None,
         straggler,
-        next((one.unknown for one in reports if one.unknown), ""),
+        next((report.unknown for report in reports if report.unknown), ""),
         reports[0].nodes,
-        max((one.clock_error_ms for one in reports if one.clock_error_ms is not None), default=None),
-        None if any(one is None for one in costs) else _average([one or 0.0 for one in costs]),
+        max((report.clock_error_ms for report in reports if report.clock_error_ms is not None), default=None),
+        None if any(cost is None for cost in costs) else _average([cost or 0.0 for cost in costs]),
     )
 
 
 def _mean_rank(group: Sequence[RankTimes]) -> RankTimes:
-    tokens = [one.tokens_per_s for one in group if one.tokens_per_s is not None]
-    waits = [one.wait_ms for one in group if one.wait_ms is not None]
+    tokens = [rank.tokens_per_s for rank in group if rank.tokens_per_s is not None]
+    waits = [rank.wait_ms for rank in group if rank.wait_ms is not None]
     return RankTimes(
         group[0].number,
-        _average([one.step_ms for one in group]),
+        _average([rank.step_ms for rank in group]),
         _average(tokens) if len(tokens) == len(group) else None,
-        _average([one.fetch_ms for one in group]),
+        _average([rank.fetch_ms for rank in group]),
         _average(waits) if waits else None,
     )
 

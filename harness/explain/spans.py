@@ -85,10 +85,10 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
     """Return True for each span [start, end) that overlaps ``inside``, (spans,). An empty span may count as well."""
-    found: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
+    touching: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )
-    return found
+    return touching
 
 
 def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
@@ -99,22 +99,22 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
 
     def up_to(moments: Int) -> Int:
         place = np.searchsorted(inside.starts, moments, side="right") - 1
-        known = np.maximum(place, 0)
-        within = np.clip(moments - inside.starts[known], 0, inside.ends[known] - inside.starts[known])
-        total: Int = np.where(place >= 0, before[known] + within, 0)
+        index = np.maximum(place, 0)
+        within = np.clip(moments - inside.starts[index], 0, inside.ends[index] - inside.starts[index])
+        total: Int = np.where(place >= 0, before[index] + within, 0)
         return total
 
-    found = np.empty(len(starts), dtype=np.int64)
+    lengths = np.empty(len(starts), dtype=np.int64)
     for first in range(0, len(starts), SPANS_AT_ONCE):
         part = slice(first, first + SPANS_AT_ONCE)
-        found[part] = np.maximum(0, up_to(ends[part]) - up_to(starts[part]))
-    return found
+        lengths[part] = np.maximum(0, up_to(ends[part]) - up_to(starts[part]))
+    return lengths
 
 
 def in_order(moments: Int) -> Int:
     """Return the distinct moments, sorted. Much faster than ``np.unique`` for a few columns that are already sorted."""
-    found = np.sort(moments, kind="stable")
-    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found
+    ordered = np.sort(moments, kind="stable")
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def total(stretches: Stretches) -> int:
@@ -296,36 +296,36 @@ def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
     first_rank: int | None = None
     for batch in batches:
         role, roles = _coded(batch.column("role"))
-        name, found = _coded(batch.column("name"))
-        known = np.array([names.setdefault(one, len(names)) for one in found] or [0], dtype=np.int32)
-        kind = _kind_of(roles, found)[role * len(found) + name]
+        name, texts = _coded(batch.column("name"))
+        codes = np.array([names.setdefault(text, len(names)) for text in texts] or [0], dtype=np.int32)
+        kind = _kind_of(roles, texts)[role * len(texts) + name]
         ranks = _integers(batch.column("rank"), 0)
         if first_rank is None and len(ranks):
             first_rank = int(ranks[0])
         if len(other_ranks := np.flatnonzero(ranks != first_rank)):
             kind[other_ranks] = OTHER
-        workers = np.array([_worker(one) for one in roles] or [NO_WORKER], dtype=np.int16)[role]
+        workers = np.array([_worker(text) for text in roles] or [NO_WORKER], dtype=np.int16)[role]
         numbers = {column: _integers(batch.column(column)) for column in COLUMNS[3:]}
         for number, growing in enumerate(kinds.values()):
-            own = np.flatnonzero(kind == number)
-            chosen: Int | slice = slice(None) if len(own) == len(kind) else own
+            rows = np.flatnonzero(kind == number)
+            chosen: Int | slice = slice(None) if len(rows) == len(kind) else rows
             growing.append(
-                known[name[chosen]],
+                codes[name[chosen]],
                 numbers["start_ns"][chosen],
                 numbers["end_ns"][chosen],
                 numbers["batch"][chosen],
                 numbers["cpu_ns"][chosen],
             )
         kept = (numbers["batch"] >= 0) & (numbers["batch"] < KEPT_MAKERS_MAX)
-        own = np.flatnonzero((workers != NO_WORKER) & (kind == KINDS.index("stages")) & kept)
-        makers = _with_makers(makers, numbers["batch"][own], workers[own])
+        rows = np.flatnonzero((workers != NO_WORKER) & (kind == KINDS.index("stages")) & kept)
+        makers = _with_makers(makers, numbers["batch"][rows], workers[rows])
     return RunSpans(tuple(names), **{kind: growing.spans for kind, growing in kinds.items()}, makers=makers)
 
 
 def _worker(role: str) -> int:
     number = role.removeprefix(LOADER)
-    known = number != role and number.isdecimal() and len(number) < len(str(WORKER_NUMBER_MAX))
-    return int(number) if known else NO_WORKER
+    is_number = number != role and number.isdecimal() and len(number) < len(str(WORKER_NUMBER_MAX))
+    return int(number) if is_number else NO_WORKER
 
 
 def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.int16]) -> NDArray[np.int16]:
@@ -368,9 +368,9 @@ class _Growing:
     def append(self, *columns: NDArray[Any]) -> None:
         """Add rows; ``columns`` as in :class:`Spans`. Only valid while no other code has the spans."""
         count = len(self.spans)
-        for known, added in zip(self.spans.columns, columns, strict=True):
-            known.resize(count + len(added), refcheck=False)
-            known[count:] = added
+        for values, added in zip(self.spans.columns, columns, strict=True):
+            values.resize(count + len(added), refcheck=False)
+            values[count:] = added
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
@@ -414,8 +414,8 @@ def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
     begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
     counted = np.cumsum(measured)
     before = np.maximum.accumulate(np.where(begins, counted, 0))  # measured steps before the current group of steps
-    found: NDArray[np.bool_] = ~measured & (counted > before)
-    return found
+    result: NDArray[np.bool_] = ~measured & (counted > before)
+    return result
 
 
 def integers(table: pa.Table, name: str, null: int = 0) -> Int:

@@ -62,7 +62,9 @@ class Estimate:
 
 def estimate(values: Values) -> Estimate | None:
     """Return the median over blocks of amount / per, with its interval; None without any value."""
-    return from_blocks([log for _, one in sorted(values.items()) if (log := _block_log(one)) is not None])
+    return from_blocks(
+        [log for _, repetitions in sorted(values.items()) if (log := _block_log(repetitions)) is not None]
+    )
 
 
 def inverse(ratio: Estimate) -> Estimate:
@@ -75,8 +77,13 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
     """Return ``likely`` with an interval that includes each of ``others`` and its interval."""
     if not others:
         return likely
-    found = [bound for one in (likely, *others) for bound in (one.ci_low, one.median, one.ci_high) if bound is not None]
-    return Estimate(likely.median, min(found), max(found), likely.n)
+    bounds = [
+        bound
+        for reading in (likely, *others)
+        for bound in (reading.ci_low, reading.median, reading.ci_high)
+        if bound is not None
+    ]
+    return Estimate(likely.median, min(bounds), max(bounds), likely.n)
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
@@ -100,11 +107,11 @@ def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
     """Return median and interval of exp(value) over one log value per block, in order of the blocks."""
-    found = from_block_values(logs, confidence, alike)
-    if found is None:
+    log_estimate = from_block_values(logs, confidence, alike)
+    if log_estimate is None:
         return None
-    low, high = (None if bound is None else math.exp(bound) for bound in (found.ci_low, found.ci_high))
-    return Estimate(math.exp(found.median), low, high, found.n)
+    low, high = (None if bound is None else math.exp(bound) for bound in (log_estimate.ci_low, log_estimate.ci_high))
+    return Estimate(math.exp(log_estimate.median), low, high, log_estimate.n)
 
 
 def from_block_values(
@@ -159,12 +166,12 @@ def from_amounts(values: Sequence[float]) -> Estimate | None:
     """Return median and interval of positive amounts, such as times. Logarithms keep the interval above 0."""
     if not values or min(values) <= 0:
         return from_block_values(values)
-    found = from_blocks([math.log(one) for one in values])
-    assert found is not None
+    result = from_blocks([math.log(value) for value in values])
+    assert result is not None
     centre = float(np.median(values))  # not exp(log(value)), which has rounding errors
-    if found.ci_low is None or found.ci_high is None:
-        return Estimate(centre, None, None, found.n)
-    return Estimate(centre, min(centre, found.ci_low), max(centre, found.ci_high), found.n)
+    if result.ci_low is None or result.ci_high is None:
+        return Estimate(centre, None, None, result.n)
+    return Estimate(centre, min(centre, result.ci_low), max(centre, result.ci_high), result.n)
 
 
 @dataclass(frozen=True)
@@ -188,8 +195,12 @@ def likeness(series: Sequence[Sequence[float]], independent: float | None = None
     small-sample bias of the lag-1 correlation (Kendall 1954). The prior shrinks, because 5 blocks hardly show
     correlation.
     """
-    known = [found for one in series if (found := _log_likelihood(np.asarray(one, dtype=np.float64))) is not None]
-    return _posterior(np.sum(known, axis=0) if known else np.zeros(len(_RHO)), independent)
+    log_likelihoods = [
+        log_likelihood
+        for values in series
+        if (log_likelihood := _log_likelihood(np.asarray(values, dtype=np.float64))) is not None
+    ]
+    return _posterior(np.sum(log_likelihoods, axis=0) if log_likelihoods else np.zeros(len(_RHO)), independent)
 
 
 def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = None) -> Likeness:
@@ -201,8 +212,8 @@ def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = 
 
 def widening(in_time: NDArray[np.float64]) -> float:
     """Return the factor by which an interval of ``in_time`` must be wider than for independent values."""
-    found = _log_likelihood(in_time)
-    return 1.0 if found is None else _posterior(found).widening(len(in_time))
+    log_likelihood = _log_likelihood(in_time)
+    return 1.0 if log_likelihood is None else _posterior(log_likelihood).widening(len(in_time))
 
 
 def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
@@ -210,21 +221,21 @@ def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
     n = len(in_time)
     if n < MIN_BLOCKS:
         return None
-    off = in_time - in_time.mean()
-    largest = np.abs(off).max(initial=0.0)
+    deviation = in_time - in_time.mean()
+    largest = np.abs(deviation).max(initial=0.0)
     if largest <= _ROUNDING * np.abs(in_time).max(initial=0.0):
         return None
-    off /= largest
+    deviation /= largest
     rho = np.array(_RHO)
     # Precision of the sum, and generalised mean, of an autoregression (closed forms: its inverse is tridiagonal).
     weight = (n - (n - 2) * rho) / (1 + rho)
-    mean = (off[0] + off[-1] + (1 - rho) * off[1:-1].sum()) / (1 + rho) / weight
-    left = off[None, :] - mean[:, None]
-    squares = left[:, 0] ** 2 + ((left[:, 1:] - rho[:, None] * left[:, :-1]) ** 2).sum(axis=1) / (1 - rho**2)
-    found: NDArray[np.float64] = -0.5 * (
+    mean = (deviation[0] + deviation[-1] + (1 - rho) * deviation[1:-1].sum()) / (1 + rho) / weight
+    error = deviation[None, :] - mean[:, None]
+    squares = error[:, 0] ** 2 + ((error[:, 1:] - rho[:, None] * error[:, :-1]) ** 2).sum(axis=1) / (1 - rho**2)
+    log_likelihood: NDArray[np.float64] = -0.5 * (
         (n - 1) * np.log1p(-(rho**2)) + np.log(weight) + (n - 1) * np.log(np.maximum(squares, _ROUNDING))
     )
-    return found
+    return log_likelihood
 
 
 @lru_cache(maxsize=256)

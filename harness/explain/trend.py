@@ -32,12 +32,13 @@ class Trend:
     part: str
     """Phase that grows most; :data:`REST` for the time outside of all phases."""
     first_ms: float
-    """Typical step at step 0, by the slope of the first half; ``last_ms``: in the last tenth."""
+    """Typical step time at step 0, extrapolated from the first half of the run."""
     last_ms: float
+    """Typical step time in the last tenth of the run."""
     part_share: float
     """Share of the growth that is in that phase."""
     ms: float
-    """Mean milliseconds a step above ``first_ms``, with its 95 % interval."""
+    """Mean milliseconds per step above ``first_ms``; ``low_ms`` and ``high_ms`` are its 95 % interval."""
     low_ms: float
     high_ms: float
 
@@ -56,7 +57,7 @@ def trend(
     walls = _medians(wall_ms)
     slope, low, high = _slope(walls)
     first, last = _edges(walls)
-    quarters = np.diff([first, *(float(walls[at - 1 : at + 1].mean()) for at in QUARTERS), last])
+    quarters = np.diff([first, *(float(walls[edge - 1 : edge + 1].mean()) for edge in QUARTERS), last])
     steady = evident or bool((quarters >= TREND_QUARTER_MIN * quarters.mean()).all())
     if low <= 0 or first <= 0 or last < TREND_RATIO_MIN * first or not steady:
         return None
@@ -75,8 +76,8 @@ def trend(
     # Bins from step 0 to the middle of the first bins.
     early_bins = EDGE_BINS / 2 + min(before / len(wall_ms), TREND_BEFORE_MAX) * TREND_BINS
     costs = []
-    for at in _slope(walls[: TREND_BINS // 2]):
-        begin = max(first - max(at, 0.0) * early_bins, least)
+    for bound in _slope(walls[: TREND_BINS // 2]):
+        begin = max(first - max(bound, 0.0) * early_bins, least)
         costs.append(float(walls.mean()) - begin)
     cost, fewest, most = costs
     return Trend(
@@ -101,8 +102,8 @@ def _edges(bins: Float) -> tuple[float, float]:
 def _slope(values: Float) -> tuple[float, float, float]:
     """Return the slope per bin (Theil 1950) with its 95 % interval (Sen 1968)."""
     n = len(values)
-    left, right = np.triu_indices(n, 1)
-    slopes = np.sort((values[right] - values[left]) / (right - left))
+    earlier, later = np.triu_indices(n, 1)
+    slopes = np.sort((values[later] - values[earlier]) / (later - earlier))
     spread = Z_95 * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = int((len(slopes) - spread) / 2)
     high = min(len(slopes) - 1, int((len(slopes) + spread) / 2))

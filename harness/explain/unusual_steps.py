@@ -73,14 +73,14 @@ def longest_phases(
 ) -> Places:
     """Return the index of the phase furthest above its median, by ``counted`` step; NO_PHASE if none was measured."""
     excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
-    found = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
-    return found if counted is None else found[counted]
+    furthest = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
+    return furthest if counted is None else furthest[counted]
 
 
 def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
     typical = phase_ns if counted is None or counted.all() else phase_ns[~counted]
-    known = typical[~np.isnan(typical)]
-    return np.nan_to_num(phase_ns - np.median(known), nan=-np.inf) if len(known) else np.full(len(phase_ns), -np.inf)
+    values = typical[~np.isnan(typical)]
+    return np.nan_to_num(phase_ns - np.median(values), nan=-np.inf) if len(values) else np.full(len(phase_ns), -np.inf)
 
 
 def without_long(wall_ns: Array) -> Array:
@@ -95,8 +95,8 @@ def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_m
     if not long.any() or long.all():
         return None
     excess = step_ms[long] - typical_ms
-    known = longest[long] != NO_PHASE
-    by_phase = np.bincount(longest[long][known], weights=excess[known], minlength=len(phases))
+    has_phase = longest[long] != NO_PHASE
+    by_phase = np.bincount(longest[long][has_phase], weights=excess[has_phase], minlength=len(phases))
     most = int(by_phase.argmax())
     return LongSteps(
         steps=int(long.sum()),
@@ -136,13 +136,13 @@ class StepKinds:
 
 def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     """Return the kinds of the measured steps of ``runs`` (ms); None if they are of one kind, or it is not clear."""
-    of = sum(map(len, runs))
-    if of < KINDS_STEPS_MIN:
+    count = sum(map(len, runs))
+    if count < KINDS_STEPS_MIN:
         return None
     steps = np.concatenate(runs)
     if steps.min() <= 0:
         return None
-    runs = _drawn(runs, of)
+    runs = _drawn(runs, count)
     logs = np.log(np.concatenate(runs))
     first = _split(np.sort(logs))
     fast, slow = _centres(logs, sum(first) / 2) or first
@@ -152,21 +152,21 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     rare = not KIND_SHARE_MIN <= share <= 1 - KIND_SHARE_MIN
     if rare or slow - fast < np.log(KINDS_RATIO_MIN) or between.mean() > KINDS_BETWEEN_MAX:
         return None
-    shares = np.array([(np.log(one) > middle).mean() for one in runs if len(one)])
-    both = (shares >= KIND_SHARE_MIN) & (shares <= 1 - KIND_SHARE_MIN)
+    shares = np.array([(np.log(run) > middle).mean() for run in runs if len(run)])
+    is_mixed = (shares >= KIND_SHARE_MIN) & (shares <= 1 - KIND_SHARE_MIN)
     slow_runs = None
-    if both.mean() < 0.5:
-        if not _alike([np.median(np.log(one)) for one in runs if len(one)], middle, slow - fast):
+    if is_mixed.mean() < 0.5:
+        if not _alike([np.median(np.log(run)) for run in runs if len(run)], middle, slow - fast):
             return None
         slow_runs = int((shares > 0.5).sum())
     like_mean = float((np.abs(steps / steps.mean() - 1) <= NEAR_MEAN_SHARE).mean())
-    above = np.log(steps) > middle
-    longest = steps > LONG_STEP_FACTOR * np.median(steps[above])
-    is_slow = above & ~longest
-    means = float(steps[~above].mean()), float(steps[is_slow].mean())
+    is_above = np.log(steps) > middle
+    longest = steps > LONG_STEP_FACTOR * np.median(steps[is_above])
+    is_slow = is_above & ~longest
+    means = float(steps[~is_above].mean()), float(steps[is_slow].mean())
     longest_ms = float(steps[longest].mean()) if longest.any() else 0.0
     return StepKinds(
-        of, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs, float(longest.mean()), longest_ms
+        count, float(is_slow.mean()), *means, like_mean, len(shares), slow_runs, float(longest.mean()), longest_ms
     )
 
 
@@ -175,7 +175,7 @@ def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
     if of <= KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
-    return [one[generator.integers(0, len(one), len(one) * KINDS_STEPS_DRAWN // of)] for one in runs if len(one)]
+    return [run[generator.integers(0, len(run), len(run) * KINDS_STEPS_DRAWN // of)] for run in runs if len(run)]
 
 
 def _split(ordered: Float) -> tuple[float, float]:
@@ -184,8 +184,8 @@ def _split(ordered: Float) -> tuple[float, float]:
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
     below = below[(below >= KIND_SHARE_MIN * n) & (n - below >= KIND_SHARE_MIN * n)]
-    apart = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
-    place = int(below[np.argmax(below * (n - below) * apart**2)])
+    distance = (sums[-1] - sums[below - 1]) / (n - below) - sums[below - 1] / below
+    place = int(below[np.argmax(below * (n - below) * distance**2)])
     return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
 
 
@@ -197,7 +197,7 @@ def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
     """Return True if runs of one kind are nearly equal, with enough runs of each kind."""
-    kinds = [[one for one in typical if (one > middle) == above] for above in (False, True)]
+    kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
 
@@ -232,9 +232,9 @@ def step_times(
     """
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
     share = max(20, most // max(1, len(plain)))
-    found = [one for run in plain if (one := _of(run, run.record.arm in saving, share)) is not None]
-    first = min((one.start_s[0] for one in found), default=0.0)
-    return tuple(replace(one, start_s=tuple(second - first for second in one.start_s)) for one in found)
+    thinned = [run_times for run in plain if (run_times := _of(run, run.record.arm in saving, share)) is not None]
+    first = min((times.start_s[0] for times in thinned), default=0.0)
+    return tuple(replace(times, start_s=tuple(second - first for second in times.start_s)) for times in thinned)
 
 
 def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
@@ -242,15 +242,15 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
     if table is None or not len(table):
         return None
     wall, start = column(table, "wall_ns"), column(table, "start_ns")
-    known = (wall > 0) & ~np.isnan(start)
-    measured = np.not_equal(column(table, "warmup"), 1) & known
+    timed = (wall > 0) & ~np.isnan(start)
+    measured = np.not_equal(column(table, "warmup"), 1) & timed
     if not measured.any():
         return None
     milliseconds = wall / 1e6
     low, high = np.quantile(milliseconds[measured], [0.25, 0.75])
     far: NDArray[np.bool_] = measured & (milliseconds > high + OUTLIER_QUARTILES * (high - low))
     outlier = _slowest(far, milliseconds)
-    evaluating = _evaluating(measured, known, run.record.facts.evaluating_steps or 0)
+    evaluating = _evaluating(measured, timed, run.record.facts.evaluating_steps or 0)
     marks = np.where(evaluating, "evaluation", np.where(outlier, "outlier", "")).astype(object)
     if saving:
         longest = longest_phases(PHASES, lambda name: column(table, f"{name}_ns"), outlier)
@@ -273,12 +273,12 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
 
 def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
     """Return the ``count`` steps with an evaluation: unmeasured ones after a measured step, then those before."""
-    others, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
-    after = others[others > first][:count]
-    before = others[others < first]
-    found = np.zeros_like(measured)
-    found[after] = found[before[max(0, len(before) - (count - len(after))) :]] = True
-    return found
+    unmeasured, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
+    after = unmeasured[unmeasured > first][:count]
+    before = unmeasured[unmeasured < first]
+    evaluating = np.zeros_like(measured)
+    evaluating[after] = evaluating[before[max(0, len(before) - (count - len(after))) :]] = True
+    return evaluating
 
 
 def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -292,11 +292,11 @@ def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArr
 
 def _kept(drawn: NDArray[np.bool_], outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
     """Return the places of all outliers and of evenly spread other steps, about ``most`` in all."""
-    others = np.flatnonzero(drawn & ~outlier)
+    ordinary = np.flatnonzero(drawn & ~outlier)
     room = max(1, most - int(outlier.sum()))
-    if len(others) > room:
-        others = others[np.linspace(0, len(others) - 1, room).astype(np.int64)]
-    return np.sort(np.concatenate([np.flatnonzero(outlier), others]))
+    if len(ordinary) > room:
+        ordinary = ordinary[np.linspace(0, len(ordinary) - 1, room).astype(np.int64)]
+    return np.sort(np.concatenate([np.flatnonzero(outlier), ordinary]))
 
 
 WHOLE_STEP = "wall"  # stands for the whole step among the phases
@@ -318,20 +318,20 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
     """Return by phase the steps with a cost that ended; ``runs``: consecutive parts of one program."""
     names = [WHOLE_STEP, *PHASES]
     tables = [run.step_columns(["step", "warmup", *(f"{name}_ns" for name in names)]) for run in runs]
-    known = [table for table in tables if table is not None]
-    if not known:
+    recorded = [table for table in tables if table is not None]
+    if not recorded:
         return {}
-    warmup, numbers = (np.concatenate([column(table, name) for table in known]) for name in ("warmup", "step"))
+    warmup, numbers = (np.concatenate([column(table, name) for table in recorded]) for name in ("warmup", "step"))
     measured = np.flatnonzero(warmup != 1)
     numbers, places = np.unique(numbers[measured], return_index=True)
-    found = {}
+    costs = {}
     for name in names:
-        values = np.nan_to_num(np.concatenate([column(table, f"{name}_ns") for table in known])[measured][places])
+        values = np.nan_to_num(np.concatenate([column(table, f"{name}_ns") for table in recorded])[measured][places])
         if (costly := costly_until(values)) is not None:
-            first, last, of = (int(numbers[place]) + 1 for place in (*costly, -1))
+            first, last, final = (int(numbers[place]) + 1 for place in (*costly, -1))
             ms = float(_excess(values).mean()) / 1e6
-            found[name] = EndedCost(first, last, of, from_start=costly[0] == 0, ms=ms)
-    return found
+            costs[name] = EndedCost(first, last, final, from_start=costly[0] == 0, ms=ms)
+    return costs
 
 
 def costly_until(values: Array) -> tuple[int, int] | None:

@@ -75,15 +75,15 @@ def without_overlaps(spans: StageSpans) -> StageSpans:
         spans = StageSpans(*(column[kept] for column in spans))
     order = np.lexsort((spans.starts, spans.batches))
     spans = StageSpans(*(column[order] for column in spans))
-    same = spans.batches[1:] == spans.batches[:-1]
-    overlapping = np.unique(spans.batches[1:][same & (spans.starts[1:] < spans.ends[:-1])])
+    same_batch = spans.batches[1:] == spans.batches[:-1]
+    overlapping = np.unique(spans.batches[1:][same_batch & (spans.starts[1:] < spans.ends[:-1])])
     if not overlapping.size:
         return spans
     mended = [StageSpans(*(column[~np.isin(spans.batches, overlapping)] for column in spans))]
     for batch in overlapping:  # few batches: stages follow one another unless a recorder nests them
-        own = StageSpans(*(column[spans.batches == batch] for column in spans))
-        pieces = innermost(own.starts, own.ends)
-        mended.append(StageSpans(own.batches[pieces.owner], own.stages[pieces.owner], pieces.starts, pieces.ends))
+        nested = StageSpans(*(column[spans.batches == batch] for column in spans))
+        pieces = innermost(nested.starts, nested.ends)
+        mended.append(StageSpans(nested.batches[pieces.owner], nested.stages[pieces.owner], pieces.starts, pieces.ends))
     joined = StageSpans(*(np.concatenate(columns) for columns in zip(*mended, strict=True)))
     order = np.lexsort((joined.starts, joined.batches))
     return StageSpans(*(column[order] for column in joined))
@@ -126,11 +126,11 @@ def stage_times(
         inside = np.maximum(0, ends - starts)
         waited = covered(part.starts, part.ends, counted)
         opened = covered(part.starts, part.ends, open_steps)
-        own = covered(starts, np.maximum(starts, ends), counted)
+        own_waits = covered(starts, np.maximum(starts, ends), counted)
         cells = waits.rows[part.batches], part.stages
         np.add.at(work, cells, part.ends - part.starts)
         np.add.at(during, cells, inside)
-        np.add.at(behind, cells, waited - own)
+        np.add.at(behind, cells, waited - own_waits)
         np.add.at(outside, cells, opened - waited)
         np.add.at(between, cells, part.ends - part.starts - opened)
     behind[:, TRANSFER] = outside[:, TRANSFER] = between[:, TRANSFER] = 0
@@ -179,13 +179,13 @@ def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: S
     stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
     until = np.minimum(stages.ends, waits.ends[stages.batches])
-    others = spans.phases.where(spans.phases.names != spans.code(FETCH))
+    phases = spans.phases.where(spans.phases.names != spans.code(FETCH))
     cause_of = np.array([CAUSES.index(CAUSE_OF_PHASE.get(name, "python")) for name in spans.names] or [PYTHON])
     blocked = np.full(len(spans.blocking), CAUSES.index("sync"))
     fetching = np.full(len(waits.starts), CAUSES.index("transfer"))
-    causes = np.concatenate([cause_of[others.names], blocked, fetching, stages.stages])
-    starts = np.concatenate([others.starts, spans.blocking.starts, waits.starts, since])
-    ends = np.concatenate([others.ends, spans.blocking.ends, waits.ends, until])
+    causes = np.concatenate([cause_of[phases.names], blocked, fetching, stages.stages])
+    starts = np.concatenate([phases.starts, spans.blocking.starts, waits.starts, since])
+    ends = np.concatenate([phases.ends, spans.blocking.ends, waits.ends, until])
     if during is not None:
         touching = np.flatnonzero(touches(starts, ends, during))
         causes, starts, ends = causes[touching], starts[touching], ends[touching]
@@ -217,15 +217,15 @@ def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: 
         near = spans.between(since, until)
         idle = clip(part.starts, part.ends, difference(_span_of(part), busy(near)))
         during = Stretches(idle.starts, idle.ends)
-        known = activities(near, *_batches_between(waits, stages, since, until), during)
-        return _by_cause(idle, known, len(part.starts))
+        activity = activities(near, *_batches_between(waits, stages, since, until), during)
+        return _by_cause(idle, activity, len(part.starts))
 
-    found = np.zeros((len(steps.starts), len(CAUSES)), dtype=np.int64)
+    idle_ns = np.zeros((len(steps.starts), len(CAUSES)), dtype=np.int64)
     done = 0
     for part in in_parts(steps, idle_in):
-        found[done : done + len(part)] = part
+        idle_ns[done : done + len(part)] = part
         done += len(part)
-    return found
+    return idle_ns
 
 
 def _batches_between(
@@ -234,10 +234,10 @@ def _batches_between(
     """Return waits and stages of the batches from the first to the last awaited in [since_ns, until_ns), renumbered."""
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
-    here = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
+    rows = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
     return (
         BatchWaits(waits.rows[low:high], waits.starts[low:high], waits.ends[low:high], waits.reported[low:high]),
-        StageSpans(stages.batches[here] - low, stages.stages[here], stages.starts[here], stages.ends[here]),
+        StageSpans(stages.batches[rows] - low, stages.stages[rows], stages.starts[rows], stages.ends[rows]),
     )
 
 
@@ -246,29 +246,29 @@ def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
     named = clip(idle.starts, idle.ends, Stretches(known.starts, known.ends))
     causes = known.causes[np.searchsorted(known.starts, named.starts, side="right") - 1]
     cells = idle.owner[named.owner] * len(CAUSES) + causes
-    found = per_row(cells, named.ends - named.starts, rows * len(CAUSES)).reshape(rows, len(CAUSES))
-    found[:, PYTHON] += per_row(idle.owner, idle.ends - idle.starts, rows) - found.sum(axis=1)
-    return found
+    idle_ns = per_row(cells, named.ends - named.starts, rows * len(CAUSES)).reshape(rows, len(CAUSES))
+    idle_ns[:, PYTHON] += per_row(idle.owner, idle.ends - idle.starts, rows) - idle_ns.sum(axis=1)
+    return idle_ns
 
 
 def slack_at_fetches(
     waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
 ) -> tuple[Int, NDArray[np.bool_]]:
     """Return the work queued when the first fetch of each step began, in ns, and True where the step fetched."""
-    found, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
+    slack, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
     inside = np.flatnonzero(waits.rows >= 0)
     first = inside[np.unique(waits.rows[inside], return_index=True)[1]]
-    found[waits.rows[first]] = behind(waits.starts[first], kernel_ends, launch_starts)
+    slack[waits.rows[first]] = behind(waits.starts[first], kernel_ends, launch_starts)
     fetched[waits.rows[first]] = True
-    return found, fetched
+    return slack, fetched
 
 
 def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
     """Return the remaining device work at each moment, in ns, of all work launched by then."""
     free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
     queued = np.searchsorted(np.maximum.accumulate(launch_starts), moments, side="right")
-    left: Int = np.maximum(free[queued], moments) - moments
-    return left
+    remaining: Int = np.maximum(free[queued], moments) - moments
+    return remaining
 
 
 def busy(spans: RunSpans) -> Stretches:

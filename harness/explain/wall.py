@@ -83,12 +83,22 @@ class SlowCause:
     """
 
     kind: str
-    """``device wait``, ``copy`` or ``pageable`` (a place), ``retries`` or ``compiled`` (counted), or ``code`` or ``gc``
-    (time spent in measured steps: sampled, or measured), ``lock`` (CPU time of another thread at a place, with the
-    interpreter's lock), ``busy`` (cores that other threads and child processes ask for),
-    ``evaluation`` (time in evaluations at a place), ``growing`` (steps get longer), ``memory`` (it grows), ``padding``,
-    ``setting`` (left on), ``breaks`` (of graphs, in functions that steps call), ``maker`` (of the stage of the data
-    that ``phase`` names) or ``start-up`` (the first batch was waited for: milliseconds of the whole program)."""
+    """One of these kinds:
+
+    * a place: ``device wait``, ``copy``, ``pageable``
+    * counted in every measured step: ``retries``, ``compiled``
+    * time in measured steps: ``code`` (sampled), ``gc`` (measured)
+    * ``lock``: CPU time of another thread at a place, with the interpreter's lock
+    * ``busy``: cores that other threads and child processes occupy or wait for
+    * ``evaluation``: time in evaluations at a place
+    * ``growing``: steps get longer
+    * ``memory``: memory grows
+    * ``padding``
+    * ``setting``: a setting that was left on
+    * ``breaks``: graph breaks in functions that steps call
+    * ``maker``: maker of the stage of the data that ``phase`` names
+    * ``start-up``: wait for the first batch, in milliseconds of the whole program
+    """
     place: str = ""
     code: str = ""  # line of the program
     times: float = 0.0  # calls per audited step
@@ -163,7 +173,7 @@ def is_wait(called: str) -> bool:
 
 def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
     """Return True if the loader calls its dataset per row and a row costs little more than that call."""
-    return any(0 < one.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for one in causes if one.kind == MAKER)
+    return any(0 < cause.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for cause in causes if cause.kind == MAKER)
 
 
 def busy_cores(causes: Sequence[SlowCause]) -> float:
@@ -171,21 +181,21 @@ def busy_cores(causes: Sequence[SlowCause]) -> float:
 
     Older records only have the cores that other threads occupied.
     """
-    known = [one.figures["cores"] for one in causes if one.kind == BUSY]
-    return max(known) if known else sum(one.spent_share for one in causes if one.kind == LOCK)
+    cores = [cause.figures["cores"] for cause in causes if cause.kind == BUSY]
+    return max(cores) if cores else sum(cause.spent_share for cause in causes if cause.kind == LOCK)
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
     """Return the causes of an arm's runs. Counts are summed; places appear once, as they describe the whole program."""
-    found: dict[tuple[str, str, str, str], SlowCause] = {}
-    for row in (row for one in facts for row in one.causes or ()):
+    causes: dict[tuple[str, str, str, str], SlowCause] = {}
+    for row in (row for run_facts in facts for row in run_facts.causes or ()):
         cause = made_of(SlowCause, row)
         key = cause.kind, cause.place, cause.phase, cause.called
-        before = found.get(key)
+        before = causes.get(key)
         if before is None:
-            found[key] = cause
+            causes[key] = cause
         elif cause.of or cause.spent_ms:
-            found[key] = replace(
+            causes[key] = replace(
                 before,
                 times=before.times + cause.times,
                 ms=None if cause.ms is None and before.ms is None else (before.ms or 0.0) + (cause.ms or 0.0),
@@ -197,14 +207,14 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
                 looks=before.looks + cause.looks,
                 late=before.late and cause.late,
             )
-    sampled = found.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
-    collecting_ms = {one.place: one.spent_ms for one in found.values() if one.kind == GC}
+    sampled = causes.pop((SAMPLED, "", "", ""), SlowCause(SAMPLED))
+    collecting_ms = {entry.place: entry.spent_ms for entry in causes.values() if entry.kind == GC}
     return tuple(
-        replace(one, of=sampled.of, wall_ms=sampled.wall_ms, looks=sampled.looks if one.kind in (CODE, LOCK) else 0)
-        if one.spent_ms
-        else one
-        for one in found.values()
-        if one.kind != CODE or collecting_ms.get(one.place, 0.0) < GC_CAUSE_SHARE * one.spent_ms
+        replace(entry, of=sampled.of, wall_ms=sampled.wall_ms, looks=sampled.looks if entry.kind in (CODE, LOCK) else 0)
+        if entry.spent_ms
+        else entry
+        for entry in causes.values()
+        if entry.kind != CODE or collecting_ms.get(entry.place, 0.0) < GC_CAUSE_SHARE * entry.spent_ms
     )
 
 
@@ -278,7 +288,7 @@ class Wall:
 
     def total(self, kind: PartKind) -> float:
         """Return the milliseconds per step of all parts of this kind."""
-        return sum(one.ms.median for one in self.parts if one.kind == kind)
+        return sum(part.ms.median for part in self.parts if part.kind == kind)
 
 
 class _Key(NamedTuple):
@@ -307,63 +317,65 @@ class _Placed(NamedTuple):
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of an attached arm; None of other arms. ``typical_ms``: the median step of all blocks."""
-    known = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
-    known = [(run, ledger) for run, ledger in known if run.record.facts.attached is not None and ledger.phase_ms]
-    if not known:
+    """Return the parts of an attached arm; None for other arms. ``typical_ms``: the median step of all blocks."""
+    pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
+    pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
+    if not pairs:
         return None
     likely, others = [], []
     weights = []
     places: dict[_Key, SlowCause] = {}
     long_ms = 0.0  # sum over steps of the excess of rare long steps outside of all phases
-    evaluated = _most_evaluated([run.record.facts for run, _ in known])
-    sampled = sorted(slow_causes([run.record.facts for run, _ in known]), key=lambda one: one.spent_ms)
+    evaluated = _most_evaluated([run.record.facts for run, _ in pairs])
+    sampled = sorted(slow_causes([run.record.facts for run, _ in pairs]), key=lambda cause: cause.spent_ms)
     # A line may call several functions. The one with most of the line's time is named.
-    places |= {_Key(kind, one.place): one for one in sampled for kind in PLACES if one.kind == kind}
-    for run, ledger in known:
+    places |= {_Key(kind, cause.place): cause for cause in sampled for kind in PLACES if cause.kind == kind}
+    for run, ledger in pairs:
         causes = slow_causes([run.record.facts])
-        places |= {_Key("compile", one.place): one for one in causes if one.kind == COMPILED}
-        places |= {_Key("data", one.phase): one for one in causes if one.kind == MAKER}
+        places |= {_Key("compile", cause.place): cause for cause in causes if cause.kind == COMPILED}
+        places |= {_Key("data", cause.phase): cause for cause in causes if cause.kind == MAKER}
         fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)
-        places.update((_FETCH, one) for one in causes if _makes_batches(one) and one.step_ms >= fetch_ms)
+        places.update((_FETCH, cause) for cause in causes if _makes_batches(cause) and cause.step_ms >= fetch_ms)
         excess = _long_excess(run, typical_ms)
         long_ms += excess.get(REST, 0.0) * len(ledger.step_ms)
         placed = _without_waits(run, ledger)
         clock_ms, steps = _by_the_clock(run, ledger)
-        found = [_named(one, run, ledger, causes, excess) for one in placed]
-        for parts in found:
+        by_rule = [_named(placement, run, ledger, causes, excess) for placement in placed]
+        for parts in by_rule:
             evaluation, core, training_ms = _Key("evaluation", EVALUATION), _Key("core", WAITING), sum(parts.values())
             for key in parts if training_ms > clock_ms else ():  # shorter steps with an evaluation
                 parts[key] *= clock_ms / training_ms
             parts[evaluation] = max(0.0, clock_ms - training_ms)
             # An evaluation waits for a core as much as its training steps do (likely), or not at all.
-            waits = parts.get(core, 0.0) / training_ms if parts is found[0] and training_ms else 0.0
+            waits = parts.get(core, 0.0) / training_ms if parts is by_rule[0] and training_ms else 0.0
             _move(parts, [evaluation], core, parts[evaluation] * waits)
-            spent_ms = sum(one.spent_ms for one in causes if one.kind == EVALUATION and one.place == evaluated)
+            spent_ms = sum(cause.spent_ms for cause in causes if cause.kind == EVALUATION and cause.place == evaluated)
             _move(parts, [evaluation], _Key("evaluation", evaluated), spent_ms / steps * (1 - waits))
-        likely.append(found[0])
-        others.append(found[-1])
+        likely.append(by_rule[0])
+        others.append(by_rule[-1])
         weights.append(float(steps))
-    whole = _summed(likely, others, weights, places, known[0][0].record.facts.program_ms)
+    result = _summed(likely, others, weights, places, pairs[0][0].record.facts.program_ms)
     rare = _rare_lines(sampled, long_ms)
-    return replace(whole, parts=tuple(replace(one, rare=one.kind == CODE and one.name in rare) for one in whole.parts))
+    return replace(
+        result, parts=tuple(replace(part, rare=part.kind == CODE and part.name in rare) for part in result.parts)
+    )
 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
     """Return the places of lines that spent at least half of their time in long steps, even if all others did too."""
     spent_ms: dict[str, float] = {}
-    for one in causes:
-        if is_own_code(one):
-            spent_ms[one.place] = spent_ms.get(one.place, 0.0) + one.spent_ms
+    for cause in causes:
+        if is_own_code(cause):
+            spent_ms[cause.place] = spent_ms.get(cause.place, 0.0) + cause.spent_ms
     whole_ms = sum(spent_ms.values())
     return {place for place, ms in spent_ms.items() if long_ms - (whole_ms - ms) >= ms / 2}
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
     """Return the place that takes most of the time in evaluations; :data:`EVALUATION` if no place takes enough."""
-    causes = [one for one in slow_causes(facts) if one.kind == EVALUATION]
-    most = max(causes, key=lambda one: one.spent_ms, default=None)
-    least_ms = EVALUATED_SHARE_MIN * sum(one.spent_ms for one in causes)
+    causes = [cause for cause in slow_causes(facts) if cause.kind == EVALUATION]
+    most = max(causes, key=lambda cause: cause.spent_ms, default=None)
+    least_ms = EVALUATED_SHARE_MIN * sum(cause.spent_ms for cause in causes)
     return most.place if most is not None and most.spent_ms >= least_ms else EVALUATION
 
 
@@ -383,10 +395,10 @@ def _summed(
         if rank >= NAMED_LINES_MAX or means[key].median < NAMED_LINE_SHARE_MIN * step_ms.median
     }
     likely, others = ([_without_names(parts, unnamed) for parts in side] for side in (likely, others))
-    found = []
+    step_parts = []
     for key in _keys(likely):
-        ms, other = (_mean([parts.get(key, 0.0) for parts in side], weights) for side in (likely, others))
-        ms = holding(ms, [other]) if ms.ci_low is not None else ms
+        ms, other_ms = (_mean([parts.get(key, 0.0) for parts in side], weights) for side in (likely, others))
+        ms = holding(ms, [other_ms]) if ms.ci_low is not None else ms
         ms = ms if ms.ci_low is None else replace(ms, ci_low=max(0.0, ms.ci_low))
         if ms.median > ROUNDING * step_ms.median:
             part = StepPart(key.name, ms, ms.median / step_ms.median, key.kind)
@@ -395,18 +407,20 @@ def _summed(
                 part = replace(part, called=maker_text(place), code=place.code)
             elif place is not None:
                 part = replace(part, code=place.code, function=place.function, called=place.called, late=place.late)
-            found.append(part)
-    made = [one for one in found if one.kind == "data" and one.name not in (RESTART, IN_LOOP)]
-    if made and _FETCH in places:
-        longest, line = max(made, key=lambda one: one.ms.median), places[_FETCH]
-        found[found.index(longest)] = replace(longest, called=maker_text(line), code=line.code)
-    whole = dict(program_ms or {})
-    total_ms = sum(whole.values()) or 1.0
-    program = tuple(ProgramPart(name, whole[name], whole[name] / total_ms) for name in PROGRAM_PARTS if name in whole)
+            step_parts.append(part)
+    stages = [stage for stage in step_parts if stage.kind == "data" and stage.name not in (RESTART, IN_LOOP)]
+    if stages and _FETCH in places:
+        longest, line = max(stages, key=lambda stage: stage.ms.median), places[_FETCH]
+        step_parts[step_parts.index(longest)] = replace(longest, called=maker_text(line), code=line.code)
+    parts_ms = dict(program_ms or {})
+    total_ms = sum(parts_ms.values()) or 1.0
+    program = tuple(
+        ProgramPart(name, parts_ms[name], parts_ms[name] / total_ms) for name in PROGRAM_PARTS if name in parts_ms
+    )
     return Wall(
         steps=round(sum(weights)),
         step_ms=step_ms,
-        parts=tuple(sorted(found, key=lambda part: -part.ms.median)),
+        parts=tuple(sorted(step_parts, key=lambda part: -part.ms.median)),
         program=program,
     )
 
@@ -416,32 +430,32 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
 
     ``phase_ms``: milliseconds of each phase by the clock.
     """
-    part_ms = {_Key(one.kind, one.name): one.ms.median for one in wall.parts}
+    part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
-    for one in causes:
-        if (key := _part_of(one)) is not None and key.kind != "phase":
-            clock_ms[key] = clock_ms.get(key, 0.0) + one.step_ms
-    own = wall.on_cores_ms / wall.step_ms.median if wall.step_ms.median else 1.0
-    whole = wall.on_cores_ms / (sum(phase_ms.values()) or wall.step_ms.median or 1.0)
-    found = []
-    for one in causes:
-        key = _part_of(one)
-        if key is not None and one.spent_ms:
-            scale = min(1.0, part_ms[key] / clock_ms[key]) if key in part_ms and clock_ms.get(key) else own
-            one = replace(one, spent_ms=one.spent_ms * scale, wall_ms=one.wall_ms * whole)
-        elif one.kind == PADDING:
-            ends = [None if ms is None else ms * own for ms in (one.ms, one.low_ms, one.high_ms)]
-            one = replace(one, ms=ends[0], low_ms=ends[1], high_ms=ends[2])
-        elif one.kind == GROWING and one.phase and not one.place:
+    for cause in causes:
+        if (key := _part_of(cause)) is not None and key.kind != "phase":
+            clock_ms[key] = clock_ms.get(key, 0.0) + cause.step_ms
+    step_scale = wall.on_cores_ms / wall.step_ms.median if wall.step_ms.median else 1.0
+    wall_scale = wall.on_cores_ms / (sum(phase_ms.values()) or wall.step_ms.median or 1.0)
+    result = []
+    for cause in causes:
+        key = _part_of(cause)
+        if key is not None and cause.spent_ms:
+            scale = min(1.0, part_ms[key] / clock_ms[key]) if key in part_ms and clock_ms.get(key) else step_scale
+            cause = replace(cause, spent_ms=cause.spent_ms * scale, wall_ms=cause.wall_ms * wall_scale)
+        elif cause.kind == PADDING:
+            ends = [None if ms is None else ms * step_scale for ms in (cause.ms, cause.low_ms, cause.high_ms)]
+            cause = replace(cause, ms=ends[0], low_ms=ends[1], high_ms=ends[2])
+        elif cause.kind == GROWING and cause.phase and not cause.place:
             # Growth was measured with waits included. A phase with less than half of the growth only waited longer.
-            grew = phase_ms.get(one.phase, 0.0) * own >= (one.ms or 0.0) / 2
-            one = replace(one, phase=one.phase if grew else "")
-        found.append(one)
-    return tuple(found)
+            grew = phase_ms.get(cause.phase, 0.0) * step_scale >= (cause.ms or 0.0) / 2
+            cause = replace(cause, phase=cause.phase if grew else "")
+        result.append(cause)
+    return tuple(result)
 
 
 def _part_of(one: SlowCause) -> _Key | None:
-    """Return the part of a step that has the time of this line or these garbage collections; None for other causes."""
+    """Return the part of a step that includes the time of this line or these collections; None for other causes."""
     if one.kind == GC:
         return _Key("gc", COLLECTIONS)
     if one.kind != CODE:
@@ -503,27 +517,27 @@ def _named(
     parts.setdefault(_OTHER, 0.0)
     before = dict(parts)
     _move_blocked(parts, placed.blocked, facts, causes)
-    rest = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
+    sources = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
     # Work on the main thread waits for a core in the same proportion as the step does.
     running = 1 - placed.phases.get(WAITING, 0.0) / step_ms if step_ms else 1.0
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
-    for one in causes:
-        if one.kind == COMPILED and one.of:
-            ms = (one.longer_ms or 0.0) * one.steps / one.of
-            _move(parts, compiling, _Key("compile", one.place or COMPILATION), ms * running)
-    collected = sum(one.step_ms for one in causes if one.kind == GC)
-    _move(parts, rest, _Key("gc", COLLECTIONS), collected * running)
-    for one in sorted((one for one in causes if is_own_code(one)), key=lambda one: -one.spent_ms):
-        source = "backward" if one.phase == HOOKS else REST
-        ms = one.step_ms * _share_without_waits(source, placed, ledger)
-        _move(parts, [_Key("phase", source)], _Key("code", one.place), ms)
+    for cause in causes:
+        if cause.kind == COMPILED and cause.of:
+            ms = (cause.longer_ms or 0.0) * cause.steps / cause.of
+            _move(parts, compiling, _Key("compile", cause.place or COMPILATION), ms * running)
+    collected = sum(collection.step_ms for collection in causes if collection.kind == GC)
+    _move(parts, sources, _Key("gc", COLLECTIONS), collected * running)
+    for cause in sorted((line for line in causes if is_own_code(line)), key=lambda line: -line.spent_ms):
+        source = "backward" if cause.phase == HOOKS else REST
+        ms = cause.step_ms * _share_without_waits(source, placed, ledger)
+        _move(parts, [_Key("phase", source)], _Key("code", cause.place), ms)
     for name, ms in excess.items():
         key = _Key("phase", name)
         _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))
     _split_fetch(parts, run, ledger, step_ms)
-    asked_ms = sum(one.step_ms for one in causes if asks_loader(one))
+    asked_ms = sum(line.step_ms for line in causes if asks_loader(line))
     _move(parts, [_OTHER], _FETCH, asked_ms * _share_without_waits(REST, placed, ledger))
     return parts
 
@@ -542,25 +556,25 @@ def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, 
         for name in COMPUTE:
             _move(parts, [_Key("phase", name)], _Key("ranks", RANKS), blocked.get(name, 0.0))
         return
-    holders = sorted((one for one in causes if one.kind == LOCK), key=lambda one: -one.spent_ms)
-    left = {name: blocked.get(name, 0.0) for name in (*COMPUTE, REST)}
-    for one in holders:
-        ms = one.step_ms
-        for name in left:
-            taken = min(ms, left[name])
-            _move(parts, [_Key("phase", name)], _Key("lock", one.place), taken)
-            left[name] -= taken
-            ms -= taken
+    holders = sorted((cause for cause in causes if cause.kind == LOCK), key=lambda cause: -cause.spent_ms)
+    blocked_ms = {name: blocked.get(name, 0.0) for name in (*COMPUTE, REST)}
+    for holder in holders:
+        ms = holder.step_ms
+        for name in blocked_ms:
+            moved_ms = min(ms, blocked_ms[name])
+            _move(parts, [_Key("phase", name)], _Key("lock", holder.place), moved_ms)
+            blocked_ms[name] -= moved_ms
+            ms -= moved_ms
 
 
 def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> None:
     """Move up to ``ms`` from ``sources``, in this order, to ``target``."""
     for key in dict.fromkeys(sources):
-        taken = min(max(ms, 0.0), parts.get(key, 0.0))
-        if taken > 0:
-            parts[key] -= taken
-            parts[target] = parts.get(target, 0.0) + taken
-            ms -= taken
+        moved_ms = min(max(ms, 0.0), parts.get(key, 0.0))
+        if moved_ms > 0:
+            parts[key] -= moved_ms
+            parts[target] = parts.get(target, 0.0) + moved_ms
+            ms -= moved_ms
 
 
 def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float) -> None:
@@ -575,8 +589,8 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
     _move(parts, [_FETCH], _Key("data", RESTART), restarting)
     exposed = {stage: ledger.exposed_ms.get(stage, 0.0) * scale for stage in STAGES}
     if sum(exposed.values()) > 0:
-        left = parts[_FETCH]
-        share = min(1.0, left / sum(exposed.values()))
+        remaining_ms = parts[_FETCH]
+        share = min(1.0, remaining_ms / sum(exposed.values()))
         for stage, ms in exposed.items():
             _move(parts, [_FETCH], _Key("data", stage), ms * share)
     sampling = [_Key("data", "read"), _FETCH]  # The stage "read" has the sampler's time.
@@ -595,13 +609,13 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
     long = measured & (column(steps, "wall_ns") / 1e6 > LONG_STEP_FACTOR * typical_ms)
     if not long.any() or long.sum() > LONG_STEPS_SHARE_MAX * measured.sum():
         return {}
-    found = {}
+    excess_ms = {}
     for phase in PHASES:
         if phase != "fetch":
             values = np.nan_to_num(column(steps, f"{phase}_ns"))
-            above = np.maximum(0.0, values[long] - np.median(values[measured & ~long]))
-            found[phase] = float(above.sum()) / 1e6 / int(measured.sum())
-    return found
+            excess_ns = np.maximum(0.0, values[long] - np.median(values[measured & ~long]))
+            excess_ms[phase] = float(excess_ns.sum()) / 1e6 / int(measured.sum())
+    return excess_ms
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
@@ -610,28 +624,28 @@ def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]
     return [
-        _left(block, lambda one, name: one.on_core[name]),
-        _left(block, lambda one, name: one.wall[name] - one.on_core[name]),
+        _left(block, lambda times, name: times.on_core[name]),
+        _left(block, lambda times, name: times.wall[name] - times.on_core[name]),
     ]
 
 
 def _left(block: _Block, weight: Callable[[_Block, str], float]) -> _Placed:
     """Return each phase without its share of the waits, in proportion to ``weight``, and the sum of the waits."""
     room = {name: max(0.0, block.wall[name] - block.on_core[name]) for name in block.wall}
-    taken = dict.fromkeys(block.wall, 0.0)
-    left = min(block.waited, sum(room.values()))
+    waits = dict.fromkeys(block.wall, 0.0)
+    remaining = min(block.waited, sum(room.values()))
     for _ in block.wall:  # A phase that has no more time off a core leaves its share to the others.
-        weights = {name: max(weight(block, name), 1e-9) for name in block.wall if room[name] - taken[name] > 1e-9}
-        if left <= 1e-9 or not weights:
+        weights = {name: max(weight(block, name), 1e-9) for name in block.wall if room[name] - waits[name] > 1e-9}
+        if remaining <= 1e-9 or not weights:
             break
-        total, before = sum(weights.values()), left
-        for name, one in weights.items():
-            more = min(before * one / total, room[name] - taken[name])
-            taken[name] += more
-            left -= more
-    phases = {name: block.wall[name] - taken[name] for name in block.wall}
+        total, before = sum(weights.values()), remaining
+        for name, phase_weight in weights.items():
+            more = min(before * phase_weight / total, room[name] - waits[name])
+            waits[name] += more
+            remaining -= more
+    phases = {name: block.wall[name] - waits[name] for name in block.wall}
     blocked = {name: ms - block.on_core[name] for name, ms in phases.items()}
-    return _Placed(phases | {WAITING: sum(taken.values())}, blocked)
+    return _Placed(phases | {WAITING: sum(waits.values())}, blocked)
 
 
 def _block(run: RunData, ledger: RunLedger) -> _Block | None:
@@ -642,18 +656,18 @@ def _block(run: RunData, ledger: RunLedger) -> _Block | None:
     if on_core is None:
         return None
     wall = {name: ms for name, ms in ledger.phase_ms.items() if ms > 0}
-    known = {name: min(on_core.get(name, 0.0), ms) for name, ms in wall.items()}
+    core_ms = {name: min(on_core.get(name, 0.0), ms) for name, ms in wall.items()}
     waited, step_ms = share * ledger.mean_step_ms, sum(wall.values())
     if REST in wall:
         timed = [name for name in wall if name != REST]
-        in_phases, running = sum(known[name] for name in timed), run.record.facts.running_share
+        in_phases, running = sum(core_ms[name] for name in timed), run.record.facts.running_share
         if running is None:  # Older records: assume that the time outside of phases ran as much as the phases did.
             ran = wall[REST] * in_phases / (sum(wall[name] for name in timed) or 1.0)
         else:
             ran = running * step_ms - in_phases
         # A thread that waits for a core does not run meanwhile.
-        known[REST] = max(0.0, min(ran, wall[REST], step_ms - waited - in_phases))
-    return _Block(wall, known, waited)
+        core_ms[REST] = max(0.0, min(ran, wall[REST], step_ms - waited - in_phases))
+    return _Block(wall, core_ms, waited)
 
 
 def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
@@ -666,23 +680,23 @@ def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
     measured = (steps.column("warmup").fill_null(False).to_numpy() == 0) & (ends > starts)
     place = np.searchsorted(starts, phases.starts, side="right") - 1
     inside = (place >= 0) & (phases.starts < ends[np.maximum(place, 0)]) & measured[np.maximum(place, 0)]
-    own = _without_inner(phases.starts, phases.ends, phases.cpu_ns.astype(np.float64))
+    own_ns = _without_inner(phases.starts, phases.ends, phases.cpu_ns.astype(np.float64))
     count = int(measured.sum())
     return {
-        spans.names[code]: float(own[inside & (phases.names == code)].sum()) / 1e6 / count
+        spans.names[code]: float(own_ns[inside & (phases.names == code)].sum()) / 1e6 / count
         for code in np.unique(phases.names[inside])
     }
 
 
 def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: Float) -> Float:
     """Return the CPU time of each span without that of the spans directly inside it."""
-    own = cpu_ns.copy()
+    own_ns = cpu_ns.copy()
     order = np.lexsort((-ends, starts))
     around: list[int] = []
     for place in order:
         while around and ends[around[-1]] <= starts[place]:
             around.pop()
         if around:
-            own[around[-1]] -= cpu_ns[place]
+            own_ns[around[-1]] -= cpu_ns[place]
         around.append(place)
-    return np.maximum(own, 0.0)
+    return np.maximum(own_ns, 0.0)

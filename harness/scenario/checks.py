@@ -26,15 +26,15 @@ def problems(scenario: Scenario) -> list[Problem]:
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
     if matrix:
         return matrix + base
-    found = [*base, *_compare(scenario), *_claims(scenario), *_whatif(scenario), *_named_arms(scenario)]
+    mistakes = [*base, *_compare(scenario), *_claims(scenario), *_whatif(scenario), *_named_arms(scenario)]
     try:
         everything = list(variants(scenario))
     except DottedKeyError as error:
-        return [*found, Problem(error.path, error.message)]
-    found += _overlaps(scenario)
+        return [*mistakes, Problem(error.path, error.message)]
+    mistakes += _overlaps(scenario)
     for variant in everything:
-        found += _variant(scenario, variant)
-    return list(dict.fromkeys(found))
+        mistakes += _variant(scenario, variant)
+    return list(dict.fromkeys(mistakes))
 
 
 def _size(scenario: Scenario) -> Iterator[Problem]:
@@ -46,11 +46,11 @@ def _size(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _matrix(scenario: Scenario) -> Iterator[Problem]:
-    keys, known = list(scenario.matrix), dotted_keys(TrainerConfig)
+    keys, known_keys = list(scenario.matrix), dotted_keys(TrainerConfig)
     for key, values in scenario.matrix.items():
-        for other in keys:
-            if key.startswith(f"{other}."):
-                yield Problem(("matrix", key), f"{other} in the matrix already sets it")
+        for outer in keys:
+            if key.startswith(f"{outer}."):
+                yield Problem(("matrix", key), f"{outer} in the matrix already sets it")
         for name, times in Counter(map(value_name, values)).items():
             if times > 1:
                 yield Problem(("matrix", key), f"{times} of its values give the same arm name ({name})")
@@ -61,7 +61,7 @@ def _matrix(scenario: Scenario) -> Iterator[Problem]:
                 yield Problem(("matrix", key), error.message)
                 break
             for problem in _config(nested, ()):
-                path: KeyPath = ("matrix", key, index) if key in known else ("matrix", key)
+                path: KeyPath = ("matrix", key, index) if key in known_keys else ("matrix", key)
                 yield Problem(path, _relative(problem, key))
 
 
@@ -97,8 +97,8 @@ def _variant(scenario: Scenario, variant: Variant) -> Iterator[Problem]:
             elif not has(variant.point.values, key):
                 yield Problem(("base", *problem.path), problem.message)
             else:
-                held = next(one for one in scenario.matrix if one.startswith(key) or key.startswith(one))
-                yield Problem(("matrix", held), f"{key}: {problem.message}")
+                axis = next(dotted for dotted in scenario.matrix if dotted.startswith(key) or key.startswith(dotted))
+                yield Problem(("matrix", axis), f"{key}: {problem.message}")
 
 
 def _whatif(scenario: Scenario) -> Iterator[Problem]:
@@ -120,9 +120,9 @@ def _overlaps(scenario: Scenario) -> Iterator[Problem]:
     """Refuse an arm that sets a key of the matrix: it would be the same at every point."""
     for name, overrides in scenario.arms.items():
         for key in flatten(expand(overrides or {})):
-            for held in scenario.matrix:
-                if held == key or held.startswith(f"{key}."):
-                    yield Problem(("arms", name, *key.split(".")), f"the matrix sets {held} too; keep one of them")
+            for axis in scenario.matrix:
+                if axis == key or axis.startswith(f"{key}."):
+                    yield Problem(("arms", name, *key.split(".")), f"the matrix sets {axis} too; keep one of them")
 
 
 def _compare(scenario: Scenario) -> Iterator[Problem]:

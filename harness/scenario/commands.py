@@ -51,35 +51,35 @@ class CommandScenario(Config):
     name: Name
     question: str
     command: str | None = Field(None, min_length=1)
-    """The command of every arm, split into words as by a shell; {key} stands for the arm's value of that key."""
+    """Command of every arm, split into words as a shell does. {key} is replaced by the arm's value of that key."""
     loop: Annotated[str, AfterValidator(named_function)] | None = None
-    """Instead of a command: a function that trains, called with the arm's values as keyword arguments."""
+    """Function that trains, instead of a command. It is called with the arm's values as keyword arguments."""
     extends: str | None = None
     base: dict[str, Value] = Field(default_factory=dict)
     """Values that all arms share."""
     arms: Annotated[dict[Name, dict[str, Value] | None], Field(min_length=1)]
-    """Named variants: the values that differ; ``command`` gives an arm a command of its own, ``loop`` a function."""
+    """Named variants with the values that differ. ``command`` or ``loop`` gives an arm its own command or function."""
     matrix: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default_factory=dict)
-    """Keys and their values: every arm is run with every combination."""
+    """Keys and their values. Every arm runs with every combination."""
     controls: list[CommandControl] = Field(default_factory=list)
-    """The command again as its own control; a-a and dose only of baselines."""
+    """Controls, which run the command again. a-a and dose are added only to baselines."""
     compare: list[Compare] | None = None
-    """Default: the first arm is the baseline of every other."""
+    """Pairs of arms to compare. Default: the first arm is the baseline of all others."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
     repeats: int = Field(5, ge=1, le=1000)
     """Number of blocks, each with fresh processes."""
     steps: int = Field(60, ge=1, le=10_000_000)
     """Measured steps of each block."""
     interleave: Interleave = "slices"
-    """slices: the commands of a block stay alive and take turns. runs: one after another."""
+    """slices: the commands of a block stay alive and take turns. runs: they run one after another."""
     warmup: int = Field(5, ge=4, le=10_000_000)
-    """Steps before the first turn that are not measured."""
+    """Unmeasured steps before the first turn."""
     fetch: str | None = None
-    """The function that returns a batch, see harness exec --fetch."""
+    """Function that returns a batch; see harness exec --fetch."""
     step_ends: str | None = None
     """Class of the optimizer whose update ends a step."""
     seed: int = 0
-    """Of the order of arms within blocks."""
+    """Seed of the order of arms within blocks."""
     limits: LimitsConfig = LimitsConfig()
 
 
@@ -106,8 +106,8 @@ class CommandArm:
     @property
     def declared(self) -> JsonObject:
         """Entry in study.json: the values, or without values the command itself."""
-        found: JsonObject = {COMMAND: dict(self.values) or self.text}
-        return found if self.code is None else {**found, "code": self.code}
+        entry: JsonObject = {COMMAND: dict(self.values) or self.text}
+        return entry if self.code is None else {**entry, "code": self.code}
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,10 @@ def _check_commands(document: Document) -> CommandScenario:
     try:
         scenario = CommandScenario.model_validate(data, strict=True)
     except ValidationError as error:
-        found = [problem for _, problem in problems_of(error, CommandScenario)]
-        raise first_error(found, document) or error from error
-    if wrong := first_error(_problems(scenario), document):
-        raise wrong
+        problems = [problem for _, problem in problems_of(error, CommandScenario)]
+        raise first_error(problems, document) or error from error
+    if mistake := first_error(_problems(scenario), document):
+        raise mistake
     return scenario
 
 
@@ -145,7 +145,7 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
     combinations = list(points(scenario.matrix))
     plain = [_arm(scenario, name, point) for point in combinations for name in scenario.arms]
     comparisons = list(_comparisons(scenario, combinations))
-    baselines = {one.baseline for one in comparisons} or {plain[0].name}
+    baselines = {pair.baseline for pair in comparisons} or {plain[0].name}
     arms = []
     for arm in plain:
         arms.append(arm)
@@ -175,29 +175,29 @@ def _values(scenario: CommandScenario, name: str, point: MatrixPoint) -> dict[st
 
 def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm:
     values = _values(scenario, name, point)
-    own = tuple(sorted({**point.values, **(scenario.arms[name] or {})}.items()))
-    what, template = _runs(scenario, values)
-    if what == LOOP:
-        given = {key: value for key, value in values.items() if value is not None}
-        # -P keeps the folder of that file, and other modules of ours, out of the user's imports.
-        program = (sys.executable, "-P", str(CALL), template, json.dumps(given))
-        call = f"{template}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
-        return CommandArm(f"{name}{point.suffix}", program, values=own, call=call)
+    differing = tuple(sorted({**point.values, **(scenario.arms[name] or {})}.items()))
+    kind, template = _runs(scenario, values)
+    if kind == LOOP:
+        arguments = {key: value for key, value in values.items() if value is not None}
+        # -P keeps the folder of that file, with modules of the harness, out of the user's imports.
+        program = (sys.executable, "-P", str(CALL), template, json.dumps(arguments))
+        call = f"{template}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+        return CommandArm(f"{name}{point.suffix}", program, values=differing, call=call)
     parts = []
     for word in shlex.split(template):
         keys = _PLACE.findall(word)
         if any(values.get(key) is None for key in keys):
             continue
-        parts.append(_PLACE.sub(lambda found: _word(values[found[1]]), word))
-    return CommandArm(f"{name}{point.suffix}", tuple(parts), values=own)
+        parts.append(_PLACE.sub(lambda match: _word(values[match[1]]), word))
+    return CommandArm(f"{name}{point.suffix}", tuple(parts), values=differing)
 
 
 def _runs(scenario: CommandScenario, values: dict[str, Value]) -> tuple[str, str]:
     """Return COMMAND or LOOP, and the command or function of an arm. Removes both keys from ``values``."""
-    own = {what: values.pop(what, None) for what in (COMMAND, LOOP)}
-    for what, given in (*own.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
-        if given is not None:
-            return what, str(given)
+    arm_entries = {key: values.pop(key, None) for key in (COMMAND, LOOP)}
+    for kind, entry in (*arm_entries.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
+        if entry is not None:
+            return kind, str(entry)
     return COMMAND, ""
 
 
@@ -206,8 +206,8 @@ def _word(value: Value) -> str:
 
 
 def _comparisons(scenario: CommandScenario, combinations: Sequence[MatrixPoint]) -> Iterator[ComparisonRecord]:
-    first, *others = scenario.arms
-    pairs = [(first, other) for other in others]
+    first, *candidates = scenario.arms
+    pairs = [(first, arm) for arm in candidates]
     if scenario.compare is not None:
         pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare]
     for (baseline, candidate), point in itertools.product(pairs, combinations):
@@ -231,8 +231,8 @@ def _problems(scenario: CommandScenario) -> Iterator[Problem]:
         return
     if scenario.command is not None and scenario.loop is not None:
         yield Problem((LOOP,), "give a command or a loop, not both")
-    for name, own in scenario.arms.items():
-        yield from _arm_problems(scenario, name, own or {}, _values(scenario, name, combinations[0]))
+    for name, overrides in scenario.arms.items():
+        yield from _arm_problems(scenario, name, overrides or {}, _values(scenario, name, combinations[0]))
     names = {f"{name}{point.suffix}" for name in scenario.arms for point in combinations} | set(scenario.arms)
     for index, pair in enumerate(scenario.compare or ()):
         unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in names]
@@ -246,11 +246,11 @@ def _problems(scenario: CommandScenario) -> Iterator[Problem]:
 def _arm_problems(
     scenario: CommandScenario, name: str, own: dict[str, Value], values: dict[str, Value]
 ) -> Iterator[Problem]:
-    what, template = _runs(scenario, values)
-    path: KeyPath = ("arms", name, what) if what in own else (what,)
+    kind, template = _runs(scenario, values)
+    path: KeyPath = ("arms", name, kind) if kind in own else (kind,)
     for key in sorted(scenario.matrix.keys() & own.keys()):
         yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
-    if what == LOOP:
+    if kind == LOOP:
         try:
             files(LOOP, named_function(template))  # checks that the module exists without importing it
         except (InputError, ValueError) as error:
@@ -268,5 +268,5 @@ def _arm_problems(
         yield Problem(path, f"{{{key}}}: arm {name} has no such value; values: {', '.join(values) or 'none'}")
     if path == (COMMAND,):
         for key in sorted(values.keys() - used):
-            at: KeyPath = ("arms", name, key) if key in own else ("base", key)
-            yield Problem(at if key not in scenario.matrix else ("matrix", key), f"write {{{key}}} into the command")
+            place: KeyPath = ("arms", name, key) if key in own else ("base", key)
+            yield Problem(place if key not in scenario.matrix else ("matrix", key), f"write {{{key}}} into the command")

@@ -67,13 +67,13 @@ class Edits:
     def with_text(self, text: str) -> Edits:
         """Return these edits and one more. Of two edits for the same key the later one counts."""
         key = text.partition("=")[0].strip()
-        return parse_edits([*(one for one in self.texts if one.partition("=")[0].strip() != key), text])
+        return parse_edits([*(earlier for earlier in self.texts if earlier.partition("=")[0].strip() != key), text])
 
 
 def parse_edits(texts: Iterable[str]) -> Edits:
     """Parse ``KEY=VALUE`` texts. Raises InputError (one line) with the key, the allowed values and the nearest key."""
     edits = Edits()
-    seen: set[str] = set()
+    given_keys: set[str] = set()
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not value:
@@ -84,9 +84,9 @@ def parse_edits(texts: Iterable[str]) -> Edits:
             near = get_close_matches(key, KEYS, n=1)
             guess = f"did you mean {near[0]!r}? " if near else ""
             raise InputError(f"--set {text}: unknown key {key!r}; {guess}keys: {', '.join(KEYS)}")
-        if key in seen:
+        if key in given_keys:
             raise InputError(f"--set {text}: {key} is given twice")
-        seen.add(key)
+        given_keys.add(key)
         edits = replace(_parsed(edits, key, value, text), texts=(*edits.texts, f"{key}={value}"))
     return edits
 
@@ -100,7 +100,7 @@ def _parsed(edits: Edits, key: str, value: str, text: str) -> Edits:
             raise InputError(f"--set {text}: device takes how many times as fast it is, such as 2x or 0.5x")
         return replace(edits, device=factor)
     if key == "sync":
-        sync = next((one for one in SYNCS if one == value), None)
+        sync = next((choice for choice in SYNCS if choice == value), None)
         if sync is None:
             raise InputError(
                 f"--set {text}: sync takes off (no blocking on the gradient norm), late (on that of the step before) "

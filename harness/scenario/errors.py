@@ -36,7 +36,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     """List the pydantic models inside an annotation (``X | None``, ``list[X | Y]``)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for one in get_args(annotation) for model in models_in(one)]
+    return [model for argument in get_args(annotation) for model in models_in(argument)]
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
@@ -76,19 +76,19 @@ _MARKS = {"[key]", "[device]", "[emulated]", "[claim]", "[figure]"}
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
     """Yield (pydantic's error type, Problem) for each error of validating against ``model``."""
-    for one in error.errors(include_url=False):
-        if not one["loc"]:  # error between keys of different sections; the message names them
-            yield one["type"], Problem((), _message(one, model, ()))
+    for detail in error.errors(include_url=False):
+        if not detail["loc"]:  # error between keys of different sections; the message names them
+            yield detail["type"], Problem((), _message(detail, model, ()))
             continue
-        *above, last = one["loc"]
+        *above, last = detail["loc"]
         path = tuple(part for part in above if part not in _MARKS)
-        if last not in _MARKS or one["type"] == "extra_forbidden":  # a user's key may equal one of the marks
+        if last not in _MARKS or detail["type"] == "extra_forbidden":  # a user's key may equal one of the marks
             path = (*path, last)
-        yield one["type"], Problem(path, _message(one, model, path))
+        yield detail["type"], Problem(path, _message(detail, model, path))
 
 
 def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
-    kind, given, context = error["type"], error.get("input"), error.get("ctx", {})
+    kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(model, path)
     if kind == "missing":
@@ -100,18 +100,18 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
         return "give at least one" if least == 1 else f"give at least {least}; got {context['actual_length']}"
     if kind == "literal_error":
         expected = context["expected"].replace("True", "true").replace("False", "false")  # spelling of YAML
-        text = f"must be {expected}; got {shown(given)}"
-        if isinstance(given, str):
-            text += did_you_mean(given, expected.replace("'", "").replace(" or ", ", ").split(", "))
+        text = f"must be {expected}; got {shown(value)}"
+        if isinstance(value, str):
+            text += did_you_mean(value, expected.replace("'", "").replace(" or ", ", ").split(", "))
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         section = section_at(model, path)
         keys = f"; allowed: {', '.join(section.model_fields)}" if section else ""
-        text = f"must be a mapping of keys; got {shown(given)}{keys}"
+        text = f"must be a mapping of keys; got {shown(value)}{keys}"
     else:
         message = error["msg"].replace("Input should be", "must be")
         message = message.replace("a valid integer", "an integer").replace("a valid ", "a ")
-        text = f"{message}; got {shown(given)}"
-    if isinstance(given, bool) and kind != "bool_type":
+        text = f"{message}; got {shown(value)}"
+    if isinstance(value, bool) and kind != "bool_type":
         text += " (YAML reads yes, no, on, off as true, false; quote text)"
     return text
 
@@ -119,12 +119,14 @@ def _message(error: Any, model: type[BaseModel], path: KeyPath) -> str:
 def _unknown(model: type[BaseModel], path: KeyPath) -> str:
     key = str(path[-1])
     sections = sections_at(model, path[:-1])
-    allowed = list(dict.fromkeys(field.alias or name for one in sections for name, field in one.model_fields.items()))
+    allowed = list(
+        dict.fromkeys(field.alias or name for section in sections for name, field in section.model_fields.items())
+    )
     guess = did_you_mean(key, allowed)
     if not guess:
         everywhere = dotted_keys(model)
-        same = [name for name in everywhere if name.rpartition(".")[2] == key]
-        guess = f"; did you mean {same[0]!r}?" if same else did_you_mean(dotted(path), everywhere)
+        matches = [name for name in everywhere if name.rpartition(".")[2] == key]
+        guess = f"; did you mean {matches[0]!r}?" if matches else did_you_mean(dotted(path), everywhere)
     end = " " if guess else "; "
     return f"unknown key{guess}{end}allowed: {', '.join(allowed) or 'nothing: this is a value, not a section'}"
 
@@ -132,8 +134,8 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
     """Return one InputError for all ``problems``: the first by source and line; the others in their order."""
     nowhere = Mark(0, 0, "scenario")
-    found = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
-    placed = sorted(found, key=lambda p: (p[0], dotted(p[1].path)))
+    marked = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
+    placed = sorted(marked, key=lambda p: (p[0], dotted(p[1].path)))
     lines = list(dict.fromkeys(_line(mark, problem) for mark, problem in placed))
     if not lines:
         return None

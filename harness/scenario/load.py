@@ -56,19 +56,19 @@ def read_overridden(
 
 def check_scenario(document: Document) -> Scenario:
     """Return the scenario of a document whose arms are trainer configurations. InputError as in load_scenario."""
-    found: list[Problem] = []
+    mistakes: list[Problem] = []
     data = {key: value for key, value in document.data.items() if value is not None}
     try:
         scenario = Scenario.model_validate(data, strict=True)
     except ValidationError as error:
-        found += [problem for _, problem in problems_of(error, Scenario)]
-        bad = {str(problem.path[0]) for problem in found}
-        if bad & {"arms", "matrix"}:
-            bad.add("compare")  # its names would not be found
-        rest = {"name": "unknown", "question": "", "arms": {"unknown": None}}
-        rest |= {key: value for key, value in data.items() if key not in bad}
-        scenario = Scenario.model_validate(rest, strict=True)
-    error_line = first_error([*found, *problems(scenario)], document)
+        mistakes += [problem for _, problem in problems_of(error, Scenario)]
+        invalid = {str(problem.path[0]) for problem in mistakes}
+        if invalid & {"arms", "matrix"}:
+            invalid.add("compare")  # Pairs would name missing arms.
+        partial = {"name": "unknown", "question": "", "arms": {"unknown": None}}
+        partial |= {key: value for key, value in data.items() if key not in invalid}
+        scenario = Scenario.model_validate(partial, strict=True)
+    error_line = first_error([*mistakes, *problems(scenario)], document)
     if error_line:
         raise error_line
     return scenario
@@ -150,8 +150,8 @@ def _check_is_mapping(document: Document, path: Path, what: str, needs: str) -> 
     if document.data is None:
         raise InputError(f"{path}: empty; {what} needs at least {needs}")
     if not isinstance(document.data, dict):
-        some = needs.partition(" and ")[0]
-        raise InputError(f"{document.marks[()]}: not a mapping; {what} has keys and values ({some}, ...)")
+        examples = needs.partition(" and ")[0]
+        raise InputError(f"{document.marks[()]}: not a mapping; {what} has keys and values ({examples}, ...)")
 
 
 def _nest(document: Document) -> None:
@@ -166,19 +166,19 @@ def _nest(document: Document) -> None:
 
 
 def _expand(document: Document, root: tuple[str, ...], mapping: JsonObject) -> Nested:
-    seen: dict[tuple[str, ...], list[int]] = {}
+    lines_by_path: dict[tuple[str, ...], list[int]] = {}
 
     def follow(written: tuple[str, ...], parts: tuple[str, ...]) -> None:
         mark = document.marks[(*root, *written)]
         for end in range(1, len(parts) + 1):
             document.marks.setdefault((*root, *parts[:end]), mark)
-        seen.setdefault(parts, []).append(mark.line)
+        lines_by_path.setdefault(parts, []).append(mark.line)
 
     try:
         return expand(mapping, split=follow)
     except DottedKeyError as error:
-        same = [found for path, found in seen.items() if path[: len(error.path)] == error.path]
-        lines = sorted({line for found in same for line in found})
+        spellings = [numbers for path, numbers in lines_by_path.items() if path[: len(error.path)] == error.path]
+        lines = sorted({line for numbers in spellings for line in numbers})
         where = f" (lines {' and '.join(map(str, lines))})" if len(lines) > 1 else ""
         path = (*root, *error.path)
         raise InputError(f"{document.nearest(path)}: {dotted(path)}: {error.message}{where}") from error

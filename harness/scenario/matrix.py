@@ -54,10 +54,10 @@ def variants(scenario: Scenario) -> Iterator[Variant]:
     base = merge(TrainerConfig().model_dump(), expand(scenario.base))
     combinations = list(points(scenario.matrix))
     for arm, overrides in scenario.arms.items():
-        own = expand(overrides or {})
+        arm_values = expand(overrides or {})
         for point in combinations:
-            nested = merge(merge(base, point.values), own)
-            yield Variant(f"{arm}{point.suffix}", arm, point, merge(point.values, own), nested)
+            nested = merge(merge(base, point.values), arm_values)
+            yield Variant(f"{arm}{point.suffix}", arm, point, merge(point.values, arm_values), nested)
 
 
 def value_name(value: Json) -> str:

@@ -71,12 +71,12 @@ class Compare(Config):
 
 
 class Claim(Config):
-    """A common claim (harness.scenario.claims) and the arms that show whether it holds; names after the matrix."""
+    """A common claim (harness.scenario.claims) and the arms that decide it, by their names after the matrix."""
 
     claim: ClaimName
     arm: str
     baseline: str | None = None
-    """What `arm` is held against; for the claims about a share of a step there is none."""
+    """Arm that `arm` is compared with. Claims about a share of a step have none."""
 
     @model_validator(mode="after")
     def _has_its_baseline(self) -> Claim:
@@ -126,8 +126,8 @@ class OwnClaim(Config):
 
 
 def _claim_tag(given: Any) -> str:
-    own = isinstance(given, OwnClaim) or (isinstance(given, dict) and "claim" not in given)
-    return "[figure]" if own else "[claim]"
+    is_own = isinstance(given, OwnClaim) or (isinstance(given, dict) and "claim" not in given)
+    return "[figure]" if is_own else "[claim]"
 
 
 AnyClaim = Annotated[Annotated[Claim, Tag("[claim]")] | Annotated[OwnClaim, Tag("[figure]")], Discriminator(_claim_tag)]
@@ -139,16 +139,16 @@ class TorchProfilerConfig(Config):
     wait: int = Field(1, ge=0, le=10_000)
     warmup: int = Field(2, ge=0, le=1000)
     active: int = Field(3, ge=1, le=1000)
-    """Steps recorded, after `wait` steps without a profiler in the main process and `warmup` steps that are dropped."""
+    """Recorded steps. They follow `wait` steps without a profiler in the main process and `warmup` dropped steps."""
     repeat: int = Field(1, ge=1, le=100)
     shapes: bool = False
     memory: bool = False
-    """Every allocation and release, for the memory timeline."""
+    """Record every allocation and release, for the memory timeline."""
     stack: bool = False
     flops: bool = False
     workers: bool = True
-    """Also inside loader workers, which torch.profiler alone does not see. They record from their start to the end of
-    the last window, as batches are built ahead of it (at most 2,000 batches or about 50,000 events each)."""
+    """Also record loader workers, which torch.profiler alone does not see. Each records from its start to the end of
+    the last window, because batches are built ahead (at most 2,000 batches or about 50,000 events each)."""
 
 
 class PySpyConfig(Config):
@@ -156,11 +156,11 @@ class PySpyConfig(Config):
 
     rate_hz: int = Field(100, ge=1, le=1000)
     seconds: float = Field(5, ge=0.5, le=600)
-    """How long it samples. The time is spent twice, as the flame graph needs a pass of its own."""
+    """Sampling time in seconds. It is spent twice, because the flame graph needs a second pass."""
     native: bool = False
-    """Also C, C++ and Rust frames."""
+    """Include C, C++ and Rust frames."""
     gil: bool = False
-    """Only threads that hold the GIL."""
+    """Sample only threads that hold the GIL."""
     nonblocking: bool = False
     """Do not pause the trainer for a sample: cheaper, but some samples are inconsistent."""
 
@@ -198,20 +198,21 @@ class ProbesConfig(Config):
     """Measurements besides the steps. Probes that would disturb the steps get a separate run of each arm."""
 
     host: bool = True
-    """CPU, memory, disk and limits of the run's processes, and the load by others."""
+    """Sample CPU, memory, disk and limits of the run's processes, and the load by other processes."""
     nvml: Annotated[Literal["auto", True, False], BeforeValidator(_no_number)] = "auto"
-    """NVIDIA's counters: power, clocks, utilisation, throttling; auto: where there is a driver."""
+    """Sample NVIDIA's counters: power, clocks, utilisation, throttling. auto: if there is a driver."""
     sample_hz: float = Field(10, ge=0.1, le=100)
     """Readings per second of host and nvml, taken by a separate process."""
     torch_profiler: TorchProfilerSetting = "auto"
-    """Operators and kernels of a few steps, in one more run of every arm; true: with its defaults. auto: of 3 steps
-    after the measured ones of an arm's first run, where CUDA events leave over 5 % of a step open. false: never."""
+    """Record operators and kernels of a few steps, in an extra run of every arm. true: with the defaults. auto: no
+    extra run, but 3 steps after the measured ones of an arm's first run, if CUDA events leave over 5 % of a step open.
+    false: never."""
     py_spy: PySpySetting = None
-    """Sampled stacks of the trainer and its workers, in the same profiled run; true: with its defaults."""
+    """Sample stacks of the trainer and its workers, in the same extra run. true: with the defaults."""
     calibrate: bool = False
-    """Measure what each probe costs: the first baseline without any and with each alone, interleaved."""
+    """Measure the cost of each probe: run the first baseline without probes and with each probe alone, interleaved."""
     timeline_steps: int = Field(20, ge=1, le=10_000)
-    """Steps of each arm shown in timeline.json.gz, at most: the last ones of its last repetition."""
+    """Maximum number of steps of each arm in timeline.json.gz: the last ones of its last repetition."""
 
     @property
     def profiled_run(self) -> TorchProfilerConfig | None:
@@ -220,24 +221,24 @@ class ProbesConfig(Config):
 
 
 class LimitsConfig(Config):
-    """How long `harness run` waits in silence. A run that passes a limit fails; the study goes on with the next one."""
+    """Timeouts of `harness run`. A run that exceeds one fails, and the study continues with the next run."""
 
     start_s: float = Field(900, gt=0, le=86_400)
-    """For a run to start: imports, model and data path, up to its first repetition. Also for a trial of data.source."""
+    """Seconds until a run's first repetition: imports, model and data path. Also limits a trial of data.source."""
     silence_s: float = Field(600, gt=0, le=86_400)
-    """For a run's next step, or for what it writes between repetitions. Not for a whole repetition."""
+    """Seconds until a run's next step, or its next output between repetitions. Not the limit of a whole repetition."""
     tracking_s: float = Field(120, gt=0, le=86_400)
-    """For all trackers together, once every run has ended (key track). One that is not done by then is ended."""
+    """Seconds for all trackers together (key track), after every run has ended. Unfinished trackers are stopped."""
 
 
 class BudgetConfig(Config):
-    """What may be spent. Give usd, hours, or both, of which the first that is reached counts."""
+    """Limits of what may be spent. Give usd, hours, or both; the first one reached counts."""
 
     usd: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
-    """US dollars. They need a price: price_usd_per_hour, or that of the device's profile."""
+    """US dollars. They require a price: price_usd_per_hour, or the price in the device's profile."""
     hours: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
-    """Wall time: of a training from the command's start, of a study from the first run's start; of both also what
-    measuring the first steps took before. What a refused or killed measuring took is not known to the next one."""
+    """Wall time in hours: of a training from the command's start, of a study from the first run's start. It includes
+    the earlier measurement of the first steps, but not measurements that were refused or killed."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> BudgetConfig:
@@ -254,9 +255,9 @@ class Scenario(Config):
     """One scenario file, resolved: ``extends`` is merged, dotted keys of ``base`` are nested."""
 
     name: Name
-    """Names the study's folder under results/."""
+    """Name of the study's folder under results/."""
     question: str
-    """The question that the scenario answers; the report's first line."""
+    """Question that the scenario answers; the first line of the report."""
     extends: str | None = None
     """Another scenario file, relative to this one. This file overrides it key by key (lists are replaced)."""
     base: dict[str, Unchecked] = Field(default_factory=dict)
@@ -264,30 +265,30 @@ class Scenario(Config):
     arms: Annotated[dict[Name, dict[str, Unchecked] | None], Field(min_length=1)]
     """Named variants: dotted keys with the values that differ from base; null means no difference."""
     matrix: dict[str, Annotated[list[Unchecked], Field(min_length=1)]] = Field(default_factory=dict)
-    """Dotted keys and their values: every arm is run with every combination."""
+    """Dotted keys and their values. Every arm runs with every combination."""
     controls: list[Control] = Field(default_factory=list)
-    """Automatic variants of every arm; a-a and dose only of baselines, those of `claims` among them."""
+    """Automatic variants of every arm. a-a and dose are added only to baselines, including those of `claims`."""
     dose: Annotated[list[Dosed], Field(min_length=1)] = Field(default_factory=lambda: list[Dosed](["tokenize"]))
     """Work that the dose control does 1, 2 and 4 times more often (slowdown injection): tokenize, read, device."""
     whatif: list[dict[str, EditValue]] = Field(default_factory=list)
-    """Edits of `harness whatif`, such as {ranks: 16}: the report predicts every comparison under each of them."""
+    """Edits of `harness whatif`, such as {ranks: 16}. The report predicts every comparison under each edit."""
     compare: list[Compare] | None = None
-    """Default: the first arm is the baseline of every other."""
+    """Pairs of arms to compare. Default: the first arm is the baseline of all others."""
     isolated_baseline: str | None = None
-    """An arm: the report then has a table of every arm's data path alone (its data-only control) beside its training,
-    each as times this arm's. A name before the matrix (at each of its points) or an exact one."""
+    """Baseline of a table in the report. It shows each arm's data path alone (its data-only control) and its training,
+    as multiples of this arm's. Give a name before the matrix (used at each of its points) or an exact name."""
     requires: dict[Name, Annotated[list[ModuleName], Field(min_length=1)]] = Field(default_factory=dict)
-    """Arms, by their names before the matrix, with the Python modules that each needs: where one of these is not
-    installed the arm is left out of the study, and the report says so."""
+    """Python modules that arms need, by arm name before the matrix. If a module is not installed, the arm is left out
+    of the study, and the report lists it."""
     noise_floor: float | None = Field(None, gt=0, lt=1)
-    """What a difference must exceed where no A/A control shows it, as a fraction (0.02: 2 %): from another study."""
+    """Noise floor to use if no A/A control shows it, as a fraction (0.02: 2 %). Take it from another study."""
     claims: list[AnyClaim] = Field(default_factory=list)
     """Claims that the report judges by these arms: common claims about tokenization by name, other claims as a figure
-    with bounds. The report then also has a table of how each step spends its time."""
+    with bounds. A table in the report then also shows how each step spends its time."""
     target_loss: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """The report then says what each arm learned: its last loss, and after how many steps and tokens it was there."""
+    """Loss to reach. The report shows each arm's last loss, and the steps and tokens until it reached this one."""
     repeats: int = Field(5, ge=1, le=1000)
-    """Number of blocks. Each block holds every arm once. Fewer than 5 seldom decide anything."""
+    """Number of blocks. Each block runs every arm once. Fewer than 5 are seldom enough for a decision."""
     interleave: Literal["auto", "slices", "runs"] = "auto"
     """slices: the arms of a block stay alive and alternate. runs: one after another. auto: slices if memory allows."""
     slice_steps: int = Field(10, ge=1, le=100_000)
@@ -295,18 +296,19 @@ class Scenario(Config):
     seed: int = 0
     """Seed of the order of arms within blocks (base.seed is the trainer's)."""
     track: list[Annotated[str, AfterValidator(_tracker)]] = Field(default_factory=list)
-    """Experiment trackers that get parameters, losses, learning rates and speeds of every arm's runs, and the report,
-    once all runs have ended: jsonl, mlflow (an SQLite file), tensorboard, wandb (offline), trackio (local), or
-    MODULE:FUNCTION of your own. Each has a process of its own and a folder in tracking/ under --out. All but jsonl need
-    the extra of their name."""
+    """Experiment trackers: jsonl, mlflow (an SQLite file), tensorboard, wandb (offline), trackio (local), or your own
+    MODULE:FUNCTION. After all runs have ended, each gets the parameters, losses, learning rates and speeds of every
+    arm's runs, and the report. Each runs in its own process and has a folder in tracking/ under --out. All except jsonl
+    need the extra of the same name."""
     budget: BudgetConfig | None = None
-    """What `harness run` and `harness train` may spend. They first measure a few steps of every arm, and do not start
-    what is expected to exceed it; at the limit they stop, and what was done is kept."""
+    """Limits of what `harness run` and `harness train` may spend. They first measure a few steps of every arm, and do
+    not start if the estimate exceeds the budget. At the limit they stop and keep what was done."""
     price_usd_per_hour: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
-    """US dollars per hour of all that an arm runs on, for the budget and for `harness cost`; it may be rounded up.
-    Default: the price that the device's profile has, for each device."""
+    """US dollars per hour for everything that an arm runs on, for the budget and `harness cost`. It may be rounded up.
+    Default: the price in the device's profile, for each device."""
     upload: str | None = None
-    """Where `harness train` copies the training's folder, with each checkpoint and at its end: s3://BUCKET/FOLDER, gs://,
-    file://, or what fsspec knows. In a thread that no step waits for; what fails is tried again, and stays here."""
+    """Target to which `harness train` copies the training's folder, with each checkpoint and at the end:
+    s3://BUCKET/FOLDER, gs://, file://, or another URL that fsspec supports. A background thread copies, so that no step
+    waits. Failed copies are retried, and the local files are kept."""
     limits: LimitsConfig = LimitsConfig()
     probes: ProbesConfig = ProbesConfig()

@@ -128,14 +128,14 @@ def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
 def has(nested: JsonObject, dotted: str) -> bool:
     """Return True if there is a value at ``dotted``, also if it is null."""
     *sections, last = dotted.split(".")
-    found = lookup(nested, ".".join(sections)) if sections else nested
-    return isinstance(found, Mapping) and last in found
+    section = lookup(nested, ".".join(sections)) if sections else nested
+    return isinstance(section, Mapping) and last in section
 
 
 def lookup_number(nested: JsonObject, dotted: str, default: float) -> float:
     """Return the number at ``dotted``, or ``default`` if the value is not a number."""
-    found = lookup(nested, dotted)
-    return found if isinstance(found, int | float) else default
+    value = lookup(nested, dotted)
+    return value if isinstance(value, int | float) else default
 
 
 def edit_texts(edits: JsonObject) -> list[str]:

@@ -66,18 +66,20 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
     comparisons = list(_comparisons(scenario, plain))
     selected = _selected(plain, arms)
     left_out = _left_out(scenario, selected)
-    kept = [one for one in selected if one.name not in left_out]
+    kept = [variant for variant in selected if variant.name not in left_out]
     if not kept:
         name, modules = next(iter(left_out.items()))
         raise InputError(f"{source}: requires: every arm lacks a module here; {name} needs {', '.join(modules)}")
-    baselines = {pair.baseline for pair in comparisons} or {one.name for one in plain if one.arm == plain[0].arm}
+    baselines = {pair.baseline for pair in comparisons} or {
+        variant.name for variant in plain if variant.arm == plain[0].arm
+    }
     baselines |= {claim.baseline for claim in scenario.claims if claim.baseline is not None}
     everything = list(_with_controls(scenario, source, kept, baselines))
     if len(everything) > MAX_ARMS:
         raise InputError(
             f"{source}: arms: {len(everything)} arms ({len(kept)} without their controls); at most {MAX_ARMS}"
         )
-    names = {one.name for one in kept}
+    names = {variant.name for variant in kept}
     return Plan(
         scenario,
         tuple(everything),
@@ -93,20 +95,20 @@ def _left_out(scenario: Scenario, selected: Sequence[Variant]) -> dict[str, tupl
         arm: tuple(module for module in modules if find_spec(module) is None)
         for arm, modules in scenario.requires.items()
     }
-    return {one.name: lacking[one.arm] for one in selected if lacking.get(one.arm)}
+    return {variant.name: lacking[variant.arm] for variant in selected if lacking.get(variant.arm)}
 
 
 def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[ComparisonRecord]:
     before = list(scenario.arms)
     pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare or ()]
     if scenario.compare is None:
-        pairs = [(before[0], other) for other in before[1:]]
-    suffixes = dict.fromkeys(one.point.suffix for one in plain)
-    found: dict[ComparisonRecord, None] = {}
+        pairs = [(before[0], arm) for arm in before[1:]]
+    suffixes = dict.fromkeys(variant.point.suffix for variant in plain)
+    records: dict[ComparisonRecord, None] = {}
     for baseline, candidate in pairs:
         for suffix in suffixes if baseline in scenario.arms else ("",):
-            found[ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
-    yield from found
+            records[ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
+    yield from records
 
 
 def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant]:
@@ -114,27 +116,29 @@ def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant
         return fnmatchcase(one.name, pattern) or fnmatchcase(one.arm, pattern)
 
     for pattern in patterns:
-        if not any(chosen(one, pattern) for one in plain):
-            names = dict.fromkeys(name for one in plain for name in (one.arm, one.name))
+        if not any(chosen(variant, pattern) for variant in plain):
+            names = dict.fromkeys(name for variant in plain for name in (variant.arm, variant.name))
             guess = did_you_mean(pattern, names) or ";"
-            shown = list(dict.fromkeys(one.arm for one in plain))
+            shown = list(dict.fromkeys(variant.arm for variant in plain))
             raise InputError(f"--arm {pattern}: no arm matches{guess} arms: {', '.join(shown)}")
-    return [one for one in plain if not patterns or any(chosen(one, pattern) for pattern in patterns)]
+    return [variant for variant in plain if not patterns or any(chosen(variant, pattern) for pattern in patterns)]
 
 
 def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], baselines: set[str]) -> Iterator[Arm]:
-    for one in plain:
-        arm = _arm(one.name, None, one, {})
+    for variant in plain:
+        arm = _arm(variant.name, None, variant, {})
         yield arm
         for control in dict.fromkeys(scenario.controls):
-            if control in BASELINES_ONLY and one.name not in baselines:
+            if control in BASELINES_ONLY and variant.name not in baselines:
                 continue
-            overs = _doses(scenario, source, one, arm.config) if control == "dose" else [(control, CONTROLS[control])]
-            for kind, over in overs:
-                yield _arm(f"{one.name}+{kind}", kind, one, over)
-        first = next((other.name for other in plain if other.name in baselines), plain[0].name)
-        for kind in _probe_runs(scenario.probes, calibrated=one.name == first):
-            yield _arm(f"{one.name}+{kind}", kind, one, {})
+            overrides = (
+                _doses(scenario, source, variant, arm.config) if control == "dose" else [(control, CONTROLS[control])]
+            )
+            for kind, override in overrides:
+                yield _arm(f"{variant.name}+{kind}", kind, variant, override)
+        first = next((candidate.name for candidate in plain if candidate.name in baselines), plain[0].name)
+        for kind in _probe_runs(scenario.probes, calibrated=variant.name == first):
+            yield _arm(f"{variant.name}+{kind}", kind, variant, {})
 
 
 def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
@@ -143,29 +147,29 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
         disturbing = {"torch_profiler": probes.profiled_run, "py_spy": probes.py_spy}
         yield from (BARE, LEDGER)
-        yield from (f"{ALONE}{name}" for name, there in (sampled | disturbing).items() if there)
+        yield from (f"{ALONE}{name}" for name, enabled in (sampled | disturbing).items() if enabled)
     if probes.profiled_run or probes.py_spy:
         yield PROFILED
 
 
 def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
     """Yield a name such as ``dose-tokenize-2`` and its overrides for every dose of work that the arm has."""
-    for what, key in dict.fromkeys(_dosed(config, asked) for asked in scenario.dose):
+    for kind, key in dict.fromkeys(_dosed(config, dose) for dose in scenario.dose):
         work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its own work
-        for times in DOSE_TIMES if _has_work(config, what) else ():
+        for times in DOSE_TIMES if _has_work(config, kind) else ():
             extra = work * (1 + times) - 1
             if extra > MAX_EXTRA:
                 raise InputError(
                     f"{source}: controls: dose: {key} of {one.name} would be {extra} ({times} times its own {work} "
                     f"more); at most {MAX_EXTRA}"
                 )
-            yield f"dose-{what}-{times}", expand({key: extra})
+            yield f"dose-{kind}-{times}", expand({key: extra})
 
 
 def _dosed(config: TrainerConfig, asked: Dosed) -> tuple[Dosed | Literal["data"], str]:
     """Return the work that a dose repeats and its key. For a data source of the user's own it is the whole batch."""
-    own = config.data.source is not None and asked != "device"
-    return ("data", DOSES["read"]) if own else (asked, DOSES[asked])
+    is_batch = config.data.source is not None and asked != "device"
+    return ("data", DOSES["read"]) if is_batch else (asked, DOSES[asked])
 
 
 def _has_work(config: TrainerConfig, what: Dosed | Literal["data"]) -> bool:
@@ -231,7 +235,7 @@ def plan_json(plan: Plan) -> JsonObject:
         }
         for arm in plan.arms
     }
-    pairs: list[Json] = [{"baseline": one.baseline, "candidate": one.candidate} for one in plan.comparisons]
+    pairs: list[Json] = [{"baseline": pair.baseline, "candidate": pair.candidate} for pair in plan.comparisons]
     blocks: list[Json] = [list(names) for names in plan.blocks]
     left_out: JsonObject = {name: list(modules) for name, modules in plan.left_out.items()}
     return {

@@ -50,8 +50,8 @@ def scenario_schema() -> JsonObject:
     required = schema.pop("required")
     schema["anyOf"] = [{"required": required}, {"required": ["extends"]}]
     commands = CommandScenario.model_json_schema()
-    for name, found in commands.pop("$defs").items():
-        definitions.setdefault(name, found)
+    for name, definition in commands.pop("$defs").items():
+        definitions.setdefault(name, definition)
     commands["anyOf"] = [{"required": commands.pop("required")}, {"required": ["extends"]}]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -74,4 +74,4 @@ def _subschema(trainer: _Schema, definitions: _Schema, key: str) -> _Schema:
 
 
 def _references(schema: _Schema) -> list[str]:
-    return [one["$ref"] for one in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())) if "$ref" in one]
+    return [part["$ref"] for part in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())) if "$ref" in part]

@@ -24,13 +24,13 @@ def find(given: str | Path, folder: Path) -> Path:
     path = Path(given)
     if len(path.parts) != 1 or path.suffix or path.is_file():
         return path
-    if (own := path.with_suffix(".yaml")).is_file():
-        return own
-    known = shipped(folder)
-    if path.name in known:
-        return known[path.name]
+    if (local := path.with_suffix(".yaml")).is_file():
+        return local
+    paths = shipped(folder)
+    if path.name in paths:
+        return paths[path.name]
     if path.exists():  # a folder; the reader of the path refuses it
         return path
-    near = get_close_matches(path.name, known, n=1)
+    near = get_close_matches(path.name, paths, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    raise InputError(f"{path}: no such file{hint} shipped: {', '.join(known) or 'none'}")
+    raise InputError(f"{path}: no such file{hint} shipped: {', '.join(paths) or 'none'}")

@@ -52,13 +52,13 @@ def split(samples: pa.Table | None) -> Split:
     keys = columns[0].indices.to_numpy() * len(metrics) + columns[1].indices.to_numpy()
     t_ns = samples.column("t_ns").to_numpy()
     values = samples.column("value").to_numpy(zero_copy_only=False).astype(np.float64)
-    found = {}
+    series = {}
     for key in np.unique(keys):
         rows = np.flatnonzero((keys == key) & np.isfinite(values))
         rows = rows[np.argsort(t_ns[rows], kind="stable")]
         if rows.size:
-            found[sources[key // len(metrics)], metrics[key % len(metrics)]] = Sampled(t_ns[rows], values[rows])
-    return found
+            series[sources[key // len(metrics)], metrics[key % len(metrics)]] = Sampled(t_ns[rows], values[rows])
+    return series
 
 
 def total(runs: Iterable[Split], source: str, metric: str) -> float | None:
@@ -69,8 +69,8 @@ def total(runs: Iterable[Split], source: str, metric: str) -> float | None:
 
 def pooled(runs: Iterable[Split], source: str, metric: str) -> Array:
     """Return all values, run after run; empty if it was not sampled."""
-    found = [run[source, metric].values for run in runs if (source, metric) in run]
-    return np.concatenate(found) if found else np.empty(0)
+    series = [run[source, metric].values for run in runs if (source, metric) in run]
+    return np.concatenate(series) if series else np.empty(0)
 
 
 def mean(values: Array) -> float | None:
@@ -148,12 +148,12 @@ class StackReport:
     @property
     def tokenization(self) -> tuple[Place, ...]:
         """Tokenization by the main thread and by the workers, for each if it has most of their samples."""
-        found = []
+        places = []
         for threads in (MAIN, WORKERS):
             largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
             if largest is not None and largest.name.removeprefix("fetch: ") == "tokenize":
-                found.append(largest)
-        return tuple(found)
+                places.append(largest)
+        return tuple(places)
 
 
 class _Met(NamedTuple):
@@ -171,8 +171,8 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
     for batch in spans:
         roles = batch.column("role")
         roles = roles.cast("string") if hasattr(roles, "dictionary") else roles
-        found = pa.table({"pid": batch.column("pid"), "role": roles}).group_by(["pid", "role"]).aggregate([])
-        pairs |= set(zip(found["pid"].to_pylist(), found["role"].to_pylist(), strict=True))
+        distinct = pa.table({"pid": batch.column("pid"), "role": roles}).group_by(["pid", "role"]).aggregate([])
+        pairs |= set(zip(distinct["pid"].to_pylist(), distinct["role"].to_pylist(), strict=True))
     return {pid: role for pid, role in pairs if role is not None and (role == "main" or role.startswith("loader-"))}
 
 
@@ -181,28 +181,30 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
     clock = clock_of(samples)
     native = facts.native
     rows = samples.to_pylist()
-    found: dict[str, dict[str, list[_Met]]] = {}
+    by_threads: dict[str, dict[str, list[_Met]]] = {}
     readings = 0
     by_role: dict[str, list[StackRow]] = {}
     for row in rows:
         by_role.setdefault(row["role"], []).append(row)
-    known = _spans_by_role(spans, by_role)
-    for role, own in by_role.items():
-        if role not in known:
+    spans_of_role = _spans_by_role(spans, by_role)
+    for role, role_rows in by_role.items():
+        if role not in spans_of_role:
             continue
-        readings += len(own) if role == "main" else 0
-        times = np.array([row["time_ns"] for row in own], dtype=np.int64)
-        edges, names = segments(known[role])
+        readings += len(role_rows) if role == "main" else 0
+        times = np.array([row["time_ns"] for row in role_rows], dtype=np.int64)
+        edges, names = segments(spans_of_role[role])
         near = (_distance(times, edges) <= clock.doubt_ns).tolist()
-        by_name = found.setdefault(MAIN if role == "main" else WORKERS, {})
-        for row, name, is_near in zip(own, names_at(times, edges, names), near, strict=True):
+        by_name = by_threads.setdefault(MAIN if role == "main" else WORKERS, {})
+        for row, name, is_near in zip(role_rows, names_at(times, edges, names), near, strict=True):
             stack = _without_recorder(tuple(row["stack"]), native)
             by_name.setdefault(name or OUTSIDE, []).append(_Met(stack, is_near))
-    placed = {threads: sum(map(len, at.values())) for threads, at in found.items()}
+    placed = {threads: sum(map(len, by_place.values())) for threads, by_place in by_threads.items()}
     places = tuple(
         _place(threads, name, met, placed[threads], native)
         for threads in (MAIN, WORKERS)
-        for name, met in sorted(found.get(threads, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1])))
+        for name, met in sorted(
+            by_threads.get(threads, {}).items(), key=lambda item: (item[0] == OUTSIDE, -len(item[1]))
+        )
     )
     start_ns, end_ns = facts.window
     return StackReport(
@@ -248,12 +250,12 @@ def names_at(times: NDArray[np.int64], edges: NDArray[np.int64], names: Sequence
 def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[StackSpan]]:
     """Return the phases and stages of each sampled role. The name of an inline stage includes its phase."""
     wanted = {role for role in roles if role == "main" or role.startswith("loader-")}
-    known: dict[str, list[StackSpan]] = {role: [] for role in wanted}
+    by_role: dict[str, list[StackSpan]] = {role: [] for role in wanted}
     columns = (spans[name].to_pylist() for name in ("role", "start_ns", "end_ns", "name"))
     for role, start, end, name in zip(*columns, strict=True):
         if role in wanted:
-            known[role].append(StackSpan(start, end, f"fetch: {name}" if role == "main" and name in STAGES else name))
-    return known
+            by_role[role].append(StackSpan(start, end, f"fetch: {name}" if role == "main" and name in STAGES else name))
+    return by_role
 
 
 def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -269,14 +271,14 @@ def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.
 def _place(threads: str, name: str, met: Sequence[_Met], total: int, native: bool) -> Place:
     functions = Counter(_function(_named(stack, native)) for stack, _ in met)
     python = Counter(_function([frame for frame in stack if _is_python(frame, native)]) for stack, _ in met)
-    whole = Counter(";".join(stack) for stack, _ in met)
+    stacks = Counter(";".join(stack) for stack, _ in met)
     return Place(
         threads=threads,
         name=name,
         whole=_share(name, len(met), total),
         functions=_top(functions, len(met)),
         python=_top(python, len(met))[0],
-        stacks=_top(whole, len(met)),
+        stacks=_top(stacks, len(met)),
         near=sum(near for _, near in met),
     )
 
@@ -288,8 +290,8 @@ def _function(frames: Sequence[str]) -> str:
 def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
     """Return the stack up to the function that called the ledger's recorder; the whole stack elsewhere."""
     python = [place for place, frame in enumerate(stack) if _is_python(frame, native)]
-    others = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
-    return stack[: others[-1] + 1] if others and others[-1] != python[-1] else stack
+    outside = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
+    return stack[: outside[-1] + 1] if outside and outside[-1] != python[-1] else stack
 
 
 def _named(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:

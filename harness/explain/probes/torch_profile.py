@@ -184,19 +184,19 @@ def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> Profil
     events = read_events(profiles)
     host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
     lasted = events.end - events.start
-    own, parents = self_times(events.start[host], events.end[host], events.thread[host])
+    self_ns, parents = self_times(events.start[host], events.end[host], events.thread[host])
     launchers = _launchers(events, host, device, parents)
     on_device = np.bincount(launchers[launchers >= 0], lasted[device][launchers >= 0], minlength=len(host))
     roles = []
     for code in sorted(np.unique(events.role[host]), key=lambda code: _main_first(events.roles[code])):
         name = events.roles[code]
-        mine = np.flatnonzero(events.role[host] == code)
-        rows = host[mine]
+        members = np.flatnonzero(events.role[host] == code)
+        rows = host[members]
         extent = int(events.end[rows].max() - events.start[rows].min())
-        again = (parents[mine] >= 0) & (events.name[rows] == events.name[host[parents[mine]]])
-        operators = _operators(events, rows, again, own[mine], on_device[mine] if device.size else None)
+        again = (parents[members] >= 0) & (events.name[rows] == events.name[host[parents[members]]])
+        operators = _operators(events, rows, again, self_ns[members], on_device[members] if device.size else None)
         span_ns = profiled_ns if name == "main" and profiled_ns else extent
-        roles.append(RoleOperators(name, span_ns / 1e6, float(own[mine].sum()) / 1e6, operators))
+        roles.append(RoleOperators(name, span_ns / 1e6, float(self_ns[members].sum()) / 1e6, operators))
     total_ms = float(lasted[device].sum()) / 1e6 if device.size else None
     return ProfiledOperators(tuple(roles), _kernels(events, host, device, launchers), total_ms)
 
@@ -250,7 +250,7 @@ def launched_work(events: Events) -> LaunchedWork:
     device = events.of(DEVICE_WORK)
     device = device[np.argsort(events.start[device], kind="stable")]
     calls = events.of(RUNTIME_CALLS)
-    calls = calls[np.argsort(events.start[calls], kind="stable")]  # of calls with one id the first counts
+    calls = calls[np.argsort(events.start[calls], kind="stable")]  # The first of several calls with one id counts.
     wanted, keys = events.correlation[device], events.correlation[calls]
     launched, reached = (_match(wanted, keys, moments[calls]) for moments in (events.start, events.end))
     starts, ends = events.start[device], events.end[device]
@@ -264,9 +264,9 @@ def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    found = order[at]
-    return np.where((wanted >= 0) & (keys[found] == wanted), values[found], -1)
+    position = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    index = order[position]
+    return np.where((wanted >= 0) & (keys[index] == wanted), values[index], -1)
 
 
 def _operators(
@@ -280,36 +280,40 @@ def _operators(
     lasted = np.where(again, 0, events.end[rows] - events.start[rows])
     own_ms, total_ms = (np.bincount(group, weights=values) / 1e6 for values in (own, lasted))
     device_ms = None if on_device is None else np.bincount(group, weights=on_device) / 1e6
-    found = [
+    operators = [
         Operator(
             name="step" if name < 0 else events.names[name],
             kind=KINDS[events.categories[category]],
-            calls=int(calls[at]),
-            self_ms=float(own_ms[at]),
-            total_ms=float(total_ms[at]),
-            device_ms=None if device_ms is None else float(device_ms[at]),
+            calls=int(calls[code]),
+            self_ms=float(own_ms[code]),
+            total_ms=float(total_ms[code]),
+            device_ms=None if device_ms is None else float(device_ms[code]),
         )
-        for at, (name, category) in enumerate(zip(names[sample], events.category[rows[sample]], strict=True))
+        for code, (name, category) in enumerate(zip(names[sample], events.category[rows[sample]], strict=True))
     ]
-    return tuple(sorted(found, key=lambda one: (-one.self_ms, one.name)))
+    return tuple(sorted(operators, key=lambda operator: (-operator.self_ms, operator.name)))
 
 
 def _kernels(events: Events, host: Integers, device: Integers, launchers: Integers) -> tuple[KernelUse, ...]:
     lasted = (events.end - events.start)[device]
     names, group = np.unique(events.name[device], return_inverse=True)
-    by = np.where(launchers >= 0, events.name[host][launchers] if len(host) else -1, -1)
-    pair = together(group, by)
+    launcher = np.where(launchers >= 0, events.name[host][launchers] if len(host) else -1, -1)
+    pair = together(group, launcher)
     _, sample = np.unique(pair, return_index=True)
     spent = np.bincount(pair, weights=lasted)
-    most = {int(group[at]): int(by[at]) for at in sample[np.argsort(spent, kind="stable")]}  # the longest stays
+    # The operator with the longest time comes last, so that it stays.
+    most = {int(group[row]): int(launcher[row]) for row in sample[np.argsort(spent, kind="stable")]}
     calls, total = np.bincount(group), np.bincount(group, weights=lasted)
-    found = [
+    kernels = [
         KernelUse(
-            events.names[name], int(calls[at]), float(total[at]) / 1e6, "" if most[at] < 0 else events.names[most[at]]
+            events.names[name],
+            int(calls[code]),
+            float(total[code]) / 1e6,
+            "" if most[code] < 0 else events.names[most[code]],
         )
-        for at, name in enumerate(names)
+        for code, name in enumerate(names)
     ]
-    return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name)))
+    return tuple(sorted(kernels, key=lambda kernel: (-kernel.total_ms, kernel.name)))
 
 
 def _main_first(role: str) -> tuple[bool, int, str]:
@@ -351,7 +355,7 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
     )
     role = roles.indices.to_numpy()
     group = together(role, kind, number)
-    found = []
+    timelines = []
     for code in range(group.max() + 1):
         rows = np.flatnonzero(group == code)
         rows = rows[np.argsort(time[rows], kind="stable")]
@@ -360,8 +364,10 @@ def memory_timelines(profiles: Sequence[pa.Table], windows: Sequence[Sequence[in
         device = DEVICE_TYPES.get(int(kind[rows[0]]), f"device type {kind[rows[0]]}")
         device = device if device == CPU else f"{device} {number[rows[0]]}"
         allocated = _sums(size[rows], file[rows]) if device == CPU else total[rows]
-        found.append(_timeline(name, device, time[rows], allocated, steps, spans))
-    return sorted(found, key=lambda one: (one.role != "main", len(one.role), one.role, one.device == CPU, one.device))
+        timelines.append(_timeline(name, device, time[rows], allocated, steps, spans))
+    return sorted(
+        timelines, key=lambda line: (line.role != "main", len(line.role), line.role, line.device == CPU, line.device)
+    )
 
 
 def _sums(size: Integers, file: Integers) -> Integers:
@@ -377,12 +383,12 @@ Spans = list[tuple[int, int, str]]
 
 
 def _timeline(role: str, device: str, time: Integers, total: Integers, steps: Steps, spans: Spans) -> MemoryTimeline:
-    at = int(np.argmax(total))
-    peak_ns = int(time[at])
+    peak = int(np.argmax(total))
+    peak_ns = int(time[peak])
     step = next((step for step, start, end in steps if start <= peak_ns < end), None)
     around = [(start, name) for start, end, name in spans if start <= peak_ns < end]
     phase = max(around)[1] if around else None
-    return MemoryTimeline(role, device, time, total, steps, int(total[at]), peak_ns, step, phase)
+    return MemoryTimeline(role, device, time, total, steps, int(total[peak]), peak_ns, step, phase)
 
 
 def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tuple[Steps, Spans]:
@@ -404,7 +410,7 @@ def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tupl
         inside = [
             (start, stop) for start, stop, name in rows if name.startswith(STEP) and begin <= stop and start < end
         ]
-        steps += [(first + place, *one) for place, one in enumerate(inside[: last - first + 1])]
+        steps += [(first + place, *span) for place, span in enumerate(inside[: last - first + 1])]
     spans = [
         (start, end, name.removeprefix(PHASE).removeprefix(STAGE))
         for start, end, name in rows
@@ -487,7 +493,7 @@ def whole_profiles(
     if not windows:
         return list(profiles), [], []
     kept: list[pa.Table] = []
-    found: set[int] = set()
+    matched: set[int] = set()
     gaps: list[CutProfile | LostProfile] = []
     ends = [end for _, end, _, _ in windows]
     for profile in profiles:
@@ -501,9 +507,9 @@ def whole_profiles(
         place = places.pop() if len(places) == 1 else len(windows)
         if place < len(windows) and len(starts) == windows[place][3] - windows[place][2] + 1 and not is_cut(profile):
             kept.append(profile)
-            found.add(place)
+            matched.add(place)
         else:
             gaps.append(CutProfile(len(starts)))
-    missing = [window for place, window in enumerate(windows) if place not in found]
+    missing = [window for place, window in enumerate(windows) if place not in matched]
     gaps += [LostProfile(first, last) for *_, first, last in missing]
-    return kept, [window for place, window in enumerate(windows) if place in found], gaps
+    return kept, [window for place, window in enumerate(windows) if place in matched], gaps

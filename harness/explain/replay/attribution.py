@@ -161,7 +161,7 @@ class _Walk:
 
     def windows(self) -> list[tuple[float, _Reached]]:
         """Return the start of each stretch of consecutive measured steps, and the moment of its end."""
-        found: list[tuple[float, _Reached]] = []
+        windows: list[tuple[float, _Reached]] = []
         follows = False
         p = self.p
         for number, measured, resume, drained in zip(p.step_program, p.measured, p.resumes, p.drained, strict=True):
@@ -173,10 +173,10 @@ class _Walk:
                 self.now = _later(self.now, before)
             if measured:
                 if follows and resume is None:
-                    began, _ = found.pop()
-                found.append((began, self.now))
+                    began, _ = windows.pop()
+                windows.append((began, self.now))
             follows = bool(measured)
-        return found
+        return windows
 
     def _step(self, program: Program, number: int) -> None:
         members = program.durations.shape[2]
@@ -221,11 +221,15 @@ class _Walk:
         if batch.number in self.unpacked:
             self.unpacked.remove(batch.number)
             return
-        own = batch.arrived
-        others = [one for one in self.on_the_way if one.number not in self.unpacked and one.arrived.time < own.time]
-        for one in (*sorted(others, key=lambda one: one.arrived.time), batch):
-            self.unpacked.add(one.number)
-            self.now = _after(_later(self.now, one.arrived), one.costs.unpack, TRANSFER)
+        arrival = batch.arrived
+        earlier = [
+            queued
+            for queued in self.on_the_way
+            if queued.number not in self.unpacked and queued.arrived.time < arrival.time
+        ]
+        for message in (*sorted(earlier, key=lambda queued: queued.arrived.time), batch):
+            self.unpacked.add(message.number)
+            self.now = _after(_later(self.now, message.arrived), message.costs.unpack, TRANSFER)
         self.unpacked.remove(batch.number)
 
     def _next_costs(self) -> _Cost:
@@ -322,27 +326,27 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
         edits = dict(_parts(recording))
         long = np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX
         make: Callable[..., Pipeline] = build if long else in_order
-        makes = [partial(make, recording, one, then) for one in (Edits(), *edits.values())]
+        makes = [partial(make, recording, edit, then) for edit in (Edits(), *edits.values())]
         offsets = spread_offsets(recording.block, REMOVAL_REPLICATES, 1) if long else np.zeros((1, 1))
         unedited, *without = consistent(makes, offsets, then, account=False)
-        was = float(unedited.step_ms.mean())
-        measured = recording.measured_ms if abs(was / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was
+        was_ms = float(unedited.step_ms.mean())
+        measured = recording.measured_ms if abs(was_ms / recording.measured_ms - 1) > REMOVAL_ERROR_MAX else was_ms
         for part, result in zip(edits, without, strict=True):
-            if (now := float(result.step_ms.mean())) > 0:
-                other = _otherwise_ms(recording, part, was, now)
-                times.setdefault(part, []).append(_Removed(was, now, other, measured))
-    found = []
+            if (now_ms := float(result.step_ms.mean())) > 0:
+                other_ms = _otherwise_ms(recording, part, was_ms, now_ms)
+                times.setdefault(part, []).append(_Removed(was_ms, now_ms, other_ms, measured))
+    parts = []
     for part, blocks in times.items():
-        saving, speedup = _saving([(one.was_ms, one.now_ms) for one in blocks])
-        for others in (
-            [(one.was_ms, one.other_ms) for one in blocks],
-            [(one.measured_ms, one.now_ms) for one in blocks],
+        saving, speedup = _saving([(block.was_ms, block.now_ms) for block in blocks])
+        for pairs in (
+            [(block.was_ms, block.other_ms) for block in blocks],
+            [(block.measured_ms, block.now_ms) for block in blocks],
         ):
-            other_saving, other_speedup = _saving(others)
+            other_saving, other_speedup = _saving(pairs)
             if other_saving != saving:
                 saving, speedup = holding(saving, [other_saving]), holding(speedup, [other_speedup])
-        found.append(Removal(*part, saving, speedup))
-    return tuple(sorted(found, key=lambda one: -one.saved_ms.median))
+        parts.append(Removal(*part, saving, speedup))
+    return tuple(sorted(parts, key=lambda removal: -removal.saved_ms.median))
 
 
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
@@ -359,7 +363,7 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
             return max(now_ms, min(waited_ms, was_ms))
     if kind == "kernel" and recording.behind_full_queue:
         return min(now_ms, max(was_ms - _lasting(recording, "launch")[name], STEP_LEFT_MIN * was_ms))
-    events = (event for one in recording.classes for event in one.events)
+    events = (event for step_class in recording.classes for event in step_class.events)
     launched = {event.name for event in events if event.kind == "launch" and event.phase == name}
     if kind == "phase" and recording.behind_full_queue & launched:
         return max(now_ms, was_ms)
@@ -368,19 +372,23 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
     """Return ``likely`` with intervals that include those of ``others``, which are the same runs by other readings."""
-    found = []
-    for one in likely:
-        same = [other for removed in others for other in removed if (other.kind, other.name) == (one.kind, one.name)]
-        saved_ms = holding(one.saved_ms, [other.saved_ms for other in same])
-        found.append(replace(one, saved_ms=saved_ms, speedup=holding(one.speedup, [other.speedup for other in same])))
-    return tuple(found)
+    result = []
+    for removal in likely:
+        matches = [
+            part for removed in others for part in removed if (part.kind, part.name) == (removal.kind, removal.name)
+        ]
+        saved_ms = holding(removal.saved_ms, [part.saved_ms for part in matches])
+        result.append(
+            replace(removal, saved_ms=saved_ms, speedup=holding(removal.speedup, [part.speedup for part in matches]))
+        )
+    return tuple(result)
 
 
 def present_stages(recording: Recording) -> list[str]:
     """Return the stages that take any time."""
     built = recording.batches
-    known = {name: [built.stage[name]] for name in BUILT} | {"transfer": [built.receive, built.handover, built.after]}
-    return [stage for stage in STAGES if any(bool((values > 0).any()) for values in known[stage])]
+    times = {name: [built.stage[name]] for name in BUILT} | {"transfer": [built.receive, built.handover, built.after]}
+    return [stage for stage in STAGES if any(bool((values > 0).any()) for values in times[stage])]
 
 
 def without_stages(stages: Sequence[str]) -> Edits:
@@ -404,7 +412,11 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
     for kernel in (name for name, spent in _lasting(recording, "launch").items() if spent >= worth_ms):
         yield ("kernel", kernel), Edits(without=frozenset({("kernel", kernel)}))
     yield ("cause", LAUNCHING[1]), Edits(without=frozenset({LAUNCHING}))
-    if any(event.kind == "sync" and event.phase == "sync" for one in recording.classes for event in one.events):
+    if any(
+        event.kind == "sync" and event.phase == "sync"
+        for step_class in recording.classes
+        for event in step_class.events
+    ):
         yield ("cause", SYNC), Edits(sync="off")
     if recording.queue_depth is not None:
         yield ("cause", QUEUE_LIMIT[1]), Edits(without=frozenset({QUEUE_LIMIT}))
@@ -413,9 +425,9 @@ def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]
 def _lasting(recording: Recording, kind: Literal["host", "launch"]) -> dict[str, float]:
     """Return the mean time per measured step of each host phase or kernel, in milliseconds."""
     total: dict[str, float] = {}
-    for one in recording.classes:
-        counted = recording.measured[one.steps]
-        for event in one.events:
+    for step_class in recording.classes:
+        counted = recording.measured[step_class.steps]
+        for event in step_class.events:
             if event.kind == kind:
                 name = event.phase if kind == "host" else event.name
                 total[name] = total.get(name, 0.0) + float(event.duration[counted].sum())
@@ -453,8 +465,8 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
     for place, stage in enumerate(present):
         shares[:, STAGES.index(stage)] = _kept(_shapley(saved, place, len(present)), repetition)
     if recording.asynchronous:
-        whole = (_replayed(one, [[], present]) for one in recording.other_readings.values())
-        otherwise = [_kept(with_all - without, repetition) for with_all, without in whole]
+        by_reading = (_replayed(reading, [[], present]) for reading in recording.other_readings.values())
+        otherwise = [_kept(with_all - without, repetition) for with_all, without in by_reading]
         return Split(np.rint(shares).astype(np.int64), np.array(otherwise).reshape(-1, steps))
     return Split(_summing_to(waits_ns[:steps], shares, repetition * 2 + counted))
 
@@ -488,32 +500,32 @@ def _repetitions(recording: Recording, steps: int) -> Int:
 
 def _kept(delays: Array, repetition: Int) -> Array:
     """Return the part of each step's delay that no later step of its repetition makes up for."""
-    found = np.zeros_like(delays)
-    for one in np.unique(repetition):
-        own = repetition == one
-        total = np.cumsum(delays[own])
+    kept = np.zeros_like(delays)
+    for number in np.unique(repetition):
+        members = repetition == number
+        total = np.cumsum(delays[members])
         lasting = np.maximum(0.0, np.minimum.accumulate(total[::-1])[::-1])
-        found[own] = np.diff(lasting, prepend=0.0)
-    return found
+        kept[members] = np.diff(lasting, prepend=0.0)
+    return kept
 
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
     """Return whole numbers that sum to each step's wait and to the group's ``shares``, by proportional fitting."""
-    found = np.zeros_like(shares)
-    for one in np.unique(group):
-        own = group == one
-        waits, wanted = waits_ns[own].astype(np.float64), shares[own].sum(axis=0)
+    parts = np.zeros_like(shares)
+    for number in np.unique(group):
+        members = group == number
+        waits, wanted = waits_ns[members].astype(np.float64), shares[members].sum(axis=0)
         if not waits.sum() or not wanted.sum():
             continue
         wanted *= waits.sum() / wanted.sum()
-        fitted = shares[own] + _SEED_SHARE * np.outer(waits, wanted / wanted.sum())
+        fitted = shares[members] + _SEED_SHARE * np.outer(waits, wanted / wanted.sum())
         for _ in range(FITTING_ROUNDS):
             fitted = fitted * _ratio(wanted, fitted.sum(axis=0))
             fitted = fitted * _ratio(waits, fitted.sum(axis=1))[:, None]
-        found[own] = fitted
-    whole = np.floor(found).astype(np.int64)
-    whole[:, STAGES.index("transfer")] += waits_ns - whole.sum(axis=1)
-    return whole
+        parts[members] = fitted
+    rounded = np.floor(parts).astype(np.int64)
+    rounded[:, STAGES.index("transfer")] += waits_ns - rounded.sum(axis=1)
+    return rounded
 
 
 def _ratio(wanted: Array, there: Array) -> Array:

@@ -102,8 +102,8 @@ def handed_over(
         parts, assumed = _estimated(seen, ahead, tensors * transport.tensor_ms * 1e6, declared_ns)
     # The observed wait caps the value of each batch, so the assumed cost can exceed all of them. Report their median.
     counted = seen.measured if seen.measured.any() else np.ones(len(seen.measured), dtype=np.bool_)
-    taken = {"receive": parts["receive"], "hand-over": parts["handover"]}
-    assumed = tuple(replace(cost, ms=float(np.median(taken[cost.part][counted])) / 1e6) for cost in assumed)
+    by_part = {"receive": parts["receive"], "hand-over": parts["handover"]}
+    assumed = tuple(replace(cost, ms=float(np.median(by_part[cost.part][counted])) / 1e6) for cost in assumed)
     return {
         "after": _filled(after, seen.measured, transport.after_ms * 1e6 + declared_ns, most_after),
         "wake": _filled(wake, seen.measured, 0.0, most_wake),
@@ -119,8 +119,8 @@ def arrivals_recorded(seen: Seen) -> bool:
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
     """Return the costs from recorded arrivals. An awaited arrival is exact; others only bound the time from above."""
     unpack = _unpacked(seen)
-    own = seen.arrived >= seen.wait_start
-    receive = unpack + np.maximum(0.0, seen.handed_over - np.where(own, seen.unpacked, seen.wait_start))
+    in_fetch = seen.arrived >= seen.wait_start
+    receive = unpack + np.maximum(0.0, seen.handed_over - np.where(in_fetch, seen.unpacked, seen.wait_start))
     latency = np.where(seen.known, np.maximum(0.0, seen.arrived - seen.last), np.inf)
     seen_at = seen.awaited & seen.known & ~crosses(seen.last, seen.arrived, seen.pauses)
     send = np.where(seen_at, latency, np.nan)
@@ -201,8 +201,8 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
     since, until = np.array(pauses, dtype=np.float64).T
     first_not_over = np.searchsorted(until, starts, side="right")
     following = np.append(since, np.inf)[first_not_over]
-    found: NDArray[np.bool_] = following < ends
-    return found
+    suspended: NDArray[np.bool_] = following < ends
+    return suspended
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -253,12 +253,12 @@ def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
     """Replace NaN by the nearest value of a measured step, or by the default if few are known; capped at ``most``."""
-    known = ~np.isnan(values)
-    lenders = known & measured
+    observed = ~np.isnan(values)
+    lenders = observed & measured
     lent = (
         values[nearest(lenders)] if np.count_nonzero(lenders) >= HANDOVERS_SEEN_MIN else np.full_like(values, default)
     )
-    return np.where(known, values, np.minimum(lent, most))
+    return np.where(observed, values, np.minimum(lent, most))
 
 
 class StageRow(NamedTuple):
@@ -333,25 +333,25 @@ def batches(
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
     first = np.array([min((row.start_ns for row in group), default=0) for group in rows], dtype=np.float64)
     last = np.array([max((row.end_ns for row in group), default=0) for group in rows], dtype=np.float64)
-    known = np.array([bool(group) for group in rows])
+    recorded = np.array([bool(group) for group in rows])
     stage = {name: _sums(rows, name, _wall_ns) for name in BUILT}
     cpu_of = {name: np.minimum(_sums(rows, name, _cpu_ns), stage[name]) for name in BUILT}
     wait_start = np.array([fetch.start_ns for fetch in fetches], dtype=np.float64)
     wait_end = np.array([fetch.end_ns for fetch in fetches], dtype=np.float64)
     built = stage["read"] + stage["tokenize"] + stage["pack"]
-    clean = ~(known & crosses(first, last, pauses))
+    clean = ~(recorded & crosses(first, last, pauses))
     measured = np.array([fetch.measured for fetch in fetches])
     arrivals = False
     drawn = np.zeros(count) if drawn is None or not makers.workers else np.minimum(drawn, wait_end - wait_start)
     if makers.workers:
         arrived, unpacked, awaited = _columns(unpackings, count)
         waits = (wait_start, wait_end, measured, pauses)
-        seen = Seen(first, last, known & clean, *waits, arrived, unpacked, awaited == 1, drawn)
-        parts, assumed = handed_over(seen, makers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
-        arrivals = arrivals_recorded(seen)
+        observed = Seen(first, last, recorded & clean, *waits, arrived, unpacked, awaited == 1, drawn)
+        parts, assumed = handed_over(observed, makers, prefetch, tensors, declared_transfer_ms * 1e6, transport)
+        arrivals = arrivals_recorded(observed)
         if transport.own_connections:
             parts["unpack"] = np.zeros(count)
-        inner = np.maximum(0, np.where(known, last - first, 0) - built)
+        inner = np.maximum(0, np.where(recorded, last - first, 0) - built)
     else:
         inner = nothing = np.zeros(count)
         parts = dict.fromkeys(("after", "wake", "handover", "most_handover", "unpack"), nothing)
@@ -367,8 +367,8 @@ def batches(
         inner=inner[source],
         draw=drawn,
         usable=usable,
-        ends_ns=np.where(known, last, np.nan),
-        began_ns=float(first[known].min()) if known.any() else np.inf,
+        ends_ns=np.where(recorded, last, np.nan),
+        began_ns=float(first[recorded].min()) if recorded.any() else np.inf,
         worked_ns=tuple(_worked(first, last, needed, pause) for pause in pauses),
         assumed=assumed,
         arrivals=arrivals,
@@ -379,11 +379,11 @@ def batches(
 
 def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
     """Return the unpacking fields of ``count`` batches, (3, batches); NaN if unknown."""
-    found = np.full((3, count), np.nan)
-    for number, one in unpackings.items():
+    columns = np.full((3, count), np.nan)
+    for number, unpacking in unpackings.items():
         if 0 <= number < count:
-            found[:, number] = one
-    return found
+            columns[:, number] = unpacking
+    return columns
 
 
 def _mended(
@@ -406,11 +406,11 @@ def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) ->
     end of the pause count: the work that they needed, minus their time before and after the pause.
     """
     since, until = pause
-    found = [
+    progress_ns = [
         min(max(0.0, needed[b] - max(0.0, since - first[b]) - (last[b] - until)), float(until - since))
         for b in np.flatnonzero((first < until) & (last > until))
     ]
-    return float(np.mean(found)) if found else None
+    return float(np.mean(progress_ns)) if progress_ns else None
 
 
 def _wall_ns(row: StageRow) -> int:

@@ -61,13 +61,13 @@ ALONE = Stretch()
 
 def stretch(demand: Demand, step_ns: float) -> Stretch:
     """Return the stretch at which demand and step time agree; 1 if there are cores for all threads."""
-    found = Stretch()
+    current = Stretch()
     if not demand.scarce or step_ns <= 0:
-        return found
+        return current
     most = max(1, demand.workers)
     for _ in range(STRETCH_ROUNDS):
-        main_share = min(1.0, demand.main_ns * found.main / step_ns)
-        worker_share = min(1.0, demand.workers_ns * found.worker / step_ns / most)
+        main_share = min(1.0, demand.main_ns * current.main / step_ns)
+        worker_share = min(1.0, demand.workers_ns * current.worker / step_ns / most)
         following = Stretch(
             _expected(demand.threads, demand.workers, worker_share, demand.cores),
             main_share * _expected(demand.threads + 1, demand.workers - 1, worker_share, demand.cores)
@@ -75,11 +75,11 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
             if demand.workers
             else 1.0,
         )
-        close = abs(following.main - found.main) + abs(following.worker - found.worker) < STRETCH_CLOSE
-        found = following
+        close = abs(following.main - current.main) + abs(following.worker - current.worker) < STRETCH_CLOSE
+        current = following
         if close:
             break
-    return found
+    return current
 
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
@@ -128,9 +128,9 @@ def batch_costs(
         wall = change.apply(wall)
         cpu_total += busy * wall
         stages[name] = stretched(wall, busy * wall, stretch) if workers else wall
-    read = edits.stages.get("read", UNCHANGED)
+    read_edit = edits.stages.get("read", UNCHANGED)
     # A duration that is set for "read" includes the sampler's time.
-    drawn = _combined(recorded.draw[chosen], scale) * (read.factor if read.ms is None else 0.0)
+    drawn = _combined(recorded.draw[chosen], scale) * (read_edit.factor if read_edit.ms is None else 0.0)
     between = _between(recording, workers)
     parts = {name: values[chosen] for name, values in between.items()}
     parts = _transferred(parts, edits.stages.get("transfer", UNCHANGED), inline=workers == 0)
@@ -145,8 +145,8 @@ def _combined(values: Array, scale: float) -> Array:
     count = len(values)
     total = np.concatenate([[0.0], np.cumsum(values)])
     edges = np.arange(count + 1) * scale
-    whole, rest = np.divmod(edges, count)  # whole passes over all batches, and the position in the next pass
-    upto: Array = whole * total[-1] + np.interp(rest, np.arange(count + 1), total)
+    passes, position = np.divmod(edges, count)  # whole passes over all batches, and the position in the next pass
+    upto: Array = passes * total[-1] + np.interp(position, np.arange(count + 1), total)
     return np.maximum(0.0, np.diff(upto))
 
 

@@ -42,36 +42,36 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
-    fetches = np.array([sum(event.kind == "fetch" for event in one.events) for one in recording.classes])
+    fetches = np.array([sum(event.kind == "fetch" for event in step_class.events) for step_class in recording.classes])
     per_row = fetches[recording.step_class]
     measured = np.flatnonzero(recording.measured)
     count = int(per_row[measured[0]])
     if not count or (per_row[measured] != count).any() or per_row.sum() != len(usable):
         return Tape(measured, np.flatnonzero(usable), aligned=False)
     numbers = (np.cumsum(per_row) - per_row)[measured, None] + np.arange(count)
-    whole = usable[numbers].all(axis=1)
-    if not whole.any():
+    complete = usable[numbers].all(axis=1)
+    if not complete.any():
         return Tape(measured, np.flatnonzero(usable), aligned=False)
-    chosen = _in_rounds(measured[whole], numbers[whole, 0] // count, recording.workers or 1, workers or 1, count)
+    chosen = _in_rounds(measured[complete], numbers[complete, 0] // count, recording.workers or 1, workers or 1, count)
     order = np.searchsorted(measured, chosen)
     return Tape(chosen, numbers[order].ravel(), aligned=True)
 
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
     """Return ``steps`` in whole rounds of all workers. ``ordinals``: positions in the whole run."""
-    both = math.lcm(workers_then, workers_now)
-    longer = [math.lcm(both, period) for period in USUAL_PERIODS]
-    for period in dict.fromkeys((*longer, both, workers_then)):
+    cycle = math.lcm(workers_then, workers_now)
+    longer = [math.lcm(cycle, period) for period in USUAL_PERIODS]
+    for period in dict.fromkeys((*longer, cycle, workers_then)):
         period_steps = period // math.gcd(period, fetches)
         by_place = [steps[(ordinals - ordinals[0]) % period_steps == place] for place in range(period_steps)]
-        fewest = min(len(one) for one in by_place)
-        least_steps = TAPE_KEPT_MIN * len(steps) if period > both else 0
+        fewest = min(len(rows) for rows in by_place)
+        least_steps = TAPE_KEPT_MIN * len(steps) if period > cycle else 0
         if fewest >= TAPE_ROUNDS_MIN and fewest * period_steps >= least_steps:
             # The kept steps are spread evenly. Each position leaves out different steps.
             phases = (np.arange(period_steps) + 0.5) / period_steps
             chosen = [
-                one[((np.arange(fewest) + phase) * len(one) / fewest).astype(np.int64)]
-                for one, phase in zip(by_place, phases, strict=True)
+                rows[((np.arange(fewest) + phase) * len(rows) / fewest).astype(np.int64)]
+                for rows, phase in zip(by_place, phases, strict=True)
             ]
             return np.stack(chosen, axis=1).ravel()
     return steps
@@ -153,12 +153,12 @@ def build(
     tape = recording.once(("tape", workers, exact), lambda: tape_of(recording, workers, exact=exact))
     costs, cpu_ns = batch_costs(recording, edits, workers, scale, (then.worker, now.worker), tape.batches)
     host = (then.main, now.main)
-    made = [
+    built = [
         _program(recording, number, edits, scale * grown, host, tape, exact=exact, merged=merged)
         for number in range(len(recording.classes))
     ]
-    programs = tuple(program for program, _ in made)
-    main_ns = np.array([cpu for _, cpu in made])[recording.step_class][recording.measured].mean()
+    programs = tuple(program for program, _ in built)
+    main_ns = np.array([cpu for _, cpu in built])[recording.step_class][recording.measured].mean()
     fetches = np.array([sum(o.kind == "fetch" for o in program.operations) for program in programs])
     per_step = float(fetches[recording.step_class][recording.measured].mean())
     makers = recording.batches.makers if workers == recording.workers else round_robin(0, workers)
@@ -230,10 +230,10 @@ def _steps(
         starts = resume is not None and (resume.repetition or (every_pause and not recording.measured[step]))
         if starts and unmeasured and not exact:
             following = counting[counting >= step]
-            like = np.resize(following, max(0, unmeasured - int(following[0] - step)))
-            order += recording.step_class[like].tolist()
-            measured += [False] * len(like)
-            resumes += [None] * len(like)
+            added = np.resize(following, max(0, unmeasured - int(following[0] - step)))
+            order += recording.step_class[added].tolist()
+            measured += [False] * len(added)
+            resumes += [None] * len(added)
         order.append(int(number))
         measured.append(bool(recording.measured[step]))
     return np.array(order), np.array(measured), tuple(resumes)
@@ -254,7 +254,7 @@ def _drained(
 
     Without blocking calls steps would be timed by their launches (launch/child.py, _take).
     """
-    events = [event for one in recording.classes for event in one.events]
+    events = [event for step_class in recording.classes for event in step_class.events]
     if edits.sync == "on" or not any(event.kind == "sync" and event.phase == "sync" for event in events):
         return np.zeros(len(measured), dtype=np.bool_)
     stops = np.array([resume is not None for resume in resumes[1:]] + [True])
@@ -274,8 +274,8 @@ def _program(
     merged: bool,
 ) -> tuple[Program, float]:
     """Return the operations of a class under ``edits``, and the main thread's mean CPU time in one of its steps."""
-    one = recording.classes[number]
-    every, members = (one.events, len(one.steps)) if exact else recording.measured_events[number]
+    step_class = recording.classes[number]
+    every, members = (step_class.events, len(step_class.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
     computing = "launch" if recording.asynchronous else "host"
     passes = [i for i, event in enumerate(events) if (event.name, event.kind) == ("backward", computing)]
@@ -333,10 +333,10 @@ def _on_tape(
     place_of = np.full(len(recording.step_class), -1)
     place_of[tape.steps] = np.arange(len(tape.steps))
     places = place_of[rows]
-    known = np.flatnonzero(places >= 0)
-    if not len(known):
+    on_tape = np.flatnonzero(places >= 0)
+    if not len(on_tape):
         return np.arange(members), np.arange(members) * len(tape.steps) // members
-    order = known[np.argsort(places[known])]
+    order = on_tape[np.argsort(places[on_tape])]
     return order, places[order]
 
 
@@ -375,15 +375,19 @@ def together(pipelines: Sequence[Pipeline]) -> Pipeline:
     """Return pipelines of the same shape (see :func:`shape_of`) as variants of one."""
     first = pipelines[0]
     programs = []
-    for same in zip(*(one.programs for one in pipelines), strict=True):
-        durations = [program.durations for program in same]
-        alike = all(np.array_equal(durations[0], one) for one in durations[1:])
+    for variants in zip(*(pipeline.programs for pipeline in pipelines), strict=True):
+        durations = [program.durations for program in variants]
+        alike = all(np.array_equal(durations[0], values) for values in durations[1:])
         rows, _, members = durations[0].shape
         joined = (
-            np.broadcast_to(durations[0], (rows, len(same), members)) if alike else np.concatenate(durations, axis=1)
+            np.broadcast_to(durations[0], (rows, len(variants), members))
+            if alike
+            else np.concatenate(durations, axis=1)
         )
-        programs.append(Program(same[0].operations, joined, same[0].places))
-    return replace(first, costs=np.concatenate([one.costs for one in pipelines], axis=1), programs=tuple(programs))
+        programs.append(Program(variants[0].operations, joined, variants[0].places))
+    return replace(
+        first, costs=np.concatenate([pipeline.costs for pipeline in pipelines], axis=1), programs=tuple(programs)
+    )
 
 
 def shape_of(pipeline: Pipeline) -> Hashable:

@@ -124,8 +124,8 @@ class Replays:
 
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
         """Return the ms per step that the stages except ``without`` waited off a core, mean over the runs."""
-        found = [run.recording.off_core_ms for run in self._runs]
-        return sum(spent for one in found for name, spent in one.items() if name not in without) / len(found)
+        by_run = [run.recording.off_core_ms for run in self._runs]
+        return sum(spent for stages in by_run for name, spent in stages.items() if name not in without) / len(by_run)
 
     @property
     def usual_handover_ms(self) -> float:
@@ -150,7 +150,7 @@ class Replays:
         return (workers > 1 and waited_ms > step_ms) or (workers < busy > 1 and waited_ms > step_ms / 2)
 
     def _predicted(self, runs: Sequence[_Run], edits: Edits) -> Prediction:
-        found = []
+        edited_runs = []
         for run in runs:
             ahead = _either(edits.workers, run.recording.workers) * _either(edits.prefetch, run.recording.prefetch)
             if ahead > BATCHES_AHEAD_MAX:
@@ -161,8 +161,8 @@ class Replays:
             makes = (partial(build, run.recording, edits, run.then), partial(in_order, run.recording, edits, run.then))
             kept = _keeps_order(run.recording, edits)
             tokens = tokens_per_step(run.recording, edits)
-            found.append(_edited(run, makes, offsets, run.then, tokens, kept=kept, few=len(runs) < MIN_BLOCKS))
-        return _prediction(found, edits, tuple(assumptions(self._runs[0].recording, edits)))
+            edited_runs.append(_edited(run, makes, offsets, run.then, tokens, kept=kept, few=len(runs) < MIN_BLOCKS))
+        return _prediction(edited_runs, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
         """Return the step time if the loader of ``data_runs`` (another arm) had fed the runs, block by block.
@@ -174,37 +174,37 @@ class Replays:
         likely, *others = (
             self._fed(
                 self._of_reading.get(name, self._runs),
-                {block: known.get(name, known["likely"]) for block, known in readings.items()},
+                {block: by_reading.get(name, by_reading["likely"]) for block, by_reading in readings.items()},
             )
             for name in READINGS
-            if name in self._of_reading or any(name in known for known in readings.values())
+            if name in self._of_reading or any(name in by_reading for by_reading in readings.values())
         )
         return widened(likely, others)
 
     def _fed(self, runs: Sequence[_Run], feeders: Mapping[int, Recording]) -> Prediction:
-        found = []
+        edited_runs = []
         for run in runs:
-            own, feeder = run.recording, feeders.get(run.recording.block)
+            recording, feeder = run.recording, feeders.get(run.recording.block)
             if feeder is None:
                 continue
-            fed = replace(own, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
+            fed = replace(recording, batches=feeder.batches, workers=feeder.workers, prefetch=feeder.prefetch)
             then = Stretch(run.then.main, _as_it_was(feeder, run.offsets)[1].worker)
-            grown = feeder.batch_size / own.batch_size
+            grown = feeder.batch_size / recording.batch_size
             makes = (partial(build, fed, Edits(), then, grown=grown), partial(in_order, fed, Edits(), then))
             loader = Edits(workers=feeder.workers, prefetch=feeder.prefetch, batch_size=feeder.batch_size)
-            kept, few = _keeps_order(own, loader), len(runs) < MIN_BLOCKS
+            kept, few = _keeps_order(recording, loader), len(runs) < MIN_BLOCKS
             tokens = None
-            if own.tokens is not None and own.tokens_per_batch and feeder.tokens_per_batch is not None:
-                tokens = own.tokens * feeder.tokens_per_batch / own.tokens_per_batch
-            found.append(_edited(run, makes, run.offsets, then, tokens, kept=kept, few=few))
-        if not found:
+            if recording.tokens is not None and recording.tokens_per_batch and feeder.tokens_per_batch is not None:
+                tokens = recording.tokens * feeder.tokens_per_batch / recording.tokens_per_batch
+            edited_runs.append(_edited(run, makes, run.offsets, then, tokens, kept=kept, few=few))
+        if not edited_runs:
             raise ReplayError(
                 "no shared block", "replay: no block in which both the run and the data-only run finished"
             )
-        own = found[0].run.recording
-        feeder = feeders[own.block]
-        fed_first = replace(own, batches=feeder.batches, workers=feeder.workers)
-        return _prediction(found, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
+        recording = edited_runs[0].run.recording
+        feeder = feeders[recording.block]
+        fed_first = replace(recording, batches=feeder.batches, workers=feeder.workers)
+        return _prediction(edited_runs, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
     def removals(self) -> tuple[Removal, ...]:
         """Return the cost of each stage, phase, kernel and cause of the runs, the largest saving first."""
@@ -214,18 +214,18 @@ class Replays:
     def critical_path_ms(self) -> dict[PathLink, PathTime]:
         """Return the milliseconds per step by link of the critical path, means over the runs, the longest first."""
         likely, *others = (_mean_path([run.recording for run in runs]) for runs in self._by_reading)
-        links = dict.fromkeys(link for one in (likely, *others) for link in one)
-        found = {}
+        links = dict.fromkeys(link for path in (likely, *others) for link in path)
+        times = {}
         for link in links:
-            known = [one.get(link, 0.0) for one in (likely, *others)]
-            found[link] = PathTime(known[0], min(known), max(known))
-        return dict(sorted(found.items(), key=lambda item: (-item[1].likely_ms, -item[1].most_ms)))
+            values_ms = [path.get(link, 0.0) for path in (likely, *others)]
+            times[link] = PathTime(values_ms[0], min(values_ms), max(values_ms))
+        return dict(sorted(times.items(), key=lambda item: (-item[1].likely_ms, -item[1].most_ms)))
 
 
 def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
-    found = [critical_path_ms(one) for one in recordings]
-    links = dict.fromkeys(link for one in found for link in one)
-    return {link: sum(one.get(link, 0.0) for one in found) / len(found) for link in links}
+    paths = [critical_path_ms(recording) for recording in recordings]
+    links = dict.fromkeys(link for path in paths for link in path)
+    return {link: sum(path.get(link, 0.0) for path in paths) / len(paths) for link in links}
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
@@ -236,7 +236,8 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
         error = _error_of(run, recording)
         readings = {"likely": recording, **recording.all_readings}
         return {
-            name: _Run(one, offsets, error, *_as_it_was(one, offsets), _in_order(one)) for name, one in readings.items()
+            name: _Run(reading, offsets, error, *_as_it_was(reading, offsets), _in_order(reading))
+            for name, reading in readings.items()
         }
 
     return run.once(f"replayed {replicates} times", replay)
@@ -296,17 +297,17 @@ def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Predi
 
 def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
     """Return the runs that can be replayed and their recordings, by block; ReplayError (first reason) if none can."""
-    found, refusals = [], []
+    recordings, refusals = [], []
     for run in sorted(runs, key=lambda run: run.record.block):
         try:
-            found.append((run, record(run)))
+            recordings.append((run, record(run)))
         except ReplayError as refusal:
             refusals.append(refusal)
-    if not found and not refusals:
+    if not recordings and not refusals:
         raise ReplayError("no run", "replay: no run of this arm")
-    if not found:
+    if not recordings:
         raise ReplayError(refusals[0].gap, f"replay: {refusals[0]}")
-    return found
+    return recordings
 
 
 def _error_of(run: RunData, recording: Recording) -> float:
@@ -322,14 +323,14 @@ def _error(recording: Recording) -> float:
 
 
 def _made_by(batches: RecordedBatches) -> MadeBy:
-    made = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
-    return MadeBy(batches.makers.worker[made], np.sum([*batches.stage.values()], axis=0)[made] / 1e6)
+    chosen = batches.usable & np.isin(batches.makers.worker, range(batches.makers.workers))
+    return MadeBy(batches.makers.worker[chosen], np.sum([*batches.stage.values()], axis=0)[chosen] / 1e6)
 
 
 def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:
     """Return the wall and CPU time in ns of all stages of these batches."""
-    wall = sum(float(values[one.usable].sum()) for one in made for values in one.stage.values())
-    return wall, sum(float(values[one.usable].sum()) for one in made for values in one.cpu.values())
+    wall = sum(float(values[batches.usable].sum()) for batches in made for values in batches.stage.values())
+    return wall, sum(float(values[batches.usable].sum()) for batches in made for values in batches.cpu.values())
 
 
 def _either(edited: int | None, recorded: int) -> int:
@@ -350,58 +351,60 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
     """
 
     def over_blocks(value: Callable[[_Edited, Array], Array]) -> Estimate:
-        as_replayed = over(lambda one: value(one, one.after.step_ms))
+        as_replayed = over(lambda edited: value(edited, edited.after.step_ms))
         corrected = over(
-            lambda one: value(one, one.after.step_ms * one.run.recording.measured_ms / one.before.step_ms.mean())
+            lambda edited: value(
+                edited, edited.after.step_ms * edited.run.recording.measured_ms / edited.before.step_ms.mean()
+            )
         )
         return holding(as_replayed, [corrected])
 
     def over(value: Callable[[_Edited], Array]) -> Estimate:
         """Return the estimate from one array per block, over its replicates."""
-        result = from_blocks([math.log(value(one).mean()) for one in found])
+        result = from_blocks([math.log(value(edited).mean()) for edited in found])
         assert result is not None
         if len(found) >= MIN_BLOCKS:
             return result
-        arrays = [value(one if one.drawn is None else replace(one, after=one.drawn)) for one in found]
+        arrays = [value(edited if edited.drawn is None else replace(edited, after=edited.drawn)) for edited in found]
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(np.concatenate(arrays), [tail, 1 - tail])
         return Estimate(result.median, min(float(low), result.median), max(float(high), result.median), result.n)
 
-    counted = all(one.tokens for one in found)  # a count of 0 means that tokens were not counted
-    measured = from_blocks([math.log(one.run.recording.measured_ms) for one in found])
+    counted = all(edited.tokens for edited in found)  # a count of 0 means that tokens were not counted
+    measured = from_blocks([math.log(edited.run.recording.measured_ms) for edited in found])
     assert measured is not None
-    ratio = over_blocks(lambda one, step_ms: step_ms / one.run.recording.measured_ms)
+    ratio = over_blocks(lambda edited, step_ms: step_ms / edited.run.recording.measured_ms)
     return Prediction(
         edits=edits,
         step_ms=over_blocks(lambda _, step_ms: step_ms),
-        tokens_per_s=over_blocks(lambda one, step_ms: (one.tokens or 0.0) * 1e3 / step_ms) if counted else None,
+        tokens_per_s=over_blocks(lambda edited, step_ms: (edited.tokens or 0.0) * 1e3 / step_ms) if counted else None,
         measured_ms=measured,
         ratio=ratio,
         speedup=inverse(ratio),
         interval_from="blocks" if len(found) >= MIN_BLOCKS else "replicates",
-        validation=_validation([replace(one.run, before=one.before) for one in found]),
-        waits_ms=_waits([one.after for one in found]),
-        was_waits_ms=_waits([one.before for one in found]),
-        starved_ms=_idle_ms([one.after for one in found]),
-        unedited_starved_ms=_idle_ms([one.before for one in found]),
-        block_ms={one.run.recording.block: float(one.after.step_ms.mean()) for one in found},
-        unedited_ms={one.run.recording.block: float(one.before.step_ms.mean()) for one in found},
+        validation=_validation([replace(edited.run, before=edited.before) for edited in found]),
+        waits_ms=_waits([edited.after for edited in found]),
+        was_waits_ms=_waits([edited.before for edited in found]),
+        starved_ms=_idle_ms([edited.after for edited in found]),
+        unedited_starved_ms=_idle_ms([edited.before for edited in found]),
+        block_ms={edited.run.recording.block: float(edited.after.step_ms.mean()) for edited in found},
+        unedited_ms={edited.run.recording.block: float(edited.before.step_ms.mean()) for edited in found},
         assumptions=assumed,
-        emulated=any(one.run.recording.emulated for one in found),
+        emulated=any(edited.run.recording.emulated for edited in found),
     )
 
 
 def _validation(runs: Sequence[_Run]) -> ReplayValidation:
     return ReplayValidation(
-        {one.recording.block: one.error for one in runs},
-        {one.recording.block: float(one.before.step_ms.mean()) / one.recording.measured_ms - 1 for one in runs},
+        {run.recording.block: run.error for run in runs},
+        {run.recording.block: float(run.before.step_ms.mean()) / run.recording.measured_ms - 1 for run in runs},
     )
 
 
 def _waits(replays: Sequence[Simulated]) -> dict[str, float]:
-    return {stage: float(np.mean([one.waits[stage].mean() for one in replays])) for stage in STAGES}
+    return {stage: float(np.mean([replay.waits[stage].mean() for replay in replays])) for stage in STAGES}
 
 
 def _idle_ms(replays: Sequence[Simulated]) -> float | None:
-    known = [one.idle.mean() for one in replays if one.idle is not None]
-    return float(np.mean(known)) if len(known) == len(replays) else None
+    idle_ms = [replay.idle.mean() for replay in replays if replay.idle is not None]
+    return float(np.mean(idle_ms)) if len(idle_ms) == len(replays) else None

@@ -156,18 +156,18 @@ class Prediction:
 
         The interval is that of ``speedup``, which includes the error of the replay, extended to the median.
         """
-        found = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
-        assert found is not None
+        change = from_blocks([math.log(self.unedited_ms[block] / ms) for block, ms in self.block_ms.items()])
+        assert change is not None
         low, high = self.speedup.ci_low, self.speedup.ci_high
         return replace(
             self.speedup,
-            median=found.median,
-            ci_low=None if low is None else min(low, found.median),
-            ci_high=None if high is None else max(high, found.median),
+            median=change.median,
+            ci_low=None if low is None else min(low, change.median),
+            ci_high=None if high is None else max(high, change.median),
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """Return ``one`` of its figures, without an interval from replicates, which lacks the scatter of blocks."""
+        """Return the figure ``one``, without an interval from replicates, because that lacks the scatter of blocks."""
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 
@@ -175,13 +175,13 @@ def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
     """Return ``likely`` with intervals that include those of ``others``, which are the same runs by other readings."""
     if not others:
         return likely
-    tokens = [one.tokens_per_s for one in others]
+    tokens = [prediction.tokens_per_s for prediction in others]
     return replace(
         likely,
-        step_ms=holding(likely.step_ms, [one.step_ms for one in others]),
-        ratio=holding(likely.ratio, [one.ratio for one in others]),
-        speedup=holding(likely.speedup, [one.speedup for one in others]),
+        step_ms=holding(likely.step_ms, [prediction.step_ms for prediction in others]),
+        ratio=holding(likely.ratio, [prediction.ratio for prediction in others]),
+        speedup=holding(likely.speedup, [prediction.speedup for prediction in others]),
         tokens_per_s=None
         if likely.tokens_per_s is None
-        else holding(likely.tokens_per_s, [one for one in tokens if one is not None]),
+        else holding(likely.tokens_per_s, [estimate for estimate in tokens if estimate is not None]),
     )

@@ -108,20 +108,20 @@ def classes(
     bounds: Sequence[tuple[int, int]], phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> tuple[tuple[StepClass, ...], NDArray[np.int64]]:
     """Return the classes of the steps with these ``bounds``, and each step's class; rows are sorted by start."""
-    found: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
+    by_sequence: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
     for row, (start, end) in enumerate(bounds):
         moments = _program(
             start, end, _within(phases, start, end), _within(launches, start, end), _within(syncs, start, end), launches
         )
-        found.setdefault(tuple(moment[:4] for moment in moments), []).append((row, moments))
+        by_sequence.setdefault(tuple(moment[:4] for moment in moments), []).append((row, moments))
     step_class = np.zeros(len(bounds), dtype=np.int64)
-    made = []
-    for number, members in enumerate(found.values()):
+    step_classes = []
+    for number, members in enumerate(by_sequence.values()):
         rows = np.array([row for row, _ in members], dtype=np.int64)
         step_class[rows] = number
         columns = zip(*(moments for _, moments in members), strict=True)
-        made.append(StepClass(tuple(_event(column) for column in columns), rows))
-    return tuple(made), step_class
+        step_classes.append(StepClass(tuple(_event(column) for column in columns), rows))
+    return tuple(step_classes), step_class
 
 
 def _event(column: Sequence[_Moment]) -> Event:

@@ -151,25 +151,25 @@ class Recording:
     @cached_property
     def measured_events(self) -> tuple[tuple[tuple[Event, ...], int], ...]:
         """Events of each class in its measured steps (all its steps if none is measured), and their number of steps."""
-        found = []
-        for one in self.classes:
-            chosen = self.measured[one.steps]
-            members = np.flatnonzero(chosen) if chosen.any() else np.arange(len(one.steps))
-            found.append((tuple(event.of_members(members) for event in one.events), len(members)))
-        return tuple(found)
+        events = []
+        for step_class in self.classes:
+            chosen = self.measured[step_class.steps]
+            members = np.flatnonzero(chosen) if chosen.any() else np.arange(len(step_class.steps))
+            events.append((tuple(event.of_members(members) for event in step_class.events), len(members)))
+        return tuple(events)
 
     @cached_property
     def other_readings(self) -> Mapping[Reading, Recording]:
         """Recordings by all readings of the device's work except the likely one, which is the recording itself."""
         return {
-            name: replace(self, classes=found, step_class=of_steps, other_classes={})
-            for name, (found, of_steps) in self.other_classes.items()
+            name: replace(self, classes=step_classes, step_class=of_steps, other_classes={})
+            for name, (step_classes, of_steps) in self.other_classes.items()
         }
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
         """Recordings by all readings of the device's work, and by the least and most cost of unseen hand-overs."""
-        found: dict[str, Recording] = dict(self.other_readings.items())
+        readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
             made = self.batches
@@ -184,9 +184,9 @@ class Recording:
                 least = np.minimum(made.handover, least_receive)
             slowest = replace(made, receive=most_receive, handover=most)
             quickest = replace(made, receive=least_receive, handover=least)
-            found[AT_ONCE] = replace(self, batches=quickest, other_classes={})
-            found[LONGEST] = replace(self, batches=slowest, other_classes={})
-        return found
+            readings[AT_ONCE] = replace(self, batches=quickest, other_classes={})
+            readings[LONGEST] = replace(self, batches=slowest, other_classes={})
+        return readings
 
     @cached_property
     def fills_its_queue(self) -> bool:
@@ -220,10 +220,10 @@ class Recording:
 
 def record(run: RunData) -> Recording:
     """Return the recording of a run, cut after REPLAYED_STEPS_MAX measured steps; ReplayError if it has gaps."""
-    found = run.once("recording", lambda: _record(run))
-    if isinstance(found, ReplayError):
-        raise found
-    return found
+    result = run.once("recording", lambda: _record(run))
+    if isinstance(result, ReplayError):
+        raise result
+    return result
 
 
 def _record(run: RunData) -> Recording | ReplayError:
@@ -271,8 +271,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     transport = RING if lookup(config, "data.transport", "") == "ring" else DATALOADER
     built = batches(
         [
-            FetchWait(fetch.start_ns, fetch.end_ns, bool(known and measured[step]))
-            for fetch, step, known in zip(fetches, step_of, inside, strict=True)
+            FetchWait(fetch.start_ns, fetch.end_ns, bool(is_inside and measured[step]))
+            for fetch, step, is_inside in zip(fetches, step_of, inside, strict=True)
         ],
         stages,
         [(int(ends[k - 1]), int(starts[k])) for k in paused if suspended[k]],
@@ -285,12 +285,12 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         _drawn_ns(spans_of(run), len(fetches)),
     )
     steps = list(zip(starts.tolist(), ends.tolist(), strict=True))
-    held = held_up(Stretches(starts, ends), measured)
+    with_other_work = held_up(Stretches(starts, ends), measured)
     step_classes, step_class = classes(steps, phases, launches, syncs)
-    others = {
+    other_classes = {
         reading: classes(steps, phases, _launches(spans_of(run).names, work, reading), syncs)
         for reading in _other_readings(
-            work, int((ends - starts).sum()), sum(one.end_ns - one.start_ns for one in fetches)
+            work, int((ends - starts).sum()), sum(fetch.end_ns - fetch.start_ns for fetch in fetches)
         )
     }
     asynchronous = bool(launches)
@@ -305,8 +305,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         step_class=step_class,
         measured=measured,
         resumes=_resumes(paused.tolist(), suspended, starts, ends, fetches, built, built.makers.in_flight(prefetch)),
-        held_up_ns=_held_up_ns(step_classes, measured, held),
-        held_up=bool(held.any()),
+        held_up_ns=_held_up_ns(step_classes, measured, with_other_work),
+        held_up=bool(with_other_work.any()),
         wall_ns=(ends - starts).astype(np.float64),
         workers=workers,
         prefetch=prefetch,
@@ -314,8 +314,8 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         threads=1 if asynchronous else facts.threads or 1,
         cores=facts.cores or int(lookup_number(run.record.environment, "cores", 0)) or 1_000_000,
         asynchronous=asynchronous,
-        other_classes=others,
-        busy_not_known=_busy_not_known(spans_of(run).names, work) if others else (),
+        other_classes=other_classes,
+        busy_not_known=_busy_not_known(spans_of(run).names, work) if other_classes else (),
         behind_full_queue=_behind_full_queue(spans_of(run).names, work)
         if _queue_depth(config) is None
         else frozenset(),
@@ -346,9 +346,9 @@ def _rows(
     ]
     fetched = spans.of(spans.phases, FETCH)
     last_batch = int(fetched.batches[fetched.starts < until_ns].max(initial=-1))
-    known = spans.stages.where((spans.stages.batches >= 0) & (spans.stages.batches <= last_batch))
+    stage_spans = spans.stages.where((spans.stages.batches >= 0) & (spans.stages.batches <= last_batch))
     stages: dict[int, list[StageRow]] = {}
-    for batch, row in zip(known.batches.tolist(), _plain(spans, known), strict=True):
+    for batch, row in zip(stage_spans.batches.tolist(), _plain(spans, stage_spans), strict=True):
         stages.setdefault(batch, []).append(StageRow(*row))
     return phases, work, syncs, stages
 
@@ -365,10 +365,10 @@ def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDAr
 
 def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
     """Return the recorded unpacking by batch."""
-    found = spans.unpackings
-    awaited = found.names == spans.code(AWAITED)
-    rows = zip(found.starts.tolist(), found.ends.tolist(), awaited.tolist(), strict=True)
-    return dict(zip(found.batches.tolist(), (Unpacking(*row) for row in rows), strict=True))
+    unpackings = spans.unpackings
+    awaited = unpackings.names == spans.code(AWAITED)
+    rows = zip(unpackings.starts.tolist(), unpackings.ends.tolist(), awaited.tolist(), strict=True)
+    return dict(zip(unpackings.batches.tolist(), (Unpacking(*row) for row in rows), strict=True))
 
 
 def _drawn_ns(spans: RunSpans, count: int) -> Array:
@@ -383,23 +383,23 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
     rows = zip(work.names.tolist(), *(column.tolist() for column in columns), work.ends.tolist(), strict=True)
-    found = []
+    launches = []
     for code, *row, ended_ns in rows:
         first = Launch(names[code], *row)
-        found.append(first)
+        launches.append(first)
         if first.blocked:
             at_ns = first.start_ns
-            found.append(Launch(first.name, at_ns, at_ns, ended_ns - first.done_ns, ended_ns))
-    return sorted(found, key=lambda launch: launch.start_ns)
+            launches.append(Launch(first.name, at_ns, at_ns, ended_ns - first.done_ns, ended_ns))
+    return sorted(launches, key=lambda launch: launch.start_ns)
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
     """Return the readings that differ from the likely one by OPEN_DEVICE_SHARE of steps without fetches."""
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
-    others: tuple[Reading, ...] = ("waiting", "working", "blocking")
+    candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
-        others = others[:2]  # without blocking pieces the last reading equals the second
-    return [reading for reading in others if work.differs_ns(reading) > least_ns]
+        candidates = candidates[:2]  # without blocking pieces the last reading equals the second
+    return [reading for reading in candidates if work.differs_ns(reading) > least_ns]
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
@@ -444,12 +444,12 @@ def _resumes(
     known_ns = [worked for worked in built.worked_ns if worked is not None]
     typical = float(np.mean(known_ns)) if known_ns else 0.0
     stops = iter(built.worked_ns)
-    found: dict[int, Resume] = {}
+    resumes: dict[int, Resume] = {}
     for step in (0, *paused):
         following = bisect_left(fetches, starts[step], key=lambda fetch: fetch.start_ns)
         built_at = np.full(ahead, -np.inf)
-        known = built.ends_ns[following : following + ahead] - starts[step]
-        built_at[: len(known)] = np.where(np.isnan(known), -np.inf, known)
+        built_ns = built.ends_ns[following : following + ahead] - starts[step]
+        built_at[: len(built_ns)] = np.where(np.isnan(built_ns), -np.inf, built_ns)
         stood = float(starts[step] - ends[step - 1]) if step else 0.0
         if step == 0:
             worked = max(0.0, starts[0] - built.began_ns) if ahead else 0.0
@@ -457,23 +457,25 @@ def _resumes(
             worked = stood
         else:
             worked = next(stops) or typical
-        found[step] = Resume(bool(suspended[step]), worked, built_at)
-    return found
+        resumes[step] = Resume(bool(suspended[step]), worked, built_at)
+    return resumes
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
     """Return ``Recording.held_up_ns``. Extra time below :data:`HELD_WORK_SHARE` of a usual step is left out."""
-    found: dict[int, float] = {}
-    for one in classes:
-        counted, late = measured[one.steps], held[one.steps]
+    extra_ns: dict[int, float] = {}
+    for step_class in classes:
+        counted, late = measured[step_class.steps], held[step_class.steps]
         if not counted.any() or not late.any():
             continue
-        host_ns = sum((event.duration for event in one.events if event.kind == "host"), np.zeros(len(one.steps)))
+        host_ns = sum(
+            (event.duration for event in step_class.events if event.kind == "host"), np.zeros(len(step_class.steps))
+        )
         usual_ns = float(host_ns[counted].mean())
-        for step, longer_ns in zip(one.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
+        for step, longer_ns in zip(step_class.steps[late].tolist(), (host_ns[late] - usual_ns).tolist(), strict=True):
             if longer_ns > HELD_WORK_SHARE * usual_ns:
-                found[step + 1] = longer_ns
-    return found
+                extra_ns[step + 1] = longer_ns
+    return extra_ns
 
 
 def _queue_depth(config: JsonObject) -> int | None:

@@ -172,15 +172,15 @@ class _Loop:
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
         """Return by program the durations of its next steps. The next step of its class on the tape lends them."""
-        found = {}
+        durations = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
             program = self.p.programs[number]
-            taken = steps.start + np.flatnonzero(numbers == number)
-            wanted = (self.first_step + taken[:, None, None]) % self.p.tape_steps
+            positions = steps.start + np.flatnonzero(numbers == number)
+            wanted = (self.first_step + positions[:, None, None]) % self.p.tape_steps
             members = np.searchsorted(program.places, wanted) % len(program.places)
-            found[number] = iter(program.durations[:, self.variant, members].swapaxes(0, 1))
-        return found
+            durations[number] = iter(program.durations[:, self.variant, members].swapaxes(0, 1))
+        return durations
 
     def _step(self, program: Program, durations: Array) -> None:
         for kind, back, first, second, _ in program.operations:
@@ -238,7 +238,7 @@ class _Loop:
     def _unpack_up_to(self, batch: _Built) -> None:
         """Unpack the messages in the pipe up to that of ``batch``, in the order of arrival."""
         wanted = None if batch.unpacked is None else ~batch.unpacked
-        found, costs = [batch.arrived], [batch.costs[UNPACK]]
+        arrived, costs = [batch.arrived], [batch.costs[UNPACK]]
         own_pipes = self.p.worker_of is None
         for messages in self.in_pipe:
             while messages and messages[0].unpacked is not None and messages[0].unpacked.all():
@@ -257,15 +257,15 @@ class _Loop:
                     before &= ~message.unpacked
                 if before.any():
                     message.unpacked = before if message.unpacked is None else message.unpacked | before
-                    found.append(np.where(before, message.arrived, -np.inf))
+                    arrived.append(np.where(before, message.arrived, -np.inf))
                     costs.append(np.where(before, message.costs[UNPACK], 0.0))
         now = self.now
-        if len(found) == 1:
+        if len(arrived) == 1:
             now = np.maximum(now, batch.arrived) + batch.costs[UNPACK]
         else:
-            arrivals, spent = np.stack(found), np.stack(costs)
+            arrivals, spent = np.stack(arrived), np.stack(costs)
             order = np.argsort(arrivals, axis=0, kind="stable")
-            ordered = (np.take_along_axis(one, order, 0) for one in (arrivals, spent))
+            ordered = (np.take_along_axis(values, order, 0) for values in (arrivals, spent))
             for moment, cost in zip(*ordered, strict=True):
                 now = np.maximum(now, moment) + cost
         self.now = now if wanted is None else np.where(wanted, now, self.now)
@@ -286,17 +286,17 @@ class _Loop:
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
-        edge, left = np.maximum(np.minimum(end, now), start), end
-        other = now - edge
-        drawn = np.minimum(costs[:, DRAW], other)
+        edge, stage_start = np.maximum(np.minimum(end, now), start), end
+        transfer = now - edge
+        drawn = np.minimum(costs[:, DRAW], transfer)
         self.waits[0] += drawn.sum(axis=0)
-        other = other - drawn
+        transfer = transfer - drawn
         for place, row in ((2, PACK), (1, TOKENIZE), (0, READ)):
-            left = left - costs[:, row]
-            before = np.maximum(np.minimum(left, now), start)
+            stage_start = stage_start - costs[:, row]
+            before = np.maximum(np.minimum(stage_start, now), start)
             self.waits[place] += (edge - before).sum(axis=0)
             edge = before
-        self.waits[3] += (other + (edge - start)).sum(axis=0)
+        self.waits[3] += (transfer + (edge - start)).sum(axis=0)
 
     def _next_costs(self) -> Array:
         """Return the costs of the next batch of the recorded sequence, (costs, replicates, ranks)."""
@@ -364,21 +364,21 @@ def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
     """Replay each of ``makes`` until its contention, at first ``then``, agrees with its step time."""
-    nows = [then] * len(makes)
+    stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
     for _ in range(CONTENTION_REPLAYS):
-        pipelines = [makes[number](nows[number]) for number in pending]
-        unsettled = []
+        pipelines = [makes[number](stretches[number]) for number in pending]
+        unstable = []
         for number, pipeline, result in zip(
             pending, pipelines, simulate_all(pipelines, offsets, account=account), strict=True
         ):
-            results[number], now = result, nows[number]
+            results[number], now = result, stretches[number]
             following = stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
             if max(abs(following.main / now.main - 1), abs(following.worker / now.worker - 1)) >= CONTENTION_CLOSE:
-                nows[number] = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
-                unsettled.append(number)
-        pending = unsettled
+                stretches[number] = Stretch((now.main + following.main) / 2, (now.worker + following.worker) / 2)
+                unstable.append(number)
+        pending = unstable
         if not pending:
             break
     return [result for result in results if result is not None]
@@ -389,13 +389,13 @@ def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool
     by_shape: dict[object, list[int]] = {}
     for number, pipeline in enumerate(pipelines):
         by_shape.setdefault(shape_of(pipeline), []).append(number)
-    found: dict[int, Simulated] = {}
+    by_number: dict[int, Simulated] = {}
     for numbers in by_shape.values():
         joined = together([pipelines[number] for number in numbers]) if len(numbers) > 1 else pipelines[numbers[0]]
         variants = np.repeat(np.arange(len(numbers)), len(offsets))
         results = simulate(joined, np.tile(offsets, (len(numbers), 1)), variants, account=account)
-        found |= dict(zip(numbers, _split(results, len(offsets)), strict=True))
-    return [found[number] for number in range(len(pipelines))]
+        by_number |= dict(zip(numbers, _split(results, len(offsets)), strict=True))
+    return [by_number[number] for number in range(len(pipelines))]
 
 
 def _split(results: Simulated, replicates: int) -> list[Simulated]:

@@ -53,19 +53,19 @@ def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or key not in SWEPT:
         raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
-    if any(one.partition("=")[0] == key for one in edits.texts):
+    if any(edit_text.partition("=")[0] == key for edit_text in edits.texts):
         raise InputError(f"--sweep {text}: {key} is set by --set as well")
     texts = list(dict.fromkeys(value.strip() for value in values.split(",")))
     if len(texts) < 2:
         raise InputError(f"--sweep {text}: a sweep needs at least 2 different values, separated by commas")
-    found = []
+    parsed = []
     for value in texts:
         try:
-            one = parse_edits([f"{key}={value}"])
+            edit = parse_edits([f"{key}={value}"])
         except InputError as error:
             raise InputError(str(error).replace("--set", "--sweep", 1)) from error
-        found.append((float(getattr(one, key)), value))
-    return key, sorted(found)
+        parsed.append((float(getattr(edit, key)), value))
+    return key, sorted(parsed)
 
 
 def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float, str]]) -> Sweep:
@@ -100,36 +100,36 @@ def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
     """Bisect between two neighbours where tokenization matters at only one. Each bisection is a replay."""
-    left, right = low[0], high[0]
+    lower, upper = low[0], high[0]
     for _ in range(_HALVINGS):
-        middle = math.sqrt(left * right) if key == "device" else (left + right) // 2
-        if middle in (left, right):
+        middle = math.sqrt(lower * upper) if key == "device" else (lower + upper) // 2
+        if middle in (lower, upper):
             break
         if matters(f"{middle:.6g}x" if key == "device" else f"{middle:.0f}") == before:
-            left = middle
+            lower = middle
         else:
-            right = middle
-    return Crossing(right, (low[1], high[1]), before)
+            upper = middle
+    return Crossing(upper, (low[1], high[1]), before)
 
 
 # Keys that differ between blocks or only set how long to measure.
 IGNORED = ("seed", "steps", "warmup_steps")
 UNCHECKED: JsonObject = {"compute.check_finite": False}
 EXTRA_WORK: Mapping[str, str] = {
-    str(what): key for what, key in DOSES.items()
+    str(stage): key for stage, key in DOSES.items()
 }  # key that repeats the work of each stage
 
 
 def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
     """Return the names of other arms, including controls but not A/A controls, that ran ``arm`` under ``edits``."""
-    own = next((record for record in records if record.arm == arm), None)
-    if own is None or not edits:
+    arm_record = next((record for record in records if record.arm == arm), None)
+    if arm_record is None or not edits:
         return []
     if _removes_data(edits):
         return list(dict.fromkeys(r.arm for r in records if r.control == "ideal-data" and r.of == arm))
-    wanted = _edited(own.config, edits)
-    found = [r.arm for r in records if r.arm != arm and r.control != "a-a" and _comparable(r.config) in wanted]
-    return list(dict.fromkeys(found))
+    wanted = _edited(arm_record.config, edits)
+    arms = [r.arm for r in records if r.arm != arm and r.control != "a-a" and _comparable(r.config) in wanted]
+    return list(dict.fromkeys(arms))
 
 
 def _removes_data(edits: Edits) -> bool:
@@ -168,11 +168,11 @@ def _comparable(config: JsonObject) -> Nested:
     flat = {**BEFORE, **{key: value for key, value in flatten(config).items() if key not in IGNORED}}
     if not flat.get("data.workers"):
         flat.pop("data.prefetch", None)  # no effect
-    # How a single rank is started does not matter. For several ranks only their number and the sharing of the model
+    # The launcher of a single rank does not matter. For several ranks only their number and the sharing of the model
     # count.
     launch = {key: flat.pop(key) for key in list(flat) if key == "launch" or key.startswith("launch.")}
-    each, nodes = (launch.get(f"launch.torchrun.{key}", 1) for key in ("nproc", "nnodes"))
-    ranks = each * nodes if isinstance(each, int) and isinstance(nodes, int) else 1
+    nproc, nodes = (launch.get(f"launch.torchrun.{key}", 1) for key in ("nproc", "nnodes"))
+    ranks = nproc * nodes if isinstance(nproc, int) and isinstance(nodes, int) else 1
     if ranks != 1:
         flat |= {"ranks": ranks, "parallel": launch.get("launch.parallel", "ddp")}
     return flat
