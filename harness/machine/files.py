@@ -78,12 +78,12 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
     """Return the mounts of this process in order. A later mount on the same point hides an earlier one."""
     mounts = []
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, rest = before.split(), after.split()
-        if len(fields) < 6 or len(rest) < 3:
+        head, _, tail = line.partition(" - ")
+        fields, filesystem = head.split(), tail.split()
+        if len(fields) < 6 or len(filesystem) < 3:
             continue
-        options = (*fields[5].split(","), *rest[2].split(","))
-        mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3]), rest[0], options))
+        options = (*fields[5].split(","), *filesystem[2].split(","))
+        mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3]), filesystem[0], options))
     return mounts
 
 
