@@ -54,7 +54,7 @@ THEME = {
 }
 
 # Close to Okabe and Ito's palette, which colour-blind readers can tell apart; each is at least 3:1 on white.
-CURVES = tuple(THEME[f"--c{place}"][0].upper() for place in range(8))
+CURVES = tuple(THEME[f"--c{number}"][0].upper() for number in range(8))
 # Warm for the input side, cool and grey for the rest.
 PARTS = {
     "read": THEME["--c4"][0],
@@ -151,24 +151,24 @@ class RowAxes:
                 self._text(1.02, row, text, colour, "center")
             return
         self.axes.set_yticks([])
-        most = 0
+        lines_max = 0
         for row, (label, text, colour) in enumerate(zip(labels, texts, colours, strict=True)):
             top = self.at(row) - 0.5
-            found = wrapped(text) if text else ""
-            lines = found.count("\n") + 1 if found else 0
+            figures = wrapped(text) if text else ""
+            lines = figures.count("\n") + 1 if figures else 0
             name = wrapped(label.replace("\n", " "))
-            self._text(0, top, found, colour, "bottom", 2)
+            self._text(0, top, figures, colour, "bottom", 2)
             self._text(0, top, name, INK, "bottom", lines * TEXT * SPACING + 2)
-            most = max(most, lines + name.count("\n") + 1)
-        self._fit(most)
+            lines_max = max(lines_max, lines + name.count("\n") + 1)
+        self._fit(lines_max)
 
     def _fit(self, lines: int) -> None:
         """Leave as much room above the first row as ``lines`` of text take."""
         bottom, top = self.axes.get_ylim()
         inches = self.figure.get_figheight() / (bottom - top)
-        least = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
-        self.figure.set_figheight(self.figure.get_figheight() - (least - top) * inches)
-        self.axes.set_ylim(bottom, least)
+        new_top = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
+        self.figure.set_figheight(self.figure.get_figheight() - (new_top - top) * inches)
+        self.axes.set_ylim(bottom, new_top)
 
     def _text(self, x: float, y: float, text: str, colour: str, align: str, above: float = 0) -> None:
         self.axes.annotate(
@@ -200,7 +200,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
         texts += [axes.get_xlabel()]
     for legend in list(figure.legends):
         handles: list[Any] = legend.legend_handles
-        labels = [wrapped(one.get_text(), 0.85) for one in legend.get_texts()]
+        labels = [wrapped(entry.get_text(), 0.85) for entry in legend.get_texts()]
         longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
         columns = 2 if longest <= 15 else 1
         legend.remove()
@@ -214,7 +214,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
 def wrapped(text: str, share: float = 1.0) -> str:
     """Break text into lines that fit ``share`` of a narrow sheet."""
     lines = (textwrap.wrap(line, int(LINE * share), break_on_hyphens=False) for line in text.split("\n"))
-    return "\n".join(one for line in lines for one in line)
+    return "\n".join(part for line in lines for part in line)
 
 
 def point(
@@ -231,7 +231,9 @@ def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = ()
     """Draw a logarithmic axis around 1 that shows the estimates and ``more`` values, with ticks such as 0.98x or 5x."""
     from matplotlib.ticker import MaxNLocator
 
-    ends = ((one.median, one.ci_low or one.median, one.ci_high or one.median) for one in found)
+    ends = (
+        (estimate.median, estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in found
+    )
     values = [*(value for three in ends for value in three), *more] or [0.5, 2.0]
     low, high = min(*values, 0.99), max(*values, 1.01)
     room = 0.06 * math.log(high / low)
@@ -242,9 +244,9 @@ def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = ()
     if high / low < 2.5:
         linear = MaxNLocator(4 if sheet.stacked else 7, steps=[1, 2, 5, 10]).tick_values(low, high)
         ticks = [float(tick) for tick in linear if low <= tick <= high]
-    most = 6 if sheet.stacked else 9
+    ticks_max = 6 if sheet.stacked else 9
     for leading in (ROUND, ROUND[:1]):
-        if high / low >= 2.5 and len(ticks) > most:
+        if high / low >= 2.5 and len(ticks) > ticks_max:
             ticks = [tick for tick in ticks if f"{tick:e}"[:3] in leading]
     ratio_ticks(axes.xaxis, ticks)
     axes.axvline(1, color=RULE, linewidth=1, linestyle="--", zorder=2)
@@ -279,8 +281,10 @@ def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tup
     import numpy as np
 
     pieces = np.array_split(np.arange(len(size)), most // 2)
-    kept = np.unique([at for piece in pieces for at in (piece[size[piece].argmin()], piece[size[piece].argmax()])])
-    return time[kept], size[kept]
+    indices = np.unique(
+        [index for piece in pieces for index in (piece[size[piece].argmin()], piece[size[piece].argmax()])]
+    )
+    return time[indices], size[indices]
 
 
 @dataclass(frozen=True)
@@ -369,7 +373,7 @@ def _themed(svg: str) -> str:
     """The <svg> element alone, with the page's colours for ink and paper."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: _variable(found[0]), svg)
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda match: _variable(match[0]), svg)
     svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough; scales are below 1
     width = re.search(r'viewBox="0 0 (\S+) ', svg)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
@@ -394,8 +398,8 @@ def _variable(colour: str) -> str:
 def style() -> str:
     """Return the style sheet's custom properties: light, dark where the system prefers it, and as the button says."""
     light, dark = (
-        f"color-scheme: {scheme}; " + " ".join(f"{name}: {pair[place]};" for name, pair in THEME.items())
-        for place, scheme in enumerate(("light", "dark"))
+        f"color-scheme: {scheme}; " + " ".join(f"{name}: {pair[index]};" for name, pair in THEME.items())
+        for index, scheme in enumerate(("light", "dark"))
     )
     return (
         f":root {{ {light} }}\n"
@@ -411,6 +415,6 @@ def contrast(one: str, other: str) -> float:
 
 
 def _luminance(colour: str) -> float:
-    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    channels = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

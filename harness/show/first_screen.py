@@ -60,7 +60,7 @@ from harness.show.text.verdicts import (
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
-AMONG_CAUSES = [one.kind for one in NOTED.values()]  # diagnoses that a line with more to say tells below another
+AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # diagnoses that a line with more to say tells below another
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
 LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")  # differences that are never counted only
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
@@ -93,40 +93,43 @@ class FirstScreen:
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Return header and rows of the comparisons, without columns before the last that have no figure at all."""
         last = len(HEADER) - 1
-        kept = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
-        return tuple(HEADER[i] for i in kept), [tuple(row[i] for i in kept) for row in self.rows]
+        shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
+        return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
 
 
 def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
     shown: set[str] = set()  # baselines whose cost of data was said already
     lines: list[Headline] = []
-    each: dict[int, Headline] = {}  # by the identity of the comparison
+    headlines: dict[int, Headline] = {}  # by the identity of the comparison
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
-    once = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
+    repeated = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
     ordered, shown_alone = _ordered(report)
     if len(shown_alone) < len(ordered):
         lines.append(_tally(ordered))
     alone_ids = {id(c) for c in shown_alone}
-    for c in (*shown_alone, *(one for one in report.comparisons if id(one) not in alone_ids)):
-        each[id(c)] = _headline(report, c, names, c.baseline not in shown, once)
+    for c in (*shown_alone, *(entry for entry in report.comparisons if id(entry) not in alone_ids)):
+        headlines[id(c)] = _headline(report, c, names, c.baseline not in shown, repeated)
         if isinstance(c, Comparison):
             shown.add(c.baseline)
-    lines += [each[id(c)] for c in shown_alone]
-    lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in once]
-    if not once:
+    lines += [headlines[id(c)] for c in shown_alone]
+    lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in repeated]
+    if not repeated:
         lines += _undecided_lines([c for c in ordered if id(c) not in alone_ids], names)
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
     advised = [*report.advice]
     if not report.comparisons:
-        alone = [arm for arm in report.arms if not arm.control]
-        lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]
+        plain_arms = [arm for arm in report.arms if not arm.control]
+        lines = [
+            *group_lines(plain_arms, report.group, names),
+            *(line for arm in plain_arms for line in lone_lines(arm, names)),
+        ]
         # The line of such an arm gives the reason why nothing is predicted.
-        advised = [one for one in advised if one.refused is None or one.refused.kind not in REFUSED_ABOVE]
+        advised = [advice for advice in advised if advice.refused is None or advice.refused.kind not in REFUSED_ABOVE]
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
-    ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
+    ideal = {arm.name: estimate for arm in report.arms if (estimate := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=one_line(report.study.question),
         emulated=_emulated(report),
@@ -135,12 +138,12 @@ def first_screen(report: StudyReport) -> FirstScreen:
             *_differences([names.shorten(c) for c in report.comparisons]),
         ),
         headlines=tuple(lines),
-        each=tuple(each[id(c)] for c in report.comparisons),
+        each=tuple(headlines[id(c)] for c in report.comparisons),
         rows=tuple(_row(c, names) for c in ordered),
         legend=tuple(names.legend),
         next_steps=next_steps(advised, names, ideal),
         names=names,
-        card=verdict_card(report, names, next(iter(each.values())) if len(each) == 1 else None),
+        card=verdict_card(report, names, next(iter(headlines.values())) if len(headlines) == 1 else None),
         horizon=_horizon(involved) if report.compared else "",
     )
 
@@ -160,14 +163,16 @@ def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[
     """
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
-    by_gain = sorted(report.compared, key=lambda one: -one.measured.ratio.median)
+    by_gain = sorted(report.compared, key=lambda comparison: -comparison.measured.ratio.median)
     decided = _decided(by_gain)
     ends = decided if len(decided) > 1 else by_gain
-    alone = [
-        one for one in by_gain if one in (ends[0], ends[-1]) or one.drift is not None or _loader_fails(report, one)
+    own_line = [
+        comparison
+        for comparison in by_gain
+        if comparison in (ends[0], ends[-1]) or comparison.drift is not None or _loader_fails(report, comparison)
     ]
-    absent = [one for one in report.comparisons if isinstance(one, NotCompared)]
-    return [*by_gain, *absent], [*alone]
+    absent = [comparison for comparison in report.comparisons if isinstance(comparison, NotCompared)]
+    return [*by_gain, *absent], [*own_line]
 
 
 def _loader_fails(report: StudyReport, c: Comparison) -> bool:
@@ -178,8 +183,10 @@ def _loader_fails(report: StudyReport, c: Comparison) -> bool:
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
     """Return how many comparisons have which verdict."""
-    verdicts = Counter(VERDICTS[one.measured.verdict] for one in comparisons if isinstance(one, Comparison))
-    absent = sum(isinstance(one, NotCompared) for one in comparisons)
+    verdicts = Counter(
+        VERDICTS[comparison.measured.verdict] for comparison in comparisons if isinstance(comparison, Comparison)
+    )
+    absent = sum(isinstance(comparison, NotCompared) for comparison in comparisons)
     parts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
     parts += [f"{absent} not measured"] if absent else []
     decided = " that are decided" if len(_decided(comparisons)) > 1 else ""
@@ -188,7 +195,11 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
 
 
 def _decided(comparisons: Sequence[Comparison | NotCompared]) -> list[Comparison]:
-    return [one for one in comparisons if isinstance(one, Comparison) and one.measured.verdict != "undecided"]
+    return [
+        comparison
+        for comparison in comparisons
+        if isinstance(comparison, Comparison) and comparison.measured.verdict != "undecided"
+    ]
 
 
 def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> Iterator[Headline]:
@@ -197,10 +208,10 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
     for c in comparisons:
         if isinstance(c, Comparison) and c.measured.undecided is not None:
             by_cause.setdefault(c.measured.undecided, []).append(c)
-    for found in by_cause.values():
-        because = undecided_because(found[0].measured) or ""
-        first = f"{names.short(found[0].candidate)}: " if len(found) > 1 else ""
-        yield Headline(f"{count(len(found), 'comparison')} undecided", f"{first}{because}", "")
+    for group in by_cause.values():
+        because = undecided_because(group[0].measured) or ""
+        first = f"{names.short(group[0].candidate)}: " if len(group) > 1 else ""
+        yield Headline(f"{count(len(group), 'comparison')} undecided", f"{first}{because}", "")
 
 
 def _headline(
@@ -213,12 +224,13 @@ def _headline(
     if isinstance(c, NotCompared):
         return Headline(subject, f"not measured ({missing_text(c.missing)})", "")
     subject += _device(report, c, names)
-    served = [arm for one in (c.candidate, c.baseline) if (arm := report.arm(one)) is not None]
+    served = [arm for name in (c.candidate, c.baseline) if (arm := report.arm(name)) is not None]
     support = [text for arm in served for text in loader_texts(arm, names.short(arm.name))][:1]
     if c.drift is not None:
         support.append(_drift(c.drift, baseline, c))
     support += [data_text(names.shorten_compared(c))] if with_data else []
-    if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
+    # If all comparisons have confounds, the warnings above list them.
+    if c.confounds and not all(comparison.confounds for comparison in report.compared):
         support.append("The arms differ in more than that: see the warnings above.")
     if disagreements(c):
         support.append("Estimates disagree: see the details.")
@@ -229,7 +241,7 @@ def _headline(
 
 def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
     times = percent(found.median - 1)
-    drifts = next(one for one in comparison_doubts(c) if one.kind == "drift")
+    drifts = next(entry for entry in comparison_doubts(c) if entry.kind == "drift")
     todo = "" if drifts.remedy is None else f" To see where that ends, {remedy_text(drifts.remedy)}."
     return (
         f"Compared with {baseline}, its steps got {times} {'slower' if found.median > 1 else 'faster'} from the "
@@ -256,8 +268,11 @@ def _learned(m: Measured, *, emulated: bool) -> list[str]:
     if m.losses.unlike:
         return ["The losses differ: see the warnings above."]
     if m.losses.some_blocks is not None:
-        (some, of), ours, theirs = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
-        return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
+        (differing, blocks), base_loss, candidate_loss = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
+        return [
+            f"The losses differ in {differing} of {count(blocks, 'block')} ({base_loss:.3f} against "
+            f"{candidate_loss:.3f})."
+        ]
     unknown = m.losses.baseline is None or m.losses.candidate is None
     return ["Losses were not compared."] if m.verdict == "gain" and unknown and not emulated else []
 
@@ -267,15 +282,17 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     if isinstance(c, NotCompared):
         return (label, "not measured", *([NOT_MEASURED] * (len(HEADER) - 2)))
     m = c.measured
-    known = (m.isolated, m.ceiling, believed_ratio(c), m.figure)
-    figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
-    each = m.measured_per_step
+    estimates = (m.isolated, m.ceiling, believed_ratio(c), m.figure)
+    figures = [
+        NOT_MEASURED if estimate is None else f"{ratio(estimate.median)}{_or_none(estimate)}" for estimate in estimates
+    ]
+    tokens_ratio = m.measured_per_step
     if (
         m.figure is not None
         and m.step_time is not None
         and m.steps is not None
-        and each is not None
-        and abs(each - 1) > SAME_TOKENS_WITHIN
+        and tokens_ratio is not None
+        and abs(tokens_ratio - 1) > SAME_TOKENS_WITHIN
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
         figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
@@ -300,8 +317,13 @@ def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
-    found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
-    kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
+    confounds = [
+        confound
+        for c in comparisons
+        if isinstance(c, Comparison)
+        for confound in {d.kind: d for d in c.confounds}.values()
+    ]
+    kinds = Counter(confound.kind for confound in confounds if confound.kind not in LEARNED)
     return [
         *(f"The arms also differ: {line}" for line in learned),
         *(
@@ -318,12 +340,12 @@ def difference_lines(
     comparisons: Sequence[Comparison | NotCompared], only: Collection[ConfoundKind] | None = None
 ) -> list[str]:
     """Every undeclared difference, or those of some kinds, with the comparisons that have it."""
-    found: dict[str, list[str]] = {}
+    pairs_by_line: dict[str, list[str]] = {}
     for c in comparisons:
         differing = c.confounds if isinstance(c, Comparison) else ()
-        for line in confound_lines([one for one in differing if only is None or one.kind in only]):
-            found.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
-    return [f"{what} ({'; '.join(pairs)})" for what, pairs in found.items()]
+        for line in confound_lines([confound for confound in differing if only is None or confound.kind in only]):
+            pairs_by_line.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
+    return [f"{text} ({'; '.join(pairs)})" for text, pairs in pairs_by_line.items()]
 
 
 def _emulated(report: StudyReport) -> str:
@@ -372,14 +394,14 @@ def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:
-        candidates = {one.candidate for one in report.compared} if compared is not None else set()
+        candidates = {comparison.candidate for comparison in report.compared} if compared is not None else set()
         arms = [arm for arm in arms if arm.name in candidates]
     if not arms:
         return None
-    arm = max(arms, key=lambda one: one.wall.worked_ms if one.wall is not None else 0.0)
+    arm = max(arms, key=lambda rank: rank.wall.worked_ms if rank.wall is not None else 0.0)
     assert arm.wall is not None
     step_ms = arm.wall.step_ms.median
-    first, *others = arm.diagnoses
+    first, *later = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
     cost = f"{diagnosis_text(first, step_ms)} {diagnosis_remedy(first.remedy, first.figures)}"
     findings = [
@@ -387,7 +409,7 @@ def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None
         *control_findings(arm),
         *([f"{name}: {cost}"] if compared is not None and first.kind not in AMONG_CAUSES else []),
         *loader_texts(arm, names.short(arm.name)),
-        *(finding_text(one, step_ms) for one in others if one.kind not in ("unknown", *AMONG_CAUSES)),
+        *(finding_text(diagnosis, step_ms) for diagnosis in later if diagnosis.kind not in ("unknown", *AMONG_CAUSES)),
         *cause_findings(arm),
     ]
     return VerdictCard(
@@ -410,27 +432,29 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
         text = f"...{text[3 - COMMAND_LONGEST :]}"
     rank = f", {names.short(arm.name)}" if several else ""
     step_ms = arm.wall.step_ms.median
-    whole = {part.name: part.ms for part in arm.wall.program}
+    times = {part.name: part.ms for part in arm.wall.program}
     shares = {part.name: part.share for part in arm.wall.program}
-    named = (START_UP, *[one for one in (OTHER_STEPS,) if shares.get(one, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
-    ends = [f"{name} {number(whole[name] / 1e3)} s" for name in named if name in whole]
-    around = f"; {', '.join(ends)}" if ends else ""
+    named = (START_UP, *[entry for entry in (OTHER_STEPS,) if shares.get(entry, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
+    ends = [f"{name} {number(times[name] / 1e3)} s" for name in named if name in times]
+    ending = f"; {', '.join(ends)}" if ends else ""
     part = part_of(step_ms)
     waits = arm.wall.total("core") >= SPENT_SHARE_MIN * step_ms
     basis = f"; shares are of the {part(arm.wall.on_cores_ms)} without waits for a core" if waits else ""
-    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{around}"
+    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{ending}"
 
 
 def _bar(wall: Wall) -> tuple[BarPart, ...]:
     parts, step_ms = wall.parts, wall.step_ms.median
     shown = parts if len(parts) <= BAR_PARTS_MAX else parts[: BAR_PARTS_MAX - 1]
     part = part_of(step_ms)
-    found = [
-        BarPart(part_label(one), part(one.ms.median), one.share, None if one.kind == "core" else wall.share(one))
-        for one in shown
+    bar_parts = [
+        BarPart(
+            part_label(entry), part(entry.ms.median), entry.share, None if entry.kind == "core" else wall.share(entry)
+        )
+        for entry in shown
     ]
-    if left := parts[len(shown) :]:
-        rest_ms = sum(one.ms.median for one in left)
-        share = sum(wall.share(one) for one in left if one.kind != "core")
-        found.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms, share))
-    return tuple(found)
+    if remaining := parts[len(shown) :]:
+        rest_ms = sum(entry.ms.median for entry in remaining)
+        share = sum(wall.share(entry) for entry in remaining if entry.kind != "core")
+        bar_parts.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms, share))
+    return tuple(bar_parts)

@@ -64,7 +64,10 @@ class Page:
     def markdown(self) -> str:
         shown = (*self.opening, *self.sections)
         return (
-            joined(f"# {self.title}", *(f"## {one.title}\n\n{one.text}" if one.title else one.text for one in shown))
+            joined(
+                f"# {self.title}",
+                *(f"## {section.title}\n\n{section.text}" if section.title else section.text for section in shown),
+            )
             + "\n"
         )
 
@@ -115,7 +118,9 @@ def page(
         Section("How to read this", how_to_read(report)),
         Section("How to reproduce", reproduction(report)),
     ]
-    return Page(safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text])
+    return Page(
+        safe(report.study.scenario), _opening(screen, pictures), [section for section in sections if section.text]
+    )
 
 
 def opening(title: str, screen: FirstScreen) -> str:
@@ -141,7 +146,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         verdict = [Section("Verdict", joined(_headlines(screen), compared))]
     else:
         verdict = [*_card(screen.card, pictures), *([Section("", compared)] if compared else [])]
-    steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
+    steps = [f"{number}. {safe(line)}" for number, line in enumerate(screen.next_steps.ranked, start=1)]
     following = joined("\n".join(steps), safe(screen.next_note))
     return [
         Section("", "\n\n".join(top)),
@@ -152,7 +157,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
 
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
     """The verdict card: what costs most, the bar of a step as a table, the time of each step, and other findings."""
-    rows = [(one.label, one.ms, one.percent) for one in card.bar]
+    rows = [(bar_part.label, bar_part.ms, bar_part.percent) for bar_part in card.bar]
     findings = bulleted(map(safe, card.findings))
     return [
         Section("Verdict", joined(safe(card.title), f"**{safe(card.diagnosis)}:** {safe(card.cost)}")),
@@ -173,8 +178,8 @@ def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence
     shortened = [names.shorten(c) for c in comparisons]
     differences = bulleted(f"**{safe(line)}**" for line in difference_lines(shortened))
     findings = bulleted(f"**{safe(finding)}** {safe(figures)}" for finding, figures in map(sentence_parts, shortened))
-    between = ["Differences that the scenario does not declare:", differences, "Findings:"] if differences else []
-    return joined(*between, findings, _picture("comparisons.png", pictures))
+    heading = ["Differences that the scenario does not declare:", differences, "Findings:"] if differences else []
+    return joined(*heading, findings, _picture("comparisons.png", pictures))
 
 
 def _picture(name: str, pictures: Sequence[str]) -> str:
@@ -252,8 +257,8 @@ def _data_order(report: StudyReport) -> str:
         return PARTS
     if any(lookup(arm.config, "data.source") is not None for arm in arms):
         return OWN_SOURCE
-    kept = [lookup(arm.config, "data.shuffle") is False for arm in arms]
-    return SAME_ORDER if kept and all(kept) else SOME_SHUFFLED if any(kept) else ANOTHER_ORDER
+    ordered = [lookup(arm.config, "data.shuffle") is False for arm in arms]
+    return SAME_ORDER if ordered and all(ordered) else SOME_SHUFFLED if any(ordered) else ANOTHER_ORDER
 
 
 def reproduction(report: StudyReport) -> str:
@@ -268,11 +273,11 @@ def reproduction(report: StudyReport) -> str:
     devices = dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.control != "data-only")
     if devices:
         environment = {"device": ", ".join(devices), **environment}
-    known = safe(", ".join(f"{key} {value}" for key, value in environment.items()))
+    versions = safe(", ".join(f"{key} {value}" for key, value in environment.items()))
     return joined(
         fenced(shlex.join(study.command)) if study.command else "",
         bulleted(facts),
-        f"- {known}" if environment else "",
+        f"- {versions}" if environment else "",
         bulleted(map(safe, study.notes)),
         "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`.",
     )

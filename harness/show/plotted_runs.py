@@ -60,10 +60,10 @@ def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[Plo
 def _brought(place: str, tokens_per_step: float | None) -> list[CurveSource]:
     """Return the curve sources of a path or a URL. Copies the records and tables of a URL to this machine."""
     with brought_here(place, "plot", tables_of_run) as path:
-        found = _sources(path, tokens_per_step)
+        sources = _sources(path, tokens_per_step)
     if not is_remote(place):
-        return found
-    return [replace(source, place=Path("/" + place.replace("://", ":/", 1))) for source in found]
+        return sources
+    return [replace(source, place=Path("/" + place.replace("://", ":/", 1))) for source in sources]
 
 
 def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
@@ -75,9 +75,9 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
         return _of_study(path)
     if (path / LLMC_LOG).is_file():
         return [_of_log(path / LLMC_LOG, tokens_per_step)]
-    what = "no run in it" if path.is_dir() else "no such file or folder"
+    problem = "no run in it" if path.is_dir() else "no such file or folder"
     raise InputError(
-        f"{path}: {what}; allowed: a folder of harness train, a study, or a {LLMC_LOG} of llm.c or the folder of one"
+        f"{path}: {problem}; allowed: a folder of harness train, a study, or a {LLMC_LOG} of llm.c or the folder of one"
     )
 
 
@@ -94,11 +94,13 @@ def _of_training(path: Path) -> CurveSource:
     folder, expense = StudyFolder(path), expense_of(path)
     study = folder.read_study()
     records = [folder.read_record(name, block) for block, names in enumerate(study.order) for name in names]
-    parameters = next((one.facts.parameters for one in records if one is not None and one.facts.parameters), None)
-    known = None if expense.faults else expense.seconds or None  # Hours of a part of the training would mislead.
+    parameters = next(
+        (record.facts.parameters for record in records if record is not None and record.facts.parameters), None
+    )
+    seconds = None if expense.faults else expense.seconds or None  # Hours of a part of the training would mislead.
     not_counted = tuple(map(str, expense.faults))
     run = replace(
-        run, parameters=parameters, seconds=known, usd=expense.usd if known else None, not_counted=not_counted
+        run, parameters=parameters, seconds=seconds, usd=expense.usd if seconds else None, not_counted=not_counted
     )
     return CurveSource(run, path, config=study.arms[0].config if len(study.arms) == 1 else None)
 
@@ -117,17 +119,21 @@ def _tables(
 
 def _of_study(path: Path) -> list[CurveSource]:
     """The first finished run of each arm that has losses; controls are none."""
-    found: dict[str, CurveSource] = {}
+    sources: dict[str, CurveSource] = {}
     study = StudyFolder(path)
     study.read_study()  # raises an error of one line if it is damaged
-    for one in study.runs():
-        if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
-            found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
-    if not found:
+    for study_run in study.runs():
+        if (
+            study_run.record.control is None
+            and study_run.record.arm not in sources
+            and (run := _of_run(study_run)) is not None
+        ):
+            sources[study_run.record.arm] = CurveSource(run, path, study_run.record.arm, study_run.record.config)
+    if not sources:
         raise InputError(
             f"{path}: no finished run with a loss in it; an emulated device and a run without a model have none"
         )
-    return list(found.values())
+    return list(sources.values())
 
 
 def _of_run(run: RunData) -> PlottedRun | None:
@@ -156,10 +162,10 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
     """Its HellaSwag is by token, of a number of questions that it does not say."""
-    training = curve([(one.step + 1, one.loss) for one in log.training])
-    validation = curve([(one.updates, one.value) for one in log.validation])
-    choices = tuple(ChoicePass(one.updates - 1, None, None, None, None, one.value) for one in log.hellaswag)
-    last = max([*training[0], *validation[0], *(one.step + 1 for one in choices)])
+    training = curve([(row.step + 1, row.loss) for row in log.training])
+    validation = curve([(row.updates, row.value) for row in log.validation])
+    choices = tuple(ChoicePass(row.updates - 1, None, None, None, None, row.value) for row in log.hellaswag)
+    last = max([*training[0], *validation[0], *(choice.step + 1 for choice in choices)])
     tokens = None if tokens_per_step is None else curve([(last, last * tokens_per_step)])
     return PlottedRun("", training, validation, choices, tokens)
 
@@ -172,7 +178,7 @@ def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
 
 def _numbered(names: Sequence[str]) -> list[str]:
     """``one``, ``one (2)``: a run that was given twice, or a log and its folder."""
-    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
 
 
@@ -202,9 +208,9 @@ def _by_place(sources: Sequence[CurveSource]) -> list[str]:
     """``b: plain``: the part of a path that is its own (/x/b beside /x/a), and the arm."""
     places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
     if len(set(places)) == 1:
-        return [source.arm or place.name for source, place in zip(sources, places, strict=True)]
-    shared = commonpath([place.parent for place in places])
-    folders = [str(place.relative_to(shared)) for place in places]
+        return [source.arm or path.name for source, path in zip(sources, places, strict=True)]
+    shared = commonpath([path.parent for path in places])
+    folders = [str(path.relative_to(shared)) for path in places]
     named = zip(sources, folders, strict=True)
     return [folder if source.arm is None else f"{folder}: {source.arm}" for source, folder in named]
 
@@ -214,13 +220,13 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
 
     Multiple choice is the last share that is known, by ``measure``, or by the best one that all runs have.
     """
-    asked = [run for run in runs if run.choices]
-    by = measure or (best_measure(asked) if asked else None)
-    header = [*HEADER, *([f"multiple choice, {by}"] if by else []), "hours", "USD"]
+    with_choices = [run for run in runs if run.choices]
+    share_measure = measure or (best_measure(with_choices) if with_choices else None)
+    header = [*HEADER, *([f"multiple choice, {share_measure}"] if share_measure else []), "hours", "USD"]
     rows = [header]
     for run in runs:
         cells = [run.name, cell(run.parameters, "{:,}".format), *_lowest(run.training), *_lowest(run.validation)]
-        cells += [cell(last_share(run, by), "{:.4f}".format)] if by else []
+        cells += [cell(last_share(run, share_measure), "{:.4f}".format)] if share_measure else []
         rows.append([*cells, cell(run.seconds, hours), cell(run.usd, dollars)])
     return rows
 
@@ -243,19 +249,19 @@ def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
 
 def last_share(run: PlottedRun, measure: Measure) -> float | None:
     """Return the last finite share of right answers; None without any."""
-    shares = [getattr(one, measure) for one in run.choices]
-    known = [float(one) for one in shares if one is not None and np.isfinite(one)]
-    return known[-1] if known else None
+    shares = [getattr(choice, measure) for choice in run.choices]
+    finite = [float(share) for share in shares if share is not None and np.isfinite(share)]
+    return finite[-1] if finite else None
 
 
 def _lowest(values: Values) -> list[str]:
-    found = minimum(values)
-    return [NOT_MEASURED, NOT_MEASURED] if found is None else [f"{found[1]:.4f}", f"{found[0]:,.0f}"]
+    lowest = minimum(values)
+    return [NOT_MEASURED, NOT_MEASURED] if lowest is None else [f"{lowest[1]:.4f}", f"{lowest[0]:,.0f}"]
 
 
 def _record(values: Values) -> Json:
-    found = minimum(values)
-    return None if found is None else {"steps": round(found[0]), "loss": found[1]}
+    lowest = minimum(values)
+    return None if lowest is None else {"steps": round(lowest[0]), "loss": lowest[1]}
 
 
 def draw_losses(folder: Path, name: str) -> None:

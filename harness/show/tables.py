@@ -46,7 +46,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def column_table(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
     """Return a table with a row for each item. ``columns``: the cell of an item by the header of its column."""
-    return table([*columns], [[show(one) for show in columns.values()] for one in items])
+    return table([*columns], [[show(item) for show in columns.values()] for item in items])
 
 
 def cell(value: T | None, show: Callable[[T], str]) -> str:
@@ -74,8 +74,8 @@ def interval_cell(estimate: Estimate | None, show: Callable[[float], str], unit:
     if estimate is None:
         return NOT_MEASURED
     # Below MIN_BLOCKS equal bounds come from assumptions that agree, and say nothing of chance.
-    same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
-    if same or estimate.ci_low is None or estimate.ci_high is None:
+    is_point = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
+    if is_point or estimate.ci_low is None or estimate.ci_high is None:
         return f"{show(estimate.median)}{unit} [no interval]"
     return f"{show(estimate.median)}{unit} [{show(estimate.ci_low)}–{show(estimate.ci_high)}]"
 
@@ -112,8 +112,8 @@ def safe(text: str) -> Markdown:
     escaped = _UNDERLINED.sub(r"\\_", _STRUCK.sub(r"\\~", escaped))
     if (block := _BLOCK.match(line)) is None:
         return Markdown(escaped)
-    at = block.end() if line[0].isdigit() else 0
-    return Markdown(f"{escaped[:at]}\\{escaped[at:]}")
+    digit_end = block.end() if line[0].isdigit() else 0
+    return Markdown(f"{escaped[:digit_end]}\\{escaped[digit_end:]}")
 
 
 def code(text: str) -> Markdown:

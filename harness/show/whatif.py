@@ -33,26 +33,30 @@ def prediction_lines(
     if not p.edits:
         return [*lines, *_doubt_lines(doubts)]
     label = "predicted" if p.validation.within_tolerance else "outside tolerance:"
-    how = "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
+    basis = (
+        "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
+    )
     lines.append(
-        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{how}: {ratio(p.gain.median)} as fast as the unedited replay"
+        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{basis}: {ratio(p.gain.median)} as fast as the unedited replay"
         f"{_interval(p)}"
     )
     if p.tokens_per_s is not None:
         ranks = p.edits.ranks or 1
-        each = f" over {ranks} ranks, {number(p.tokens_per_s.median / ranks)} each" if ranks > 1 else ""
-        lines.append(f"           {_span(p.tokens_per_s)} tokens/s{each}")
-    what = "device idle while waiting for" if p.starved_ms is not None else "step waits for"
+        per_rank = f" over {ranks} ranks, {number(p.tokens_per_s.median / ranks)} each" if ranks > 1 else ""
+        lines.append(f"           {_span(p.tokens_per_s)} tokens/s{per_rank}")
+    subject = "device idle while waiting for" if p.starved_ms is not None else "step waits for"
     stages = [stage for stage in p.waits_ms if max(p.waits_ms[stage], p.was_waits_ms[stage]) >= 0.005]
     changes = [f"{stage} {number(p.was_waits_ms[stage])} -> {number(p.waits_ms[stage])} ms" for stage in stages]
-    lines.append(f"why        {what} {', '.join(changes) or 'nothing'}")
+    lines.append(f"why        {subject} {', '.join(changes) or 'nothing'}")
     if p.starved_ms is not None and p.unedited_starved_ms is not None:
         lines.append(f"           device idle in all {number(p.unedited_starved_ms)} -> {ms(p.starved_ms)} a step")
     for name, value in checks:
-        off = p.step_ms.median / value.median - 1
-        direction = "more" if off > 0 else "less"
-        of = f"median of {count(value.n, 'block')}"
-        lines.append(f"checked by {name} measured {_ms(value)}, {of}: the prediction is {percent(off)} {direction}")
+        error = p.step_ms.median / value.median - 1
+        direction = "more" if error > 0 else "less"
+        blocks_text = f"median of {count(value.n, 'block')}"
+        lines.append(
+            f"checked by {name} measured {_ms(value)}, {blocks_text}: the prediction is {percent(error)} {direction}"
+        )
     lines += _doubt_lines(doubts)
     lines += [f"assumes    {text}" for text in assumption_lines(p.assumptions)]
     return lines
@@ -61,9 +65,9 @@ def prediction_lines(
 def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
     """Return a line for each reason, with the edits that it is about."""
     about: dict[str, list[str]] = {}
-    for one in doubts:
-        about.setdefault(doubt_text(one), []).extend([one.where] if one.where and one.kind in OF_EDITS else [])
-    return [f"doubt      {f'{listing(where)}: ' if where else ''}{text}" for text, where in about.items()]
+    for doubt in doubts:
+        about.setdefault(doubt_text(doubt), []).extend([doubt.where] if doubt.where and doubt.kind in OF_EDITS else [])
+    return [f"doubt      {f'{listing(edits)}: ' if edits else ''}{text}" for text, edits in about.items()]
 
 
 def validation_text(prediction: Prediction) -> str:
@@ -108,7 +112,7 @@ def answer_json(
         "arm": arm,
         **prediction_json(prediction),
         "beside": _arms_json(checks),
-        "doubts": [doubt_json(one) for one in doubts],
+        "doubts": [doubt_json(doubt) for doubt in doubts],
     }
 
 
@@ -125,7 +129,7 @@ def sweep_json(sweep: Sweep, checks: Sequence[ValidationArms], picture: str) -> 
             }
             for text, full, free, arms in points
         ],
-        "crossings": [{"at": one.at, "text": crossing_text(sweep, one)} for one in sweep.crossings],
+        "crossings": [{"at": crossing.at, "text": crossing_text(sweep, crossing)} for crossing in sweep.crossings],
         "sentence": sweep_sentence(sweep),
         "picture": picture,
     }

@@ -57,10 +57,10 @@ def _hundredths(fraction: float) -> str:
 
 def percent_over(fraction: float, limit: float) -> str:
     """Format ``fraction`` with enough digits to read as more than ``limit``: ``10.04 %`` beside ``over 10 %``."""
-    value, most = abs(fraction) * 100, limit * 100
-    if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
+    value, bound = abs(fraction) * 100, limit * 100
+    if fraction <= limit or round(value, 1 if value < 9.95 else 0) > bound:
         return percent(fraction)
-    longer = (f"{value:.{digits}f} %" for digits in range(1, LIMIT_DIGITS) if round(value, digits) > most)
+    longer = (f"{value:.{digits}f} %" for digits in range(1, LIMIT_DIGITS) if round(value, digits) > bound)
     return next(longer, percent(fraction))
 
 
@@ -155,6 +155,6 @@ def capitalised(text: str) -> str:
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
     """Return the probes that a cost is of, and the run that they were added to."""
-    first, *others = cost.probes
-    name = f"{first} and {' and '.join(others)} together: every measured run" if others else PROBES.get(first, first)
+    first, *later = cost.probes
+    name = f"{first} and {' and '.join(later)} together: every measured run" if later else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"
