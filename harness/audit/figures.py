@@ -26,12 +26,12 @@ class Interval:
     high: float
 
     def __mul__(self, other: Interval | float) -> Interval:
-        by = _interval(other)
-        return Interval(self.low * by.low, self.high * by.high)
+        factor = _interval(other)
+        return Interval(self.low * factor.low, self.high * factor.high)
 
     def __truediv__(self, other: Interval | float) -> Interval:
-        by = _interval(other)
-        return Interval(self.low / by.high, self.high / by.low)
+        divisor = _interval(other)
+        return Interval(self.low / divisor.high, self.high / divisor.low)
 
     @property
     def middle(self) -> float:
@@ -55,10 +55,10 @@ def common(intervals: list[Interval]) -> Interval | None:
     """
     if not intervals:
         return None
-    found = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
-    if found.low > found.high * (1 + FIGURE_ROUNDING):
+    overlap = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
+    if overlap.low > overlap.high * (1 + FIGURE_ROUNDING):
         return None
-    return found if found.low <= found.high else Interval(found.high, found.low)
+    return overlap if overlap.low <= overlap.high else Interval(overlap.high, overlap.low)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def clues(
 
     ``readings``: firm ones; ``consistent``: rows that need none.
     """
-    found = []
+    clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:
             if reading.kind == "sequence" and reading.changes == 1 and reading.value is not None:
@@ -150,14 +150,14 @@ def clues(
                 as_large = _as_large(table, row, tokens, convention, consistent)
                 clue = Clue(row, reading.value, tokens, _fixed_part(row, fits), as_large)
                 if clue.fixed is not None or clue.as_large:
-                    found.append(clue)
-    return found
+                    clue_list.append(clue)
+    return clue_list
 
 
 def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
-    mine = next((fit for fit in fits if row.name in fit.rows), None)
+    own_fit = next((fit for fit in fits if row.name in fit.rows), None)
     sound = [fit.fixed_ms for fit in fits if not fit.doubtful]
-    return None if mine is None or not sound else FixedPart(mine.fixed_ms, min(sound), max(sound), len(sound))
+    return None if own_fit is None or not sound else FixedPart(own_fit.fixed_ms, min(sound), max(sound), len(sound))
 
 
 def _as_large(
@@ -170,9 +170,11 @@ def _as_large(
     """Consistent rows of the same kind with as many tokens a step, where both give TFLOP/s."""
     if row.tflops is None or tokens is None:
         return []
-    others = (one for one in table.rows if one.kind == row.kind and one is not row and one.tflops is not None)
+    same_kind = (
+        entry for entry in table.rows if entry.kind == row.kind and entry is not row and entry.tflops is not None
+    )
     return [
-        other
-        for other in others
-        if other.name in consistent and tokens_per_step(other, setting_of(other, table.declared, convention)) == tokens
+        entry
+        for entry in same_kind
+        if entry.name in consistent and tokens_per_step(entry, setting_of(entry, table.declared, convention)) == tokens
     ]

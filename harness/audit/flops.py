@@ -39,15 +39,17 @@ def conventions(shape: Shape) -> list[Convention]:
 
     Formulas with the same count are listed once, under the first name.
     """
-    found: list[Convention] = []
+    distinct: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
     for counted, weights in _weights(shape).items():
         for attention, factor in _ATTENTION_FACTOR.items():
-            one = Convention(counted, weights, attention, factor * per_position)
-            if all((one.weights, one.attention) != (other.weights, other.attention) for other in found):
-                found.append(one)
-    assert found[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # one formula, not two that drift apart
-    return found
+            convention = Convention(counted, weights, attention, factor * per_position)
+            if all(
+                (convention.weights, convention.attention) != (other.weights, other.attention) for other in distinct
+            ):
+                distinct.append(convention)
+    assert distinct[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # one formula, not two that drift apart
+    return distinct
 
 
 def _weights(shape: Shape) -> dict[Weights, int]:
@@ -62,15 +64,15 @@ def _weights(shape: Shape) -> dict[Weights, int]:
     if shape.family == "distilbert":  # its head: a matrix and a norm, and a bias for each token id
         biases += 2 * shape.width + shape.vocab_size
         norm_weights += shape.width
-    found: dict[Weights, int] = {
+    counts: dict[Weights, int] = {
         "palm": palm,
         "all, lookups" if shape.family == "llama" else "all, positions": everything,
         "no output projection": palm - embedding,
     }
     if biases:
-        found |= {"no biases": palm - biases, "positions, no biases": everything - biases}
-    found |= {
+        counts |= {"no biases": palm - biases, "positions, no biases": everything - biases}
+    counts |= {
         "matrices": palm - biases - norm_weights,
         "layer matrices": palm - biases - norm_weights - embedding,
     }
-    return found
+    return counts

@@ -100,8 +100,8 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
     measured = _measured(baseline, candidate)
     step = step_s(baseline, setting_of(baseline, table.declared, None))
     step_ms = None if step is None else step * 1e3
-    old, new = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
-    ceiling = _replaced(step_ms, old, new)
+    baseline_ms, candidate_ms = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
+    ceiling = _replaced(step_ms, baseline_ms, candidate_ms)
     reason = _incomparable(table, baseline, candidate, trusted, measured)
     verdict: GainVerdict = "not comparable"
     unexplained: float | None = None
@@ -115,11 +115,11 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
         _value(measured),
         None if measured is None else measured.interval.low,
         None if measured is None else measured.interval.high,
-        None if old is None or new is None else old.value / new.value,
+        None if baseline_ms is None or candidate_ms is None else baseline_ms.value / candidate_ms.value,
         None if step_ms is None else step_ms.middle,
-        _value(old),
-        _value(new),
-        _value(_replaced(step_ms, old, None)),
+        _value(baseline_ms),
+        _value(candidate_ms),
+        _value(_replaced(step_ms, baseline_ms, None)),
         _value(ceiling),
         verdict,
         noise,
@@ -199,5 +199,5 @@ def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
 
 def unexplained(found: Sequence[Gain]) -> Gain | None:
     """The comparison that lies furthest outside what its data path can do; None where none does."""
-    outside = [gain for gain in found if gain.unexplained]
-    return max(outside, key=lambda gain: gain.unexplained or 0.0, default=None)
+    excessive = [gain for gain in found if gain.unexplained]
+    return max(excessive, key=lambda gain: gain.unexplained or 0.0, default=None)

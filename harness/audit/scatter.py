@@ -63,7 +63,7 @@ def _relation(first: str, second: str, one: Interval, other: Interval) -> Relati
 
 def worst(row: AuditRow, setting: Setting) -> Relation | None:
     """The relation that is furthest apart; None where there is nothing to compare."""
-    return max(relations(row, setting), key=lambda one: (one.gap, one.reach), default=None)
+    return max(relations(row, setting), key=lambda pair: (pair.gap, pair.reach), default=None)
 
 
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
@@ -76,11 +76,11 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
         return usual
-    scale = sorted(other.reach for other in others)[len(others) // 2]
+    scale = sorted(relation.reach for relation in others)[len(others) // 2]
     among = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
     if len(others) >= WITNESS_ROWS_MIN:
-        middle = median(other.center for other in others)
-        spread = sorted(abs(other.center - middle) - other.half for other in others)[len(others) // 2]
+        middle = median(relation.center for relation in others)
+        spread = sorted(abs(relation.center - middle) - relation.half for relation in others)[len(others) // 2]
         if spread * PER_DEVIATION > USUAL_SCATTER:
             return among
     return min(among, usual)
@@ -88,9 +88,9 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
     """True if honest scatter does not explain ``one``. If most others are apart too, the tails are unknown."""
-    apart = sum(other.gap > 0 for other in others)
+    count = sum(relation.gap > 0 for relation in others)
     return chance_of_scatter(one, others) <= (
-        INCONSISTENT_CHANCE / 10 if 2 * apart > len(others) else INCONSISTENT_CHANCE
+        INCONSISTENT_CHANCE / 10 if 2 * count > len(others) else INCONSISTENT_CHANCE
     )
 
 
@@ -98,24 +98,24 @@ def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
 def _distances() -> tuple[Distances, Distances, Distances]:
     """Distances in standard deviations, and the shares of normal scatter within and beyond each."""
     distance = np.geomspace(1e-6, 30, 2000)
-    within = np.array([erf(value / sqrt(2)) for value in distance])
-    return distance, within, np.array([erfc(value / sqrt(2)) for value in distance])
+    inner = np.array([erf(value / sqrt(2)) for value in distance])
+    return distance, inner, np.array([erfc(value / sqrt(2)) for value in distance])
 
 
 @lru_cache(maxsize=256)
 def _median_of(others: int) -> Distances:
     """The density of the (upper) median of so many distances, over the share within it."""
-    _, within, _ = _distances()
-    rank, inside = others // 2 + 1, np.clip(within, 1e-300, 1 - 1e-16)
-    logarithm = (rank - 1) * np.log(inside) + (others - rank) * np.log1p(-inside)
+    _, inner, _ = _distances()
+    rank, clipped = others // 2 + 1, np.clip(inner, 1e-300, 1 - 1e-16)
+    logarithm = (rank - 1) * np.log(clipped) + (others - rank) * np.log1p(-clipped)
     weight: Distances = np.exp(logarithm - logarithm.max())
-    return weight / float(np.trapezoid(weight, within))
+    return weight / float(np.trapezoid(weight, inner))
 
 
 def _beyond_median(times: float, others: int) -> float:
     """The chance that one distance exceeds ``times`` the (upper) median of ``others``, all of one normal scatter."""
-    distance, within, beyond = _distances()
-    return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, beyond), within))
+    distance, inner, outer = _distances()
+    return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, outer), inner))
 
 
 @dataclass(frozen=True)
@@ -142,19 +142,19 @@ def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[s
 
     Where the same rows differ in several pairs of figures, the pair that is furthest apart stands for all.
     """
-    pairs_of: dict[tuple[str, str], dict[str, Relation]] = {}
+    pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():
         if name not in explained:
             for pair in pairs:
-                pairs_of.setdefault((pair.first, pair.second), {})[name] = pair
-    found: dict[tuple[str, ...], Scatter] = {}
-    for (first, second), pairs_by_row in pairs_of.items():
-        apart = {name: pair for name, pair in pairs_by_row.items() if pair.gap > 0}
-        if len(apart) >= 2:
-            one = _scatter(first, second, apart, list(pairs_by_row.values()))
-            if one.typical > found.get(tuple(apart), one).typical or tuple(apart) not in found:
-                found[tuple(apart)] = one
-    return list(found.values())
+                pairs_by_figures.setdefault((pair.first, pair.second), {})[name] = pair
+    widest: dict[tuple[str, ...], Scatter] = {}
+    for (first, second), pairs_by_row in pairs_by_figures.items():
+        differing = {name: pair for name, pair in pairs_by_row.items() if pair.gap > 0}
+        if len(differing) >= 2:
+            scatter = _scatter(first, second, differing, list(pairs_by_row.values()))
+            if scatter.typical > widest.get(tuple(differing), scatter).typical or tuple(differing) not in widest:
+                widest[tuple(differing)] = scatter
+    return list(widest.values())
 
 
 def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequence[Relation]) -> Scatter:

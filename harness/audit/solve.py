@@ -88,10 +88,10 @@ def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
     """The most plausible other sequence length, with what else the digits allow."""
-    given = list(_sequence_intervals(row, setting))
-    allowed = common(given)
+    intervals = list(_sequence_intervals(row, setting))
+    allowed = common(intervals)
     if allowed is None:
-        if given:
+        if intervals:
             excluded.append(Excluded("sequence", "figures disagree"))
         return
     lengths = plausible_lengths(allowed, powers_only)
@@ -107,16 +107,16 @@ def sequences(
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
     """Yield the positive lengths that each relation of the row with a sequence length allows."""
-    work, one = _work(row, setting), setting.convention
+    work, convention = _work(row, setting), setting.convention
     rate = rates(row, setting)
-    if one is not None and one.attention_per_position and work is not None:
+    if convention is not None and convention.attention_per_position and work is not None:
         if name := _fixed_rate(row, rate):
             flops = work * setting.devices / rate[name]
-            ends = [one.sequence_length(flops.low), one.sequence_length(flops.high)]
+            ends = [convention.sequence_length(flops.low), convention.sequence_length(flops.high)]
         elif row.batch_size is not None and row.step_ms is not None:
             # The step's tokens grow with the length too: batch x s x (6 N + a s) = work x step time.
             sample = work * (row.step_ms.interval * 1e-3) / row.batch_size
-            n, a = 6.0 * one.weights, one.attention_per_position
+            n, a = 6.0 * convention.weights, convention.attention_per_position
             ends = [(sqrt(n * n + 4 * a * flops) - n) / (2 * a) for flops in (sample.low, sample.high)]
         else:
             ends = []
@@ -128,8 +128,8 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
     """FLOP/s of one device from figures other than tokens and time."""
-    given = witnesses(row, setting)
-    return common([given[name] for name in (TFLOPS, MFU) if name in given])
+    figures = witnesses(row, setting)
+    return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
 
 def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
@@ -145,12 +145,12 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
     )
-    found = {2**power for power in range(first, last + 1)}
+    lengths = {2**power for power in range(first, last + 1)}
     if not powers_only:
         start = ceil(allowed.low * (1 - SOLVED_ROUNDING) / LENGTH_STEP)
         end = min(floor(allowed.high * (1 + SOLVED_ROUNDING) / LENGTH_STEP), start + VALUES_TRIED_MAX)
-        found |= {LENGTH_STEP * factor for factor in range(max(start, 1), end + 1)}
-    return sorted(found)
+        lengths |= {LENGTH_STEP * factor for factor in range(max(start, 1), end + 1)}
+    return sorted(lengths)
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:

@@ -56,14 +56,14 @@ class Readings:
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
-            flops = [one.flops_per_token(declared.sequence) for one in self.known]
+            flops = [convention.flops_per_token(declared.sequence) for convention in self.known]
             parts.append(self._by_flops(np.log(np.array(flops) / declared.flops_per_token)))
         parts.append(self._by_length(USUAL_LENGTHS, declared.convention))
         parts.append(self._by_devices(USUAL_DEVICES))
         if declared.peak_flops_per_s is not None:
-            peaks = [one.flops_per_s for one in self.peaks]
-            every = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
-            parts.append(self._by_peak(np.log(every / declared.peak_flops_per_s)))
+            peaks = [peak.flops_per_s for peak in self.peaks]
+            tried_peaks = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
+            parts.append(self._by_peak(np.log(tried_peaks / declared.peak_flops_per_s)))
         parts.append(self._by_unit())
         return np.concatenate(parts)
 
@@ -83,9 +83,9 @@ class Readings:
         if declared.sequence is None or declared.flops_per_token is None:
             return parts[0]
         devices = self._by_devices(np.arange(1.0, DEVICES_TRIED_MAX + 1))
-        for one in self.known:
-            parts.append(self._by_length(powers, one))
-            moved = log(one.flops_per_token(declared.sequence) / declared.flops_per_token)
+        for convention in self.known:
+            parts.append(self._by_length(powers, convention))
+            moved = log(convention.flops_per_token(declared.sequence) / declared.flops_per_token)
             parts.append(devices + (moved if self._work() else 0.0))
         return np.concatenate(parts)
 
@@ -113,15 +113,15 @@ class Readings:
         if self._work() and convention is not None and declared.flops_per_token is not None:
             flops = 6.0 * convention.weights + convention.attention_per_position * lengths
             moved = moved + np.log(flops / declared.flops_per_token)
-        kept: Shifts = moved[moved != 0]
-        return kept
+        nonzero: Shifts = moved[moved != 0]
+        return nonzero
 
     def _by_devices(self, numbers: Shifts) -> Shifts:
         moved: Shifts = self._per_batch() * np.log(numbers / self.setting.devices)
         if self._work():
             moved = moved - np.log(numbers / self.setting.devices)
-        kept: Shifts = moved[moved != 0]
-        return kept
+        nonzero: Shifts = moved[moved != 0]
+        return nonzero
 
     def _by_peak(self, moved: Shifts) -> Shifts:
         return moved if self._of(MFU) else np.zeros(0)
@@ -145,6 +145,6 @@ def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
     # A reading that moves the relation by t fits where the center is -t; a window around 0 holds both alike.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
     low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)
-    before = np.concatenate([[-window], high[:-1]])
-    covered = float(np.maximum(high - np.maximum(low, before), 0.0).sum())
+    previous = np.concatenate([[-window], high[:-1]])
+    covered = float(np.maximum(high - np.maximum(low, previous), 0.0).sum())
     return max(covered - 2 * half, 0.0) / (2 * (window - half))
