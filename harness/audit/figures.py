@@ -81,7 +81,7 @@ def read_figure(text: str) -> AuditedFigure:
     match = _FIGURE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a figure; allowed: digits as printed (6544.40, 178e3), ~300, 48-49")
-    about = match[1] is not None
+    is_approximate = match[1] is not None
     try:
         first, last = Decimal(match[2]), Decimal(match[3] or match[2])
     except ArithmeticError as error:  # an exponent that no decimal number has
@@ -89,7 +89,7 @@ def read_figure(text: str) -> AuditedFigure:
     if not SMALLEST <= first <= last <= LARGEST:
         limits = f"from {SMALLEST:.0e} to {LARGEST:.0e}"
         raise ValueError(f"{text!r:.60}: a figure is positive, {limits}, and a range goes upwards")
-    low, high = first - _half_unit(first, about), last + _half_unit(last, about)
+    low, high = first - _half_unit(first, is_approximate), last + _half_unit(last, is_approximate)
     return AuditedFigure(text.strip(), float((first + last) / 2), Interval(float(low), float(high)))
 
 

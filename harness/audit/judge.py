@@ -153,11 +153,11 @@ def _weigh(
         return reading
     tried = trying(one, reading.base, pair)
     coverage = tried.coverage(single)
-    sharing = [other for other in sharers(reading) if other is not one]
-    unshared = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
+    sharing = [sharer for sharer in sharers(reading) if sharer is not one]
+    unshared = like(pair, {one.row.name, *(sharer.row.name for sharer in sharing)}, reported)
     chance = coverage * chance_of_scatter(pair, unshared)
     if sharing:
-        shares = [_share(reading, other) for other in sharing]
+        shares = [_share(reading, sharer) for sharer in sharing]
         coverage *= min(comb(off - 1, len(sharing)) * prod(shares), 1.0)
         joint = _joint([one, *sharing], pair)
         if joint is not None:  # one offset of all rows, of whatever origin, is fitted as easily as one row
@@ -240,15 +240,15 @@ def _judged(
     firm = [reading for reading in found if reading.firm]
     free = [reading for reading in found if reading.free]
     possible = [reading for reading in found if not reading.firm and not reading.free]
-    among = next((scatter for scatter in scattered if _holds(scatter, pair, one.row.name)), None)
+    shared_scatter = next((scatter for scatter in scattered if _holds(scatter, pair, one.row.name)), None)
     exceeds_scatter = beyond_scatter(pair, like(pair, {one.row.name}, reported))
     excluded = list(one.excluded)
     if firm:
         return JudgedRow("inconsistent", [*firm, *_offered(possible, excluded), *free], excluded, None)
-    if exceeds_scatter or among is None or among.common:
+    if exceeds_scatter or shared_scatter is None or shared_scatter.common:
         status: AuditStatus = "inconsistent" if exceeds_scatter else "apart"
-        return JudgedRow(status, [*_offered(possible, excluded), *free], excluded, among)
-    return JudgedRow("apart", free, excluded, among)
+        return JudgedRow(status, [*_offered(possible, excluded), *free], excluded, shared_scatter)
+    return JudgedRow("apart", free, excluded, shared_scatter)
 
 
 def _holds(scatter: Scatter, pair: Relation, name: str) -> bool:

@@ -113,8 +113,8 @@ def _rows(audit: Audit, published: Table) -> str:
     header = ["row", "tokens/s", "MFU %", "TFLOP/s", "step ms", "GFLOP/token", "shape says", "verdict"]
     texts = []
     for row in audit.rows:
-        about = printed[row.name]
-        aside = "".join(f" *{safe(remark.strip())}*" for remark in (about.note, about.source) if remark)
+        printed_row = printed[row.name]
+        aside = "".join(f" *{safe(remark.strip())}*" for remark in (printed_row.note, printed_row.source) if remark)
         texts.append(f"**{safe(row.name)}**: {safe(text.row_sentence(row, audit))}{aside}")
     sentences = [text.formula_sentence(audit), *map(text.scatter_sentence, audit.scatters)]
     return joined(

@@ -77,13 +77,13 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
     if not others:
         return usual
     scale = sorted(relation.reach for relation in others)[len(others) // 2]
-    among = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
+    chance = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
     if len(others) >= WITNESS_ROWS_MIN:
         middle = median(relation.center for relation in others)
         spread = sorted(abs(relation.center - middle) - relation.half for relation in others)[len(others) // 2]
         if spread * PER_DEVIATION > USUAL_SCATTER:
-            return among
-    return min(among, usual)
+            return chance
+    return min(chance, usual)
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:

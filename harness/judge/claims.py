@@ -259,7 +259,7 @@ def judge(
         pairs = _paired(kind, baseline_uses, arm_uses)
         figure = from_blocks([math.log(candidate / base) for base, candidate in pairs])
         floor = _noise_floor(
-            [_paired(kind, uses.get(control_arm, {}), uses.get(again, {})) for control_arm, again in controls]
+            [_paired(kind, uses.get(control_arm, {}), uses.get(repeat_arm, {})) for control_arm, repeat_arm in controls]
         )
         if pairs and kind.of == "cpu use":
             medians = [from_block_values(list(side)) for side in zip(*pairs, strict=True)]

@@ -218,7 +218,9 @@ def _covered(key: str, declared: Iterable[str]) -> bool:
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
     """Return the section around ``key`` that is None on one side. Declaring one of its keys also adds its defaults."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
-    return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
+    return next(
+        (parent for parent in parents if any(parent in side and side[parent] is None for side in (first, second))), None
+    )
 
 
 def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
@@ -359,9 +361,9 @@ def _blocks(
 ) -> list[Confound]:
     differences = []
     for name, finished in zip(names, (baseline, candidate), strict=True):
-        bad = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
-        if bad:
-            differences.append(Confound("unfinished", key=name, blocks=tuple(bad)))
+        missing = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
+        if missing:
+            differences.append(Confound("unfinished", key=name, blocks=tuple(missing)))
     if len(baseline) != len(candidate):
         differences.append(Confound("block counts", names, values=(len(baseline), len(candidate))))
     shared = len(set(baseline) & set(candidate))

@@ -347,8 +347,8 @@ class ProbeProblem:
 
 def failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> tuple[RunFailure, ...]:
     """Return the first failure of each arm that has one."""
-    bad = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
-    return tuple(_failure(group[0]) for group in bad if group)
+    unfinished = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
+    return tuple(_failure(group[0]) for group in unfinished if group)
 
 
 def study_problems(
@@ -432,9 +432,9 @@ def _lead(
 ) -> Iterator[StudyProblem]:
     """Yield a problem for each arm that consumed prefetched batches. Skip an A/A control whose arm did so too."""
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
-    worth = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
+    affected = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:
-        if arm.name in worth and not (arm.control == "a-a" and arm.of in worth):
+        if arm.name in affected and not (arm.control == "a-a" and arm.of in affected):
             attached = any(run.record.facts.attached is not None for run in ledgers[arm.name].values())
             remedy: LeadRemedy = "command" if attached else "runs" if study.interleave == "runs" else "slices"
             yield StudyProblem("lead", arm=arm.name, lead_use=uses[arm.name], remedy=remedy)

@@ -166,9 +166,9 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
             records = arms.records.get(arm, [])
             baseline_records = [] if name is None else arms.records.get(name, [])
             controls = [
-                (str(again.of), again.name)
-                for again in arms.declared
-                if again.control == "a-a" and again.of in (arm, name)
+                (str(control.of), control.name)
+                for control in arms.declared
+                if control.control == "a-a" and control.of in (arm, name)
             ]
             config = records[0].config if records else {}
             cores = records[0].facts.cores if records else None

@@ -354,7 +354,10 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
     """Return the number of blocks that deviate from the median by more than half of ``apart``, in its direction."""
-    logs = [math.log(slow.mean_step_ms / two.mean_step_ms / steps) for slow, two in zip(base, other, strict=True)]
+    logs = [
+        math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
+        for base_run, other_run in zip(base, other, strict=True)
+    ]
     return sum(log * math.copysign(1, apart) > abs(apart) / 2 for log in logs)
 
 

@@ -89,8 +89,12 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
     """Return the mount of an absolute path: the deepest one, and the last of equals."""
-    on = [mount for mount in mounts if path.is_relative_to(mount.point)]
-    return max(enumerate(on), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1] if on else None
+    candidates = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    return (
+        max(enumerate(candidates), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1]
+        if candidates
+        else None
+    )
 
 
 def below(root: Path, path: str) -> Path:

@@ -81,11 +81,11 @@ def unknown_arm(source: str, name: str, known: Iterable[str]) -> InputError:
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
     """Plan ``arm`` and its A/A control for the scenario's number of blocks, to make or check a baseline."""
     planned = between_arms(scenario, source, arm, arm, control)
-    two = planned.plan.arms[:2]
-    names = {member.name for member in two}
+    pair = planned.plan.arms[:2]
+    names = {member.name for member in pair}
     blocks = tuple(tuple(name for name in dict.fromkeys(block) if name in names) for block in planned.plan.blocks)
-    plan = Plan(scenario, two, (), blocks[: scenario.repeats])
-    return ComparisonPlan(plan, {member.name: two[0].name for member in two})
+    plan = Plan(scenario, pair, (), blocks[: scenario.repeats])
+    return ComparisonPlan(plan, {member.name: pair[0].name for member in pair})
 
 
 def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
@@ -101,11 +101,11 @@ def with_control(name: str, control: str | None) -> str:
 
 
 def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, control: str | None) -> list[Arm]:
-    over = {} if control is None else CONTROLS[control]  # type: ignore[index]  # checked by with_control
+    overrides = {} if control is None else CONTROLS[control]  # type: ignore[index]  # checked by with_control
     arms = []
     for variant, name, kind in ((baseline, ours, None), (baseline, f"{ours}+a-a", "a-a"), (candidate, theirs, None)):
-        config = TrainerConfig.model_validate(merge(variant.nested, over), strict=True)
-        declared = flatten(merge(variant.declared, over))
+        config = TrainerConfig.model_validate(merge(variant.nested, overrides), strict=True)
+        declared = flatten(merge(variant.declared, overrides))
         arms.append(Arm(name, kind, ours if kind else None, declared, config))
     return arms
 

@@ -286,7 +286,8 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         + "."
     )
     parts += map(
-        safe, _iterable([advice for advice in found if any(o.cost == "processes" for o in advice.options)], names)
+        safe,
+        _iterable([advice for advice in found if any(option.cost == "processes" for option in advice.options)], names),
     )
     if assumed:
         parts.append("The replay takes for granted:")

@@ -277,8 +277,8 @@ def _figure(name: str, picture: Picture, alt: str) -> str:
     shown = []
     for form, svg in (("wide", picture.svg), ("narrow", picture.narrow)):
         inline_svg = _ID.sub(rf"\g<1>{name}-{form}-", svg)
-        only = f'class="on-{form}" ' if picture.narrow else ""
-        shown.append(inline_svg.replace("<svg ", f'<svg {only}role="img" aria-label="{escape(alt)}" ', 1))
+        class_attribute = f'class="on-{form}" ' if picture.narrow else ""
+        shown.append(inline_svg.replace("<svg ", f'<svg {class_attribute}role="img" aria-label="{escape(alt)}" ', 1))
     return f"<figure>{''.join(shown)}</figure>"
 
 

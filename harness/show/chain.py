@@ -155,10 +155,11 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     elif waits.bounds:  # Idle time and room on average are true of no block.
         kinds = [f"{BOUNDS[kind][0]} in {n} of {sum(waits.bounds.values())}" for kind, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
-    still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
-    if waits.bound in ("data", "host", "launch") and still > LIMIT_SHARE_MIN:
+    open_share = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
+    if waits.bound in ("data", "host", "launch") and open_share > LIMIT_SHARE_MIN:
         bound += (
-            f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
+            f", and for {percent(open_share)} of the step the device worked or waited for launches: it is not known "
+            "which"
         )
     # Waiting for launches is time, not what fewer launches would save: data that takes less may be worth more.
     step_ms = waits.step_ms or math.inf

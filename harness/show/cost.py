@@ -251,10 +251,10 @@ def worst_warning(found: PredictedCost) -> str | None:
 
 def _longer(found: PredictedCost) -> str:
     """Name the longer warm-up in the worst case of a study in which arms wait for data."""
-    extra = any(
+    warms_up_longer = any(
         measurement.waits and work.most_extra for measurement, work in zip(found.measured, found.work, strict=True)
     )
-    return " and arms that wait for data warm up for as long as they may" if extra else ""
+    return " and arms that wait for data warm up for as long as they may" if warms_up_longer else ""
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:

@@ -397,15 +397,15 @@ def _apart(measured: Estimate, replayed: Estimate) -> bool:
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
     """Return possible reasons: hidden work can slow the step, a wait can have other causes."""
     if measured.median < replayed.median:
-        because = "part of the wait may have another cause than data work"
+        possible_reason = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
-        because = (
+        possible_reason = (
             "hidden data work can take cores and memory bandwidth from the step; or the few batches of the control are "
             "faster to compute than others"
         )
     else:
-        because = "the few batches of the control may be faster to compute than others"
-    return f"The two disagree: {because}."
+        possible_reason = "the few batches of the control may be faster to compute than others"
+    return f"The two disagree: {possible_reason}."
 
 
 def _restarts(arm: ArmReport) -> str:

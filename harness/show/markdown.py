@@ -167,8 +167,9 @@ def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
 
 def _headlines(screen: FirstScreen) -> str:
     return bulleted(
-        f"**{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
-        for h in screen.headlines
+        f"**{safe(headline.subject)}: {safe(headline.finding)}.**"
+        + (f" {safe(headline.support)}" if headline.support else "")
+        for headline in screen.headlines
     )
 
 
@@ -265,8 +266,8 @@ def reproduction(report: StudyReport) -> str:
     """Return the command, the scenario, how arms were interleaved, and the environment."""
     study = report.study
     facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []
-    because = f" ({study.interleave_reason})" if study.interleave_reason else ""
-    facts.append(safe(f"{study.blocks} blocks, interleave: {study.interleave}{because}"))
+    interleave_note = f" ({study.interleave_reason})" if study.interleave_reason else ""
+    facts.append(safe(f"{study.blocks} blocks, interleave: {study.interleave}{interleave_note}"))
     if study.created_utc:
         facts.append(safe(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else "")))
     environment = {key: value for key, value in report.environment.items() if value is not None}

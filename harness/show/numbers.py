@@ -124,13 +124,13 @@ def _padding(shown: Sequence[ArmReport]) -> str:
 
 
 def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
-    either = []
+    ranges = []
     for arm in shown:
         if open_ms := left_open(arm.totals.waited_range_ms, sum(arm.totals.phase_ms.values())):
-            either.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
+            ranges.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
     note = (
         "Exposed and hidden are by one reading of when the device worked while the host was still launching, which its "
-        f"events leave open. By either, a step waits for data: {listing(either)}."
+        f"events leave open. By either, a step waits for data: {listing(ranges)}."
     )
     columns: dict[str, Callable[[ArmReport], str]] = {
         "arm": lambda arm: names.short(arm.name),
@@ -138,7 +138,7 @@ def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
         f"hidden ms: {' / '.join(STAGES[:3])}": lambda arm: stages_cell(arm.totals.hidden_ms, STAGES[:3]),
         "waiting for a core ms": lambda arm: number_cell(arm.totals.contended_ms),
     }
-    return joined(column_table(shown, columns), note if either else "")
+    return joined(column_table(shown, columns), note if ranges else "")
 
 
 def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:

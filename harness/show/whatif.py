@@ -64,10 +64,12 @@ def prediction_lines(
 
 def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
     """Return a line for each reason, with the edits that it is about."""
-    about: dict[str, list[str]] = {}
+    edits_by_text: dict[str, list[str]] = {}
     for doubt in doubts:
-        about.setdefault(doubt_text(doubt), []).extend([doubt.where] if doubt.where and doubt.kind in OF_EDITS else [])
-    return [f"doubt      {f'{listing(edits)}: ' if edits else ''}{text}" for text, edits in about.items()]
+        edits_by_text.setdefault(doubt_text(doubt), []).extend(
+            [doubt.where] if doubt.where and doubt.kind in OF_EDITS else []
+        )
+    return [f"doubt      {f'{listing(edits)}: ' if edits else ''}{text}" for text, edits in edits_by_text.items()]
 
 
 def validation_text(prediction: Prediction) -> str:

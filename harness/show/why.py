@@ -90,9 +90,9 @@ def _whatif_note(asked: Sequence[WhatIf]) -> str:
     doubted: dict[str, dict[str, None]] = {}  # predictions by the reason to doubt them
     for whatif in asked:
         for doubt in whatif.doubts:
-            about = ", ".join((whatif.edits or "as it is", *doubt.arms))
-            doubted.setdefault(RULE_OF[doubt.kind].applies, {})[about] = None
-    listed = bulleted(f"{applies} {safe('; '.join(about))}" for applies, about in doubted.items())
+            subject = ", ".join((whatif.edits or "as it is", *doubt.arms))
+            doubted.setdefault(RULE_OF[doubt.kind].applies, {})[subject] = None
+    listed = bulleted(f"{applies} {safe('; '.join(subjects))}" for applies, subjects in doubted.items())
     return joined(WHATIF_NOTE + WHATIF_MEASURED * checked, "Doubts about these predictions:" * bool(listed), listed)
 
 
@@ -176,14 +176,14 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
             )
         open_ms = totals.device_open_ms or 0.0
         if totals.device_busy_ms is None and open_ms > OPEN_SHARE * sum(totals.phase_ms.values()):
-            also = " also" if phases else ""
+            addition = " also" if phases else ""
             blocks = any(call.site.endswith(UNANNOUNCED) for call in arm.explained.syncs)
             later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"
             unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
             data = f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
             lines.append(
-                f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{also} was at phases that the host was still "
-                f"launching, and {later}. It worked all that time, or waited for launches for some of it: its "
+                f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{addition} was at phases that the host was "
+                f"still launching, and {later}. It worked all that time, or waited for launches for some of it: its "
                 f"events do not tell, the kernels of a profiled window do.{data}"
             )
     return lines
@@ -326,15 +326,15 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
     for arm in arms:
         path = arm.explained.critical_path_ms
         whole_ms = sum(spent.likely_ms for spent in path.values())
-        worth = [
+        links = [
             f"{_link_text(link)} {_share_text(spent, whole_ms)}"
             for link, spent in path.items()
             if spent.most_ms >= PATH_SHARE_MIN * whole_ms > 0
         ]
         shares = arm.totals.bound_shares
-        held = shares is not None and math.isnan(shares.room)  # an unrecorded queue held the host
-        if worth and arm.explained.within_tolerance and not held:
-            lines.append(f"{safe(names.short(arm.name))}: {safe(listing(worth))}")
+        host_was_held = shares is not None and math.isnan(shares.room)  # an unrecorded queue held the host
+        if links and arm.explained.within_tolerance and not host_was_held:
+            lines.append(f"{safe(names.short(arm.name))}: {safe(listing(links))}")
     return joined(bulleted(lines), PATH_NOTE) if lines else ""
 
 

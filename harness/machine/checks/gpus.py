@@ -59,8 +59,8 @@ def _device(device: Device) -> tuple[str, str]:
     """Return (finding, fix); the fix is "" if none is needed."""
     if device.problem is not None:
         message = device.problem.lower()
-        gone = "lost" in message or "reset" in message
-        return f"no answer: {device.problem}", NOT_YOURS if "permission" in message else LOST if gone else SILENT
+        is_gone = "lost" in message or "reset" in message
+        return f"no answer: {device.problem}", NOT_YOURS if "permission" in message else LOST if is_gone else SILENT
     gpm = {True: "GPM", False: "no GPM", None: "GPM not reported"}[device.gpm]
     parts = [device.name + (f" {size(device.memory_bytes)}" if device.memory_bytes else ""), gpm]
     if device.persistence is False:

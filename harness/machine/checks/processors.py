@@ -96,13 +96,13 @@ def check_batch_system(found: BatchSystem) -> Check:
 
 def check_clock(clock: Clock) -> Check:
     finding = f"{clock.source or 'source not reported'}, read in {clock.read_ns:.0f} ns"
-    good = clock.source is None or clock.source in GOOD_CLOCKS
-    if good and clock.read_ns < SLOW_READING_NS:
+    is_good = clock.source is None or clock.source in GOOD_CLOCKS
+    if is_good and clock.read_ns < SLOW_READING_NS:
         return ok("clock", finding)
-    better = next((source for source in clock.available if source in GOOD_CLOCKS and source != clock.source), None)
+    alternative = next((source for source in clock.available if source in GOOD_CLOCKS and source != clock.source), None)
     folder = "/sys/devices/system/clocksource/clocksource0"
-    if not good and better is not None:
-        fix = f"echo {better} | sudo tee {folder}/current_clocksource"
+    if not is_good and alternative is not None:
+        fix = f"echo {alternative} | sudo tee {folder}/current_clocksource"
     else:
         fix = "boot with tsc=reliable if the processor's TSC is (dmesg | grep -i tsc says why it is not used)"
     return warn("clock", f"{finding}: every span pays for its readings", fix)
@@ -111,8 +111,8 @@ def check_clock(clock: Clock) -> Check:
 def check_frequency(frequency: Frequency, processor: Processor) -> Check:
     turbo = {True: ", turbo on", False: ", turbo off", None: ""}[frequency.turbo]
     if not frequency.governors:
-        decides = "the host of this virtual machine decides" if processor.virtual else "not reported by this system"
-        return ok("frequency", f"{decides}{turbo}")
+        explanation = "the host of this virtual machine decides" if processor.virtual else "not reported by this system"
+        return ok("frequency", f"{explanation}{turbo}")
     finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not reported'}){turbo}"
     if frequency.governors == ("performance",):
         return ok("frequency", finding)

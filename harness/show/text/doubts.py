@@ -30,35 +30,39 @@ def confound_lines(found: Iterable[Confound]) -> list[str]:
 
 def _useful(one: Confound) -> str:
     base_share, other_share = one.values
-    base, other = one.names
-    return f"useful tokens: {base} trains on {percent(base_share)} of its positions, {other} on {percent(other_share)}"
+    base, candidate = one.names
+    return (
+        f"useful tokens: {base} trains on {percent(base_share)} of its positions, {candidate} on {percent(other_share)}"
+    )
 
 
 def _other_batches(one: Confound) -> str:
     base_tokens, other_tokens = one.values
-    base, other = one.names
+    base, candidate = one.names
     unit = "trained tokens" if one.key == "trained_tokens" else "positions"
     return (
-        f"other batches: {base_tokens:,.0f} {unit} a step of {base}, {other_tokens:,.0f} of {other}, though no setting "
-        "differs: part of the difference may be due to the batches"
+        f"other batches: {base_tokens:,.0f} {unit} a step of {base}, {other_tokens:,.0f} of {candidate}, though no "
+        "setting differs: part of the difference may be due to the batches"
     )
 
 
 def _other_steps(one: Confound) -> str:
     base_steps, other_steps = one.values
-    base, other = one.names
+    base, candidate = one.names
     return (
-        f"other steps: {base_steps:,} in a run of {base}, {other_steps:,} of {other}; by the first "
-        f"{min(base_steps, other_steps):,} of both, steps of {other} are {ratio(one.ratio)} as fast"
+        f"other steps: {base_steps:,} in a run of {base}, {other_steps:,} of {candidate}; by the first "
+        f"{min(base_steps, other_steps):,} of both, steps of {candidate} are {ratio(one.ratio)} as fast"
     )
 
 
 def _load(one: Confound) -> str:
     base_load, other_load = one.values
-    base, other = one.names
+    base, candidate = one.names
     if abs(base_load - other_load) < LOAD_ALIKE_CORES:
-        return f"host load by other processes: {max(base_load, other_load):.2f} cores during both {base} and {other}"
-    return f"host load by other processes: {base_load:.2f} cores during {base}, {other_load:.2f} during {other}"
+        return (
+            f"host load by other processes: {max(base_load, other_load):.2f} cores during both {base} and {candidate}"
+        )
+    return f"host load by other processes: {base_load:.2f} cores during {base}, {other_load:.2f} during {candidate}"
 
 
 def _clock(one: Confound) -> str:
@@ -90,10 +94,10 @@ def _losses(one: Confound) -> str:
 
 def _repeated(one: Confound) -> str:
     base_share, other_share = one.values
-    base, other = one.names
+    base, candidate = one.names
     return (
         f"repeated rows: {percent(base_share)} of the rows that {base} trains on came before, {percent(other_share)} "
-        f"of those of {other}: the arms do not train the same"
+        f"of those of {candidate}: the arms do not train the same"
     )
 
 

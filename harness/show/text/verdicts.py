@@ -219,15 +219,15 @@ def long_steps_text(found: InTotal) -> str:
     total_text = f"by total time the candidate is {ratio(found.ratio)} as fast"
     if long is None:
         return f"{total_text}, as the {found.arm} is slower in {found.blocks} of {count(found.of, 'block')}"
-    take = "takes" if long.steps == 1 else "take"
+    verb = "takes" if long.steps == 1 else "take"
     phase = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
     all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
     begin = "begins" if found.left_out == 1 else "begin"
     unseen = f"; {all_of} of these {begin} a turn and are in no other figure" if found.left_out else ""
     low, high = long.range_ms
-    took = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
+    range_text = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
     return (
-        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {take} {took}{phase}, in {found.blocks} of "
+        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {verb} {range_text}{phase}, in {found.blocks} of "
         f"{count(found.of, 'block')}, and {total_text}{unseen}"
     )
 

@@ -337,8 +337,8 @@ def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSp
 def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int, float]]:
     """Return the points within ``extent``. The value that holds at its beginning is placed there."""
     since, until = extent
-    held = [(since, value) for t_ns, value in points if t_ns <= since]
-    return held[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
+    initial = [(since, value) for t_ns, value in points if t_ns <= since]
+    return initial[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
