@@ -1,7 +1,7 @@
 """Checks a published results table against itself: rows, readings, ceilings, inferences.
 
-Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py), every firm claim from the
-scatter of the rows and from what would fit as well (judge.py).
+A pure function from Table to Audit. Every tolerance follows from the printed digits (figures.py). Every firm claim
+follows from the scatter of the rows and from the number of equally good readings (judge.py).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from harness.audit.table import AuditRow, Peak, Table
 
 
 def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
-    """Check ``table``; ``peaks`` are those of known devices, to name the one behind an MFU."""
+    """Check ``table``. ``peaks``: of known devices, to name the device behind an MFU."""
     known_formulas = conventions(table.declared.shape) if table.declared.shape is not None else []
     formulas = _formulas(table, known_formulas)
     palm = known_formulas[0] if known_formulas else None
-    # The table's own way of counting: another than PaLM's only where it explains more rows.
+    # The table's own formula; not PaLM's only if another formula explains more rows.
     usual = max(known_formulas, key=lambda formula: len(formulas[formula].rows), default=None)
     settled = usual if usual is not None and len(formulas[usual].rows) > 1 else None
     printed = by_figures({row.name: relations(row, setting_of(row, table.declared, palm)) for row in table.rows})
@@ -56,7 +56,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
     audited = [
         _row(row, candidate, judged.rows[row.name]) for row, candidate in zip(table.rows, candidates, strict=True)
     ]
-    # Neither firm nor consistent: no evidence for anything, and none against it.
+    # A row that is neither firm nor consistent is no evidence.
     firm = {row.name: [reading for reading in judged.rows[row.name].readings if reading.firm] for row in table.rows}
     consistent = {row.name for row in audited if row.status == "consistent"}
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
@@ -74,7 +74,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """The row as it is searched: with the scatter of the others on its figures, where it is further off than that."""
+    """Return the row for the search: widened by the scatter of the other rows if it is further off than that."""
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
@@ -86,7 +86,7 @@ def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> Audit
 
 
 def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, Formula]:
-    """For every convention, the rows that it makes consistent, of those in which FLOPs per token decide anything."""
+    """Return the rows that each formula makes consistent, out of the rows that depend on FLOPs per token."""
     rows = []
     for row in table.rows:
         figures = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
@@ -105,7 +105,7 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, For
 
 
 def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
-    """A formula that no other row needs comes after readings that concern this row alone."""
+    """Return True for a formula that no other row needs. Such a formula is listed after readings of only this row."""
     formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
@@ -118,7 +118,7 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Readings under PaLM's formula; where the table as a whole counts in another way, also changes on top of that."""
+    """Return readings under PaLM's formula. If the table uses another formula, include changes on top of that one."""
     if fits(row, setting):
         return [], []
     first = search(row, setting, known, peaks)
@@ -162,7 +162,7 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """A formula and a sequence length that count the same FLOPs per token: no figure of the row can part them."""
+    """Return a formula and a sequence length with equal FLOPs per token, which the row cannot distinguish; else []."""
     counted = [
         reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
     ]

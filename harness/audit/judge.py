@@ -1,7 +1,7 @@
-"""Judges what the audit may claim of a row: firm readings, mere possibilities, scatter.
+"""Judges what the audit may claim about a row: firm readings, possible readings, scatter.
 
-A reading is firm where neither honest scatter nor the number of readings that were tried explains that it fits: the
-chance of both together is at most FIRM_CHANCE. It is not offered at all where readings as simple fit most figures.
+A reading is firm if neither normal scatter nor the number of tried readings explains its fit: the chance of both
+together is at most FIRM_CHANCE. It is not offered if equally simple readings fit most figures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from harness.audit.table import AuditRow, Peak
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row with what was tried on it, before anything is judged."""
+    """Row with its checks and tried readings, before it is judged."""
 
     row: AuditRow
     setting: Setting
@@ -51,23 +51,23 @@ class Candidate:
 
     @cached_property
     def worst(self) -> Relation | None:
-        """The two figures that are furthest apart."""
+        """Pair of figures that are furthest apart."""
         return worst(self.row, self.setting)
 
     def under_base(self, base: Convention | None) -> Setting:
-        """The setting with the formula that the other rows settle, where they do."""
+        """Return the setting with the formula of the other rows, if they determine one."""
         return self.setting if base is None else replace(self.setting, convention=base)
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """The verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
+    """Verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
 
     status: AuditStatus
     readings: list[FittedReading]
     excluded: list[Excluded]
     scatter: Scatter | None
-    """Scatter of several rows that this row is part of."""
+    """Scatter of several rows that includes this row."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Judgement:
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows together: the scatter of one is known from the others."""
+    """Judge all rows together, because the other rows show the scatter of a row."""
     inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
@@ -95,7 +95,7 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
             explaining[change] = [entry for entry in inexact if _explains(reading, entry)]
         return explaining[change]
 
-    for _ in range(2):  # rows that a firm reading explains say how exact the table is, in the second round
+    for _ in range(2):  # In the second round, rows that a firm reading explains show the table's scatter.
         reported = by_figures(
             {entry.row.name: _as_explained(entry, firm.get(entry.row.name, [])) for entry in candidates}
         )
@@ -115,7 +115,7 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
 
 
 def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relation]:
-    """The row's relations; under its reading, where a firm one explains it."""
+    """Return the row's relations, under its firm reading if it has one."""
     return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
@@ -124,7 +124,7 @@ Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
 
 
 def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
-    """The relations of every row, by the two figures that they compare."""
+    """Group the relations of all rows by the two figures that they compare."""
     grouped: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
     for name, pairs in relations_of.items():
         for pair in pairs:
@@ -145,7 +145,7 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """``reading`` with its coverage, the rows that share it, and whether it is firm."""
+    """Return ``reading`` with its coverage, its number of rows, and whether it is firm."""
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
@@ -160,10 +160,10 @@ def _weigh(
         shares = [_share(reading, sharer) for sharer in sharing]
         coverage *= min(comb(off - 1, len(sharing)) * prod(shares), 1.0)
         joint = _joint([one, *sharing], pair)
-        if joint is not None:  # one offset of all rows, of whatever origin, is fitted as easily as one row
+        if joint is not None:  # One common offset of all rows is fitted as easily as one row.
             coverage = max(coverage, tried.coverage(single, joint))
         chance = coverage * chance_of_scatter(pair, [])
-    # Rows that are apart for another reason, or many rows, know what scatter is: the reading must exceed it.
+    # Many rows, or rows that are apart for another reason, show the scatter that the reading must exceed.
     exceeds_scatter = beyond_scatter(pair, unshared) or (
         len(unshared) < WITNESS_ROWS_MIN and all(pair_elsewhere.gap == 0 for pair_elsewhere in unshared)
     )
@@ -206,7 +206,7 @@ def _explains(reading: FittedReading, other: Candidate) -> bool:
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
-    """The share of figures as far off as the other row's that this one reading would fit."""
+    """Return the share of figures, as far off as the other row's, that this reading would fit."""
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
     assert pair_before is not None
     assert pair_after is not None
@@ -262,7 +262,7 @@ def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
 
 
 def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
-    """Return the readings that prove anything; the others go to ``excluded``."""
+    """Return the specific readings; append the others to ``excluded``."""
     useless: dict[UnknownKind, float] = {}
     for reading in found:
         if (reading.coverage or 0.0) > OFFERED_SHARE:
@@ -272,7 +272,7 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
-    """``row`` with every figure as uncertain as scatter of ``deviation`` makes it."""
+    """Return ``row`` with its intervals widened by scatter of ``deviation``."""
     factor = 1 + NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
@@ -284,6 +284,6 @@ def widened(row: AuditRow, deviation: float) -> AuditRow:
 
 
 def deviation_among(others: Sequence[Relation]) -> float:
-    """One standard deviation of the same figures in the other rows, beyond rounding; 0 where most agree."""
+    """Return the standard deviation, beyond rounding, of the same figures in other rows; 0 if most agree."""
     gaps = sorted(relation.gap for relation in others)
     return gaps[len(gaps) // 2] * PER_DEVIATION if gaps else 0.0

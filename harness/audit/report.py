@@ -26,7 +26,7 @@ _READING = ("value", "low", "high", "gflops_per_token", "free", "changes", "firm
 
 
 def as_json(audit: Audit) -> str:
-    """The records field by field, and the words for every kind."""
+    """Return the records field by field, with texts for every kind."""
     content = {
         "title": audit.table.title,
         "source": audit.table.source,
@@ -79,7 +79,7 @@ def _row_json(row: RowAudit, audit: Audit) -> dict[str, Any]:
 
 
 def as_text(audit: Audit, published: Table) -> str:
-    """Return the whole page; ``published`` lends the figures as they were printed."""
+    """Return the whole page. ``published``: the table with the printed figures."""
     page = joined(
         f"# Audit: {safe(published.title)}",
         bulleted(f"**{safe(line)}**" for line in text.conclusion(audit)),

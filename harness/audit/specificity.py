@@ -1,7 +1,7 @@
-"""Counts how much a fit proves: the share of figures that some reading of a kind would fit as well.
+"""Measures the evidence of a fit: the share of random figures that some reading of the same kind would fit.
 
-A random figure is one that is up to twice as far off as the one that was printed. Where readings of a kind fit a large
-part of all such figures, that one of them fits says nothing. This is the correction for having looked in many places.
+A random figure is up to twice as far off as the printed one. If readings of a kind fit a large share of such figures,
+the fit of one of them is no evidence. This corrects for the number of tried readings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All readings that are tried for a row, by how far each would move one relation of it."""
+    """All tried readings of a row, by their shift of one of its relations."""
 
     row: AuditRow
     setting: Setting
@@ -39,9 +39,9 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """The share of random figures that a reading as simple as ``reading``, or simpler, would fit.
+        """Return the share of random figures that a reading as simple as ``reading``, or simpler, would fit.
 
-        ``half``: what is left open on either side of a figure; default: what the row's rounding leaves.
+        ``half``: uncertainty on either side of a figure; default: from the row's rounding.
         """
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
@@ -52,7 +52,7 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Usual slips: formulas, usual lengths and numbers of devices, peaks of known devices, factors, units."""
+        """Shifts by usual errors: formulas, usual lengths and numbers of devices, known peaks, factors, units."""
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
@@ -69,7 +69,7 @@ class Readings:
 
     @cached_property
     def _unusual(self) -> Shifts:
-        """Every multiple of 64 and every power of two as length, every number of devices."""
+        """Shifts by every multiple of 64 and every power of two as length, and by every number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         multiples = np.arange(LENGTH_STEP, SEQUENCE_LONGEST + 1.0, LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
@@ -77,7 +77,7 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Another formula together with a power of two as length, or with another number of devices."""
+        """Shifts by another formula together with a power of two as length, or with another number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
@@ -97,7 +97,7 @@ class Readings:
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """1 where the relation holds a step whose tokens follow from batch size, length and devices."""
+        """Return the exponent of the step's tokens in the relation; 0 if they do not depend on length and devices."""
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0
@@ -140,9 +140,9 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """Share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a shift, but not of no shift."""
+    """Return the share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a nonzero shift."""
     window = max(AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
-    # A reading that moves the relation by t fits where the center is -t; a window around 0 holds both alike.
+    # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
     low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)
     previous = np.concatenate([[-window], high[:-1]])

@@ -1,4 +1,4 @@
-"""Makes every sentence of an audit: a few for each row, gain and inference, and two lines for the whole table."""
+"""Writes every sentence of an audit: a few for each row, gain and inference, and two lines for the whole table."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ REASONS: Mapping[CheckReason, str] = {
     "rest of the duration": "the rest may be evaluation, checkpoints and pauses",
 }
 STATUS = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
-GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # words for their number, words for one
+GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # text for a number of gains, text for one gain
     "not comparable": ("not comparable", "not comparable"),
     "no ceiling": ("without a ceiling", "without a ceiling"),
     "loss with a faster data path": (
@@ -99,7 +99,7 @@ that they contradict each other. Ceilings take the isolated data time as fully e
 
 
 def conclusion(audit: Audit) -> list[str]:
-    """Two lines: of the rows, and of the gains."""
+    """Return two lines: one on the rows, one on the gains."""
     return [_rows_line(audit), _gains_line(audit)]
 
 
@@ -131,12 +131,12 @@ def _gains_line(audit: Audit) -> str:
 
 
 def convention(one: Convention) -> str:
-    """Return the words after "FLOPs counted"."""
+    """Return the text that follows "FLOPs counted"."""
     return " and ".join(part for part in (WEIGHTS[one.counted], ATTENTION[one.attention]) if part) or PALM
 
 
 def reading(one: FittedReading, full: bool = True) -> str:
-    """Describe the change of a reading; ``full``: with other values that the digits allow."""
+    """Describe the change of a reading. ``full``: include other values that the digits allow."""
     text = _reading(one, full)
     if one.changes == 1 or one.setting.convention is None:
         return text
@@ -229,7 +229,8 @@ def _flops(row: RowAudit) -> str:
     if implied is None or expected is None:
         return ""
     low, high = implied.low / 1e9, implied.high / 1e9
-    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4  # digits that the printed figures carry
+    # Keep the decimals that the printed figures support.
+    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4
     text = (
         f"its figures amount to {low:.{places}f} to {high:.{places}f} GFLOP per token, the declared shape at sequence "
         f"{row.setting.sequence:,.0f} needs {expected:.{places}f}"
@@ -239,7 +240,7 @@ def _flops(row: RowAudit) -> str:
 
 
 def _checks(found: Sequence[AuditCheck]) -> str:
-    """All of an inconsistent row's checks; of a consistent row's the one nearest to its limit."""
+    """Return all checks of an inconsistent row; of a consistent row only the check nearest to its limit."""
     made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
     if all(check.status == "consistent" for check in made):
         figures = [check for check in made if not check.reasons]
@@ -256,7 +257,7 @@ def _check(check: AuditCheck) -> str:
 
 
 def _explained(row: RowAudit, audit: Audit) -> Iterator[str]:
-    """Yield the readings of a row that is off, with their certainty."""
+    """Yield sentences on the readings of an inconsistent row, with their certainty."""
     named = [fitted for fitted in row.readings if not fitted.free]
     free = "; ".join(reading(fitted) for fitted in row.readings if fitted.free)
     unknown = [f"Cannot be known from this table (each fits any figure): {free}."] if free else []
@@ -265,7 +266,7 @@ def _explained(row: RowAudit, audit: Audit) -> Iterator[str]:
     remark = [BEYOND] if row.status == "inconsistent" and contradicted else []
     if not named:
         if row.status == "apart":
-            scattered = row.scatter is not None and not row.scatter.common  # once for all rows
+            scattered = row.scatter is not None and not row.scatter.common  # described once for all rows
             yield from [] if scattered else [*unknown, *([f"Excluded: {not_it}."] if not_it else [])]
             return
         nothing = "No single change, and no pair," if not row.readings else "Nothing specific"
@@ -300,7 +301,7 @@ def _worth(one: FittedReading, audit: Audit) -> str:
 
 
 def short(row: RowAudit) -> str:
-    """``fits with sequence length 4,096 instead of 2,048, or …``: a row's readings in brief."""
+    """Return a row's readings in brief: ``fits with sequence length 4,096 instead of 2,048, or …``."""
     named = [fitted for fitted in row.readings if not fitted.free]
     firm = [fitted for fitted in named if fitted.firm]
     padded = [fitted for fitted in row.readings if fitted.free and fitted.kind == "padding"]
@@ -313,7 +314,7 @@ def short(row: RowAudit) -> str:
 
 
 def incomparable(one: Incomparable) -> str:
-    """Why the tokens/s of a row cannot be compared; its name stands before it."""
+    """Return why the tokens/s of a row cannot be compared, as a clause that follows the row's name."""
     return {
         "sequence": f"may have run at sequence length {one.value or 0:,.0f}",
         "padding": "may count real tokens only",
@@ -324,7 +325,7 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Name the table's way of counting FLOPs per token, and the others that count the same."""
+    """Return the table's formula for FLOPs per token, and the formulas that fit the same rows; None if none fits."""
     formulas = [*audit.formulas.values()]
     best = max(formulas, key=lambda formula: len(formula.rows), default=None)
     if best is None or not best.rows:
@@ -343,7 +344,7 @@ def formula_sentence(audit: Audit) -> str | None:
 
 
 def scatter_sentence(one: Scatter) -> str:
-    """Say which figures differ in several rows, and by how much."""
+    """Return a sentence on the figures that differ in several rows, and by how much."""
     text = (
         f"{one.first} and {one.second} differ beyond rounding in {len(one.rows)} of {one.of} rows "
         f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %)"
@@ -367,7 +368,7 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Why a row that is off is not called inconsistent."""
+    """Return why a row with differing figures is not called inconsistent."""
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:
@@ -431,7 +432,7 @@ def _noise(gain: Gain, table: Table) -> str:
 
 
 def change(gain: Gain) -> str:
-    """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
+    """Format a change in tokens/s: ``+0.87 %``, or ``+81 to +90 %`` if the digits support no more."""
     if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
         return "not given"
     if gain.measured_high - gain.measured_low < COARSE_DIGITS:
@@ -440,12 +441,12 @@ def change(gain: Gain) -> str:
 
 
 def _change(value: float) -> str:
-    """Two decimals, because ceilings of this size are the point."""
+    """Format with two decimals, because small ceilings matter."""
     return f"{(value - 1) * 100:+.2f} %"
 
 
 def clue_sentence(clue: Clue) -> str:
-    """Return the evidence for a row's reading: the fixed part of its kind, and steps as large."""
+    """Return the evidence for a row's reading: the fixed part of its kind, and rows with equally large steps."""
     parts = []
     if fixed := clue.fixed:
         fixed_range = Interval(fixed.low_ms, fixed.high_ms)

@@ -1,4 +1,4 @@
-"""Says what to try next: the changes that replay found worth it, largest first, each with its cost."""
+"""Recommends what to try next: the changes with a sufficient predicted gain, largest first, each with its cost."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ COSTS: dict[AdviceCost, str] = {
 
 @dataclass(frozen=True)
 class NextSteps:
-    """``ranked``: what is worth trying, a line each; ``note``: how far to believe that, or why there is nothing."""
+    """Recommended changes (``ranked``, one line each), and a ``note`` on their certainty or on why there are none."""
 
     ranked: tuple[str, ...]
     note: str
 
 
 def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
-    """The best few of what no arm of the study has tried yet; ``ideal``: by arm, what its ideal-data control gave."""
+    """Return the best few changes that no arm has tried. ``ideal``: gain of each arm's ideal-data control, by arm."""
     options = [
         (option, advice) for advice in found for option in advice.options if option.worth and option.measured is None
     ]
@@ -77,7 +77,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
 
 
 def change_text(one: Advice, names: ArmNames) -> str:
-    """``2 loader workers``, ``pretokenizing``: the change as a person says it."""
+    """Name the change: ``2 loader workers``, ``pretokenizing``."""
     key, _, value = one.change.partition("=")
     match one.cost:
         case "processes":
@@ -95,7 +95,7 @@ def change_text(one: Advice, names: ArmNames) -> str:
 
 
 def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
-    """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
+    """Return ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
     word = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     text = f"{word} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
@@ -105,7 +105,7 @@ def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
 
 
 def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """What replay does not know of more workers: of an iterable dataset each may serve all, and train it once more."""
+    """Warn that each worker of an iterable dataset may serve all items, which repeats them. Replay cannot see this."""
     arms = list(dict.fromkeys(entry.arm for entry in advised if entry.iterable))
     if not arms:
         return []
@@ -116,7 +116,7 @@ def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
 
 
 def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Settings of which no other value is recommended, as an arm measured one otherwise than replay predicts."""
+    """Return the settings without a recommendation because a measured arm contradicts the prediction of one value."""
     lines = []
     for advice in found:
         for option in advice.options:
@@ -137,12 +137,12 @@ def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
 
 
 def _assumes_handover(advice: ArmAdvice) -> bool:
-    """Whether the recording has no workers, so that nobody saw what a hand-over takes."""
+    """Return True if no worker was recorded, so that the time of a hand-over is unknown."""
     return any(assumption.kind == "hand-over" for assumption in advice.assumptions)
 
 
 def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
-    """Where the arm without any data work was measured, and no change of its data path can be worth so much."""
+    """Return a warning if the prediction exceeds the measured gain of the arm without any data work; else ""."""
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
         return ""
     if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, ADVISED_GAIN_MIN)):
@@ -152,7 +152,7 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
 
 
 def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
-    """Why there is nothing to try for the other arms, one sentence for each reason."""
+    """Return why there is nothing to try for the other arms, one sentence per reason."""
     refused: dict[str, list[str]] = {}
     for entry in found:
         if entry.refused is not None:
@@ -239,7 +239,7 @@ def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
                 f"({interval(option.speedup)}) if its store ({_WAITED_FOR}) serves several workers at a time, and "
                 f"{ratio(option.serial)} if it serves one. Try it: which one holds was not measured."
             )
-    # What an arm measured otherwise has a line of its own (_contradictions).
+    # _contradictions reports changes that a measured arm contradicts.
     refused = [entry for entry in found.options if entry.refusal is not None and entry.refusal.kind != "contradicted"]
     if untried := [entry for entry in refused if entry.measured is None]:
         best = max(untried, key=lambda entry: entry.speedup.median)

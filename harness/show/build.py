@@ -43,8 +43,8 @@ from trainer.files import read_json, write_bytes, write_text
 def build_report(folder: Path) -> FirstScreen:
     """Analyse the study in ``folder``, write its report there, and return the first screen.
 
-    Runs may have failed, be missing or still be to come: the report then lists that at its top.
-    Raises InputError where ``folder`` is not a study, or where the tables that its report was made of are gone.
+    The report lists failed, missing and unfinished runs at its top. Raise InputError if ``folder`` is not a study, or
+    if the tables of its runs were deleted.
     """
     study = StudyFolder(folder)
     record = study.read_study()
@@ -77,7 +77,7 @@ def _write(path: Path, content: bytes | None) -> None:
 def report_of(
     study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
 ) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
-    """Analyse a study with the results of its probes; ``while_whole`` as :func:`analyse` takes it. Writes nothing."""
+    """Analyse a study with the results of its probes, and write nothing. ``while_whole``: see :func:`analyse`."""
     report = analyse(record, runs, *while_whole)
     files = read_recorded(study, runs)
     results = probe_results(runs, files.profiled)
@@ -85,7 +85,7 @@ def report_of(
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
-    """InputError where runs were measured but none has a table left: a report of nothing must not replace theirs."""
+    """Raise InputError if measured runs have lost all their tables: an empty report must not replace theirs."""
     if any(run.has_steps for run in runs) or not (record.status == "done" or _has_figures(study.summary_json)):
         return
     errors = (run.record.error for run in runs if run.record.error)
@@ -103,9 +103,9 @@ def _has_figures(summary_json: Path) -> bool:
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:
-    """Write the derived columns of a finished run into its steps table, for readers that are not this project.
+    """Write the derived columns of a finished run into its steps table, for other programs.
 
-    The contract names them; the recorded columns stay as they are. This project computes them anew each time.
+    The contract names these columns. Recorded columns stay unchanged. This project computes derived columns each time.
     """
     if run.folder is None or run.record.status != "done":
         return
@@ -118,7 +118,7 @@ def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
     """Write the pictures that show anything, return them by name, and remove those of an earlier report."""
-    from harness.show import plots  # matplotlib costs a second of import
+    from harness.show import plots  # Importing matplotlib takes a second.
 
     pictures = plots.pictures(report, screen.names)
     if screen.card is not None and report.step_times:
@@ -131,13 +131,13 @@ def draw(
 
 
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
-ONE_LINE = 40  # characters of a cell that is not broken
+ONE_LINE = 40  # characters; a cell up to this length is not wrapped
 KEYED = "keyed"  # key of Markdown's environment: True if the rows of a table are the parts of the bar
-OPEN = ("Verdicts in full",)  # sections that are open when the page is
+OPEN = ("Verdicts in full",)  # sections that are initially unfolded
 
 
 def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTimes], names: ArmNames) -> str:
-    """The whole file; ``pictures`` by the names under which ``report`` shows them."""
+    """Return the whole HTML file. ``pictures``: by their names in ``report``."""
     chart = _chart(steps)
     markdown = _renderer(pictures, chart)
     plot, script = _asset("uplot.min.js"), _asset("page.js")
@@ -165,7 +165,7 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
 
 
 def bar(card: VerdictCard) -> str:
-    """Return one bar of the whole step; each part has a tooltip, as the table above it has the figures."""
+    """Return the bar of a step as SVG. Each part has a tooltip; the table above it shows the figures."""
     begun, parts = 0.0, []
     for index, bar_part in enumerate(card.bar):
         parts.append(
@@ -178,12 +178,12 @@ def bar(card: VerdictCard) -> str:
 
 
 def fragment(text: str) -> str:
-    """Return markdown as HTML for a page of someone else's, such as a notebook."""
+    """Return markdown as HTML for a page of another program, such as a notebook."""
     return f"<div>{_renderer({}).render(text)}</div>"
 
 
 def _details(one: Section, markdown: MarkdownIt, chart: str) -> str:
-    """A folded section; ``chart`` is that of the time of each step, unless the first screen has it."""
+    """Return a folded section. ``chart``: the chart of step times; empty if the first screen shows it."""
     chart = chart if one.title == machine.STEPS_TITLE else ""
     opened = " open" if one.title in OPEN else ""
     heading = f"<summary><h2>{escape(one.title)}</h2></summary>"
@@ -242,10 +242,10 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
 
 
 def _headers(state: Any) -> None:
-    """The cells of the first column head their rows, those of the first row their columns.
+    """Mark the first row and the first column of each table as headers.
 
-    Each other cell has its column's name as ``data-label``: a phone shows it before the cell, as the head is hidden.
-    The head of a row of a KEYED table has the colour of its part of the bar.
+    Each other cell gets its column's name as ``data-label``. A phone hides the header row and shows this name before
+    the cell. In a KEYED table, a row's header has the colour of its part of the bar.
     """
     tokens: list[Token] = state.tokens
     labels: list[str] = []
@@ -273,7 +273,7 @@ def _headers(state: Any) -> None:
 
 
 def _figure(name: str, picture: Picture, alt: str) -> str:
-    """The drawing in place, for wide and for narrow windows. Its ids get its name: drawings repeat each other's."""
+    """Return the drawing for wide and narrow windows. Ids get the drawing's name, because drawings share ids."""
     shown = []
     for form, svg in (("wide", picture.svg), ("narrow", picture.narrow)):
         inline_svg = _ID.sub(rf"\g<1>{name}-{form}-", svg)

@@ -60,7 +60,7 @@ class ChainLink:
 
 
 def chain(c: Comparison) -> list[ChainLink]:
-    """The links that could be measured, in order."""
+    """Return the measured links, in order."""
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
@@ -84,11 +84,11 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     candidate_waits = c.measured.candidate_waits
     text = f"{whose(c.baseline, waits)} spends {part(work)} of data work on each {part(waits.step_ms)} step ({share})"
     text += f", {whose(c.candidate, candidate_waits)} {part(candidate_work)}"
-    if max(waits.ranks, candidate_waits.ranks) > 1:  # another rank may hold the step
+    if max(waits.ranks, candidate_waits.ranks) > 1:  # Another rank may determine the step's end.
         yield ChainLink("share of the step", None, text)
         return
     remaining = waits.step_ms - (work - candidate_work)
-    if remaining <= 0 or work > waits.step_ms:  # workers side by side
+    if remaining <= 0 or work > waits.step_ms:  # Several workers work at once.
         yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
         return
     limit = waits.step_ms / remaining
@@ -152,7 +152,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         if waits.bound == "device" and waits.room_unknown:
             explanation = HELD
         bound = f"; its steps are {name} ({explanation.format(idle=percent(idle), more=percent(LIMIT_SHARE_MIN))})"
-    elif waits.bounds:  # Idle time and room on average are true of no block.
+    elif waits.bounds:  # Averages of idle time and room describe no single block.
         kinds = [f"{BOUNDS[kind][0]} in {n} of {sum(waits.bounds.values())}" for kind, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
     open_share = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
@@ -161,7 +161,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
             f", and for {percent(open_share)} of the step the device worked or waited for launches: it is not known "
             "which"
         )
-    # Waiting for launches is time, not what fewer launches would save: data that takes less may be worth more.
+    # The time of waits for launches is no saving: faster data work may save more than fewer launches.
     step_ms = waits.step_ms or math.inf
     low, high = (bound_ms / step_ms for bound_ms in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
     if waits.bound in ("host", "launch") and high > LIMIT_SHARE_MIN:

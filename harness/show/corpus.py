@@ -1,4 +1,4 @@
-"""Writes what a corpus is made of: a page of tables, a picture of its lengths, and plain data for JSON."""
+"""Describes a corpus: a page of tables, a picture of document lengths, and plain data for JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
 
 
 def _share(value: float) -> str:
-    """``none`` for 0, which ``percent`` would round to as well."""
+    """Format a share; exactly 0 is ``none``, because ``percent`` also rounds small shares to 0."""
     return "none" if value == 0 else percent(value)
 
 
@@ -115,7 +115,7 @@ def _advice(found: CorpusStatistics) -> str:
 
 
 def picture(found: CorpusStatistics) -> Picture:
-    """Return lengths of documents beside padding by sequence length; on a phone one below the other."""
+    """Draw the lengths of documents beside the padding by sequence length; one below the other on a phone."""
     return drawn(lengths_figure(found), narrow=lengths_figure(found, NARROW))
 
 

@@ -1,6 +1,6 @@
-"""Says what trainings or a study cost: predicted, against actual, and summed over folders.
+"""Reports the cost of trainings or a study: predicted, predicted against actual, and summed over folders.
 
-Money follows from hours. Without a price there are hours alone, and a note says so.
+Money follows from hours. Without a price, only hours are reported, with a note.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from trainer.json_types import Json
 if TYPE_CHECKING:
     from harness.launch.spending import Expense
 
-AT_SLOWEST = "at the slowest"  # if every step took as long as the slowest that was measured: no bound of later steps
+# Assumes that every step takes as long as the slowest measured one. Later steps may take even longer.
+AT_SLOWEST = "at the slowest"
 _NAMES = {
     "option": "--price",
     "scenario": "price_usd_per_hour",
@@ -40,7 +41,7 @@ _NAMES = {
 
 
 def money(usd: float) -> str:
-    """``12.34 USD``; of less than a dollar two significant digits, ``0.0042 USD``."""
+    """Format US dollars: ``12.34 USD``; below one dollar with two significant digits, ``0.0042 USD``."""
     return f"{dollars(usd)} USD"
 
 
@@ -126,7 +127,7 @@ def _many(number_of: int, noun: str, ending: str = "s") -> str:
 
 
 def notes(found: PredictedCost) -> list[str]:
-    """Return what to know of the figures, a line each."""
+    """Return remarks on the figures, one line each."""
     noted = [price_line(found)]
     for arm in found.arms:
         if arm.work.passed_over:
@@ -158,7 +159,7 @@ def notes(found: PredictedCost) -> list[str]:
 
 
 def _doubt_note(one: Doubt) -> str:
-    """Say what a doubt about measured steps means, and what to do; "" where the figures allow for it already."""
+    """Return the meaning and the remedy of a doubt about measured steps; "" if the figures already allow for it."""
     share = percent(abs(one.share or 0.0))
     match one.kind:
         case "no core":
@@ -206,7 +207,7 @@ def _price_text(price: HourlyPrice) -> str:
 
 
 def limit_text(found: PredictedCost) -> str:
-    """``6.00 h``, ``20.00 USD (6.67 h)``: what may be spent."""
+    """Format the spending limit: ``6.00 h``, ``20.00 USD (6.67 h)``."""
     assert found.limit is not None
     return amounts_text(found.limit, found.limit_s)
 
@@ -221,7 +222,7 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
 
 
 def refusal(found: PredictedCost, done: float = 0.0) -> str:
-    """Why it does not start, on one line with the arithmetic. ``done``: share of its steps that are done."""
+    """Return why the work does not start, on one line with the arithmetic. ``done``: share of its finished steps."""
     left_s = found.left_s(done)
     whole_s = found.spent_s + left_s
     if done or found.spent_s > found.measuring_s:
@@ -238,7 +239,7 @@ def refusal(found: PredictedCost, done: float = 0.0) -> str:
 
 
 def worst_warning(found: PredictedCost) -> str | None:
-    """A line where the expected case is within the limit and the worst is not."""
+    """Return a warning if only the worst case exceeds the limit; None otherwise."""
     worst_s = found.spent_s + found.total.worst
     if found.limit_s is None or worst_s <= found.limit_s:
         return None
@@ -287,7 +288,7 @@ def _usd_of(found: PredictedCost, seconds: float) -> str:
 def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
     """Return for each arm the predicted step, the mean measured one, and its wait for a core.
 
-    Steps of a machine that others use as well are the usual reason of a wrong prediction.
+    A machine shared with other processes is the usual reason for a wrong prediction.
     """
     lines = []
     for arm in found.arms:
@@ -356,7 +357,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
 
 
 def actual_line(found: PredictedCost) -> str:
-    """Return the facts of the section as a line for a terminal."""
+    """Return predicted and actual cost as a line for a terminal."""
     total = found.total
     priced = f" ({_usd_of(found, total.likely)} against {_usd_of(found, found.spent_s)})"
     measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
@@ -365,7 +366,7 @@ def actual_line(found: PredictedCost) -> str:
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """Return a table of all folders, with sums by kind if there are several folders of it, and of all folders."""
+    """Return a table of all folders, with the sum of each kind that has several folders, and the total."""
     rows = [["folder", "kind", "hours", "USD"]]
     rows += [[str(expense.folder), expense.kind, hours(expense.seconds), _sum_usd([expense])] for expense in found]
     kinds = list(dict.fromkeys(expense.kind for expense in found))

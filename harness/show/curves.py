@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RUNS = len(CURVES)  # runs that a reader can tell apart in one picture
-GUESS = 0.25  # of four endings
+MOST_RUNS = len(CURVES)  # maximum number of distinguishable runs in one picture
+GUESS = 0.25  # chance of a correct answer: one of four endings
 Axis = Literal["steps", "tokens"]
 LossKind = Literal["training", "validation"]
 Measure = Literal["acc", "acc_norm", "acc_tokens"]
@@ -53,9 +53,9 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PlottedRun:
-    """The drawn values of one run. Curves are (2, points): optimizer steps that were done by then, and the value.
+    """Values to draw of one run. Each curve has shape (2, points): finished optimizer steps, and the value.
 
-    ``tokens``: the same with positions computed by then (padding included); None where that is unknown.
+    ``tokens``: curve of the positions computed so far, padding included; None if unknown.
     """
 
     name: str
@@ -90,12 +90,12 @@ class PlottedRun:
 
 
 def curve(points: Sequence[tuple[float, float]]) -> Values:
-    """Pairs as a curve."""
+    """Return (step, value) pairs as an array of shape (2, points)."""
     return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
 def of_arm(arm: ArmCurves, names: ArmNames) -> PlottedRun:
-    """The first evaluated run of an arm of a study."""
+    """Return the first evaluated run of an arm."""
     run = next((entry for entry in arm.runs if entry.choices), arm.runs[0])
     training, validation = (
         curve([(step + 1, loss) for step, loss in losses]) for losses in (run.training, run.validation)
@@ -104,7 +104,7 @@ def of_arm(arm: ArmCurves, names: ArmNames) -> PlottedRun:
 
 
 def best_measure(runs: Sequence[PlottedRun]) -> Measure:
-    """acc_norm, as most tables have it; where it is not known of every run (an llm.c log, say), the one by token."""
+    """Return acc_norm, the usual measure; the measure by token if a run lacks acc_norm (for example an llm.c log)."""
     has_norm = all(choice.acc_norm is not None for run in runs for choice in run.choices)
     return "acc_norm" if has_norm else "acc_tokens"
 
@@ -127,7 +127,7 @@ def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
-    """The loss of every step, and its mean over the last steps; an axis of steps below, of tokens above."""
+    """Draw the loss of every step and its moving mean; the lower axis counts steps, the upper one tokens."""
     curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
     return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
 
@@ -162,15 +162,15 @@ _HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecol
 
 
 def smoothed_steps(steps: int) -> int:
-    """Return how many of a curve's ``steps`` each point of its mean covers; 1 if the curve is too short for a mean."""
+    """Return the number of steps per point of the moving mean; 1 if a curve of ``steps`` is too short for a mean."""
     return max(1, min(SMOOTHED_STEPS_MAX, steps // SMOOTHED_FRACTION))
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
     """Draw training loss as it is (pale) and as a mean around each step (line), and validation loss (dashed, points).
 
-    A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it. A star marks
-    the lowest loss of each curve, of training that of a single step.
+    A cross marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest
+    loss of each curve; for training, the lowest loss of a single step.
     """
     figure, axes = _axes(axis, sheet)
     smoothed = _smoothed_steps(runs)
@@ -202,19 +202,20 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
 
 
 def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, colour: str) -> None:
-    """Draw the losses of a run with their mean; a curve that is too short for a mean as it is."""
+    """Draw the losses of a run with their moving mean; without it if the curve is too short."""
     if smoothed > 1 and len(losses) >= SMOOTHED_FRACTION * smoothed:
         axes.plot(*thinned(places, losses), color=colour, linewidth=0.7, alpha=0.25)
         mean = np.convolve(losses, np.full(smoothed, 1 / smoothed), mode="valid")
-        middle = places[smoothed // 2 : smoothed // 2 + len(mean)]  # a mean of the last steps would lie above
+        # Centred, because a mean of the preceding steps would lie above the curve.
+        middle = places[smoothed // 2 : smoothed // 2 + len(mean)]
         axes.plot(*thinned(middle, mean), color=colour, linewidth=1.8)
     else:
-        marker = "o" if len(places) == 1 else ""  # a line of one point is invisible
+        marker = "o" if len(places) == 1 else ""  # A line of one point is invisible.
         axes.plot(places, losses, color=colour, linewidth=1.5, marker=marker, markersize=4.5)
 
 
 def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
-    """Draw a star at the lowest loss; with the loss below it if ``named``."""
+    """Draw a star at the lowest loss. ``named``: True to write the loss below it."""
     if (lowest := minimum(values)) is None:
         return
     position = run.at(np.array([lowest[0]]), axis)
@@ -245,16 +246,16 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Number of steps per mean, the same for each run, or equal runs would look different.
+    """Return the steps per point of the moving mean, equal for all runs so that equal runs look equal.
 
-    The shortest run decides, but for those that are too short for a mean.
+    The shortest run that is long enough for a mean determines it.
     """
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((window for window in windows if window > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw shares of right answers by ``measure``, with 95 % intervals over questions (Wilson's), and of a guess."""
+    """Draw shares of correct answers by ``measure``, with 95 % intervals (Wilson), and the share of a guess."""
     figure, axes = _axes(axis, sheet)
     numbers = {choice.questions for run in runs[:MOST_RUNS] for choice in run.choices}
     banded = False
@@ -264,9 +265,9 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
         if finite:
             places = run.at(np.array([step for step, _, _ in finite], dtype=np.float64), axis)
             counted = [wilson(round(share * number), number) for _, share, number in finite if number is not None]
-            if len(counted) == len(finite):  # an llm.c log does not say how many questions there were
+            if len(counted) == len(finite):  # A log of llm.c lacks the number of questions.
                 low, high = (100 * np.array(values) for values in zip(*counted, strict=True))
-                if len(runs) > BANDS_MAX:  # more bands would hide one another
+                if len(runs) > BANDS_MAX:  # More bands would hide one another.
                     axes.plot(places[[-1, -1]], [low[-1], high[-1]], "_-", color=colour, linewidth=1.2, markersize=9)
                 else:
                     axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
@@ -284,7 +285,7 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
 
 
 def _label(name: str) -> str:
-    """Return a name that the legend shows: matplotlib leaves out one that begins with an underscore."""
+    """Return a name for the legend. matplotlib leaves out names that begin with an underscore."""
     return f" {name}" if name.startswith("_") else name
 
 

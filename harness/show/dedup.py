@@ -1,4 +1,4 @@
-"""Reports near-duplicates: what was looked for and how, the S-curve, what was found and, with labels, how well."""
+"""Reports near-duplicates: criteria, S-curve, results, and the quality of the results if there are labels."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _criteria(settings: DedupSettings) -> str:
 
 
 def _ignored(shingling: Shingling) -> str:
-    """Name what makes no difference between two texts."""
+    """Name the differences between two texts that are ignored."""
     case = {"lower": "case", "fold": "case (folded)", "keep": ""}[shingling.case]
     form = {"nfc": "Unicode form (NFC)", "nfkc": "Unicode form (NFKC)", "none": ""}[shingling.unicode]
     return listing([part for part in (case, "white space", form) if part])
@@ -167,7 +167,7 @@ def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:
 
 
 def _probability(value: float) -> str:
-    """Percent of what may happen and may not: never 0 % or 100 %, to which a small value may be rounded."""
+    """Format a probability between 0 and 1 as a percentage that is never rounded to 0 % or 100 %."""
     if value < 1e-6:
         return "under 0.0001 %"
     if value > 1 - 1e-6:
@@ -213,7 +213,7 @@ def _share(value: float | None) -> str:
 
 
 def picture(settings: DedupSettings) -> Picture:
-    """Return the S-curve and the threshold."""
+    """Draw the S-curve and the threshold."""
     return drawn(s_curve_figure(settings), narrow=s_curve_figure(settings, NARROW))
 
 

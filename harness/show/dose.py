@@ -1,4 +1,4 @@
-"""Makes the lines on slowdown injections (the scenario key ``dose``) and on what a replay assumes."""
+"""Formats the results of slowdown injections (the scenario key ``dose``) and the assumptions of a replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.show.words import count, listing, ms, number
 
 
 def dose_line(found: Dose) -> str:
-    """The kind, the slope with its interval and the figures behind it; without a full stop."""
+    """Return the kind, the slope with its interval, and the figures behind it; without a full stop."""
     if found.unfitted is not None:
         return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
     text = _fitted(found)
@@ -22,7 +22,7 @@ def dose_line(found: Dose) -> str:
 
 
 def dose_reason(found: Dose) -> str | None:
-    """Why nothing was decided; None where something was."""
+    """Return why nothing was decided; None if something was decided."""
     if found.unfitted is not None:
         return _unfitted(found.unfitted)
     if found.kind != "undecided" or found.slope is None:
@@ -96,7 +96,7 @@ def _fitted(found: Dose) -> str:
 
 
 def _interval(estimate: Estimate, unit: str = "") -> str:
-    """``95 % interval 0.91 to 1.04, 5 blocks``."""
+    """Format an interval: ``95 % interval 0.91 to 1.04, 5 blocks``."""
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"
@@ -104,12 +104,12 @@ def _interval(estimate: Estimate, unit: str = "") -> str:
 
 
 def _two(value: float) -> str:
-    """Two decimals, and never ``-0.00``."""
+    """Format with two decimals, never as ``-0.00``."""
     return f"{round(value, 2) + 0.0:.2f}"
 
 
 def assumption_lines(found: Iterable[Assumption]) -> list[str]:
-    """Return a line for each, without a full stop."""
+    """Return a line for each assumption, without a full stop."""
     return [ASSUMPTIONS[assumption.kind](assumption) for assumption in found]
 
 

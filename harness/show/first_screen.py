@@ -1,6 +1,6 @@
-"""Makes what a user reads in ten seconds: what to beware of, a line for each comparison, a small table, what to try.
+"""Makes the summary that a user reads in ten seconds: warnings, a line per comparison, a small table, next steps.
 
-Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure is made into text here, once.
+Markdown, HTML and the terminal show the same :class:`FirstScreen`. Each figure is formatted here, once.
 """
 
 from __future__ import annotations
@@ -60,38 +60,39 @@ from harness.show.text.verdicts import (
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
-AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # diagnoses that a line with more to say tells below another
+AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # Diagnoses that have a more detailed line among the causes.
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
-LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")  # differences that are never counted only
+# Differences that are always listed, never only counted.
+LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """``beware``: what is missing, failed or differs undeclared; it comes first, and nothing of it is left out."""
+    """Content of the first screen. ``beware``: all missing runs, failures and undeclared differences; comes first."""
 
     question: str
     emulated: str
     beware: tuple[str, ...]
-    headlines: tuple[Headline, ...]  # of many comparisons, the best and the worst
+    headlines: tuple[Headline, ...]  # all comparisons, or of many only the best and the worst
     each: tuple[Headline, ...]  # one for each comparison, in the order of the scenario
     rows: tuple[tuple[str, ...], ...]
     legend: tuple[tuple[str, str], ...]
     next_steps: NextSteps
-    names: ArmNames  # as this screen and everything below it writes them
-    card: VerdictCard | None = None  # of an attached program: it is shown in place of the headlines
-    horizon: str = ""  # how much of the trainings was measured; "" if nothing is compared
+    names: ArmNames  # short names, used on the whole page
+    card: VerdictCard | None = None  # card of an attached program, shown instead of the headlines
+    horizon: str = ""  # measured part of the trainings; "" if nothing is compared
 
     @property
     def next_note(self) -> str:
-        """The note of the next steps; "" under a card whose diagnosis is not about the data, if there is no step."""
+        """Note on the next steps; "" if there is no step and the card's diagnosis does not concern the data."""
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 
     @property
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the comparisons, without columns before the last that have no figure at all."""
+        """Return header and rows of the comparisons, without empty columns; the last column is always kept."""
         last = len(HEADER) - 1
         shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
         return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
@@ -99,9 +100,9 @@ class FirstScreen:
 
 def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
-    shown: set[str] = set()  # baselines whose cost of data was said already
+    shown: set[str] = set()  # baselines whose cost of data is already in a line
     lines: list[Headline] = []
-    headlines: dict[int, Headline] = {}  # by the identity of the comparison
+    headlines: dict[int, Headline] = {}  # by the id() of the comparison
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
     repeated = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
     ordered, shown_alone = _ordered(report)
@@ -149,7 +150,7 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """The fewest blocks and steps of a block that any compared arm has, and the smallest share of an epoch."""
+    """Return the fewest blocks, and steps per block, of any compared arm, and the smallest share of an epoch."""
     measured = [arm for arm in arms if arm.blocks]
     longest = max((arm.epoch_steps for arm in measured if arm.epoch_steps is not None), default=None)
     return horizon_text(min(arm.blocks for arm in measured), min(arm.block_steps for arm in measured), longest)
@@ -158,8 +159,8 @@ def _horizon(arms: Sequence[ArmReport]) -> str:
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
     """Return all comparisons and those with a line of their own.
 
-    Of :data:`COMPARISONS_MANY` these are the best and the worst, by what was decided, and those with a warning of their
-    own. All are sorted by their measured ratio, the fastest candidate first.
+    If there are :data:`COMPARISONS_MANY` or more, only some have a line of their own: the best and the worst decided
+    ones, and those with a warning. All are sorted by measured ratio, the fastest candidate first.
     """
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
@@ -182,7 +183,7 @@ def _loader_fails(report: StudyReport, c: Comparison) -> bool:
 
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
-    """Return how many comparisons have which verdict."""
+    """Return the number of comparisons by verdict."""
     verdicts = Counter(
         VERDICTS[comparison.measured.verdict] for comparison in comparisons if isinstance(comparison, Comparison)
     )
@@ -217,7 +218,7 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
-    """``once``: remedies that are said below all of them."""
+    """Return the line of a comparison. ``once``: remedies that one common line gives for all comparisons."""
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
@@ -250,7 +251,7 @@ def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
-    """Where both run, if a device on paper is among them."""
+    """Return the devices of both arms if any of them is emulated, else ""."""
     devices = emulated_devices(c)
     if devices is None:
         return ""
@@ -260,7 +261,7 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """What bars belief in a speed, where the verdict is not itself about that."""
+    """Return the problems of the losses that make a speed doubtful, if the verdict does not already name them."""
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
@@ -295,13 +296,13 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
         and abs(tokens_ratio - 1) > SAME_TOKENS_WITHIN
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
-        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
+        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling also concerns steps.
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
 
     predicted = c.explained.predicted
     if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and m.ceiling:
-        figures[1] += " by data"  # what else differs may gain more
+        figures[1] += " by data"  # Other differences may gain more.
     return (label, VERDICTS[m.verdict], *figures)
 
 
@@ -312,7 +313,7 @@ def _or_none(one: Estimate) -> str:
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
+    """Return undeclared differences, one line each; many are counted by kind, except for those of the training."""
     lines = difference_lines(comparisons)
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
@@ -339,7 +340,7 @@ _KINDS = {"host load": "host load by other processes", "fact": "facts of the run
 def difference_lines(
     comparisons: Sequence[Comparison | NotCompared], only: Collection[ConfoundKind] | None = None
 ) -> list[str]:
-    """Every undeclared difference, or those of some kinds, with the comparisons that have it."""
+    """Return every undeclared difference (``only``: of these kinds) with the comparisons that have it."""
     pairs_by_line: dict[str, list[str]] = {}
     for c in comparisons:
         differing = c.confounds if isinstance(c, Comparison) else ()
@@ -361,12 +362,12 @@ REST_OF_PARTS = "everything else"
 
 @dataclass(frozen=True)
 class BarPart:
-    """One stretch of the bar."""
+    """Part of the bar of a step."""
 
     label: str
     ms: str
     length: float  # share of the step by the clock
-    share: float | None  # of the step without waits for a core; None: such a wait
+    share: float | None  # share of the step without waits for a core; None if the part is such a wait
 
     @property
     def percent(self) -> str:
@@ -375,22 +376,22 @@ class BarPart:
 
 @dataclass(frozen=True)
 class VerdictCard:
-    """The first screen of one program."""
+    """Card with the diagnosis of one program."""
 
     kind: DiagnosisKind
     title: str  # the command, its steps, and the time of a step by the clock
-    diagnosis: str  # in capitals
-    cost: str  # of it, with the saving and the remedy
-    bar: tuple[BarPart, ...]  # the whole step, the largest part first
+    diagnosis: str  # title of the diagnosis, in capitals
+    cost: str  # cost of the diagnosed part, with its saving and remedy
+    bar: tuple[BarPart, ...]  # parts of the step, the largest first
     findings: tuple[str, ...]
     trust: str
 
 
 def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the card of the program that the study is of; None if it is not attached.
+    """Return the card of the study's program; None if no program is attached.
 
-    Of several ranks it is that of the one that works longest in a step, for which the others wait. ``compared``: the
-    line of the one comparison, which is the diagnosis then, and the card is that of the candidate.
+    With several ranks, it shows the rank that works longest in a step, because the others wait for it. ``compared``:
+    line of the only comparison. It replaces the diagnosis, and the card shows the candidate.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:
@@ -405,7 +406,7 @@ def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
     cost = f"{diagnosis_text(first, step_ms)} {diagnosis_remedy(first.remedy, first.figures)}"
     findings = [
-        *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
+        *(line.text for line in group_lines(arms, report.group, names)),  # waits of ranks for each other
         *control_findings(arm),
         *([f"{name}: {cost}"] if compared is not None and first.kind not in AMONG_CAUSES else []),
         *loader_texts(arm, names.short(arm.name)),

@@ -1,4 +1,4 @@
-"""Writes what the arms learned: validation losses, answers to questions, and how soon a target loss was reached."""
+"""Reports the results of training: validation losses, answers to questions, and the time to reach a target loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALT = "Training and validation loss by step"
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return "" if nothing was evaluated."""
+    """Return the section on losses and answers; "" if nothing was evaluated."""
     if found is None:
         return ""
     parts = []
@@ -67,7 +67,7 @@ def _losses(arms: Sequence[ArmCurves], names: ArmNames) -> str:
 
 
 def loss(value: float) -> str:
-    """``4.1234``: losses are compared in their third and fourth decimal."""
+    """Format a loss with four decimals, because losses differ in their third and fourth."""
     return f"{value:.4f}" if math.isfinite(value) else Markdown("**diverged**")
 
 
@@ -76,7 +76,7 @@ def _shortened(one: CurvesCompared, names: ArmNames) -> CurvesCompared:
 
 
 def agreement(one: CurvesCompared) -> str:
-    """Say that two arms have the same losses, or where they first differ and by how much."""
+    """Return a sentence: two arms have equal losses, or where they first differ, and by how much."""
     pair = f"{one.candidate} and {one.baseline}"
     numbers = f"{one.training:,} training and {one.validation:,} validation losses"
     if not one.training and not one.validation:
@@ -100,7 +100,7 @@ def agreement(one: CurvesCompared) -> str:
 
 
 def _beyond(one: CurvesCompared) -> str:
-    """Say which losses the figures leave out."""
+    """Return the losses that the figures do not include."""
     text = f"; {one.not_finite:,} of them NaN or infinite in an arm" if one.not_finite else ""
     for arm, losses in zip((one.baseline, one.candidate), one.alone, strict=True):
         text += f"; {losses:,} more of {arm} at steps that the other has no loss of" if losses else ""
@@ -108,7 +108,7 @@ def _beyond(one: CurvesCompared) -> str:
 
 
 def _against(one: float, other: float) -> str:
-    """Two losses that differ, with as many digits as show it."""
+    """Format two different losses with enough digits to show the difference."""
     short = f"{one:.6g}", f"{other:.6g}"
     return " against ".join(short if short[0] != short[1] else (repr(one), repr(other)))
 
@@ -118,7 +118,7 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """Return the time of evaluation, which is in no step and in no throughput."""
+    """Return the time of evaluation, which no step and no throughput includes."""
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
@@ -254,7 +254,7 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
 
 
 def _reached_cell(one: Learned) -> str:
-    """``5 of 5``, with the runs that ended above the target again, and those that failed."""
+    """Return ``5 of 5`` with the number of runs that ended above the target again, and of failed runs."""
     text = f"{one.reached} of {one.runs}"
     text += f"; {one.left} ended above it again" if one.left else ""
     return text + (f"; {one.failed} more failed" if one.failed else "")

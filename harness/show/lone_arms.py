@@ -1,4 +1,4 @@
-"""Writes the lines about an arm without a comparison: waits for data, gains without data work, and what was timed."""
+"""Writes the lines on an arm without a comparison: waits for data, gain without data work, and timed calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from harness.show.words import capitalised, count, interval, listing, part_of, p
 from harness.study.contract import STAGES
 
 SETTINGS_BY_REMEDY: Mapping[DiagnosisRemedy, str] = {"no sync": SYNCHRONIZATION, "no gradients": GRADIENTS}
-DIAGNOSED = (CODE, GC, "compiled")  # kinds of causes that are parts of a step
+DIAGNOSED = (CODE, GC, "compiled")  # Kinds of causes that are parts of a step.
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One comparison, or one arm: ``finding`` is what a person would say first, ``support`` why it is so."""
+    """Line on a comparison or an arm: the ``finding``, and its ``support``."""
 
     subject: str
     finding: str
@@ -45,15 +45,15 @@ class Headline:
 
 
 def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
-    """The lines about ``arm``; none where it has no measured step."""
+    """Return the lines about ``arm``; none if it has no measured step."""
     totals = arm.totals
     if totals.step_ms is None:
         return []
     name = names.short(arm.name)
     part = part_of(_mean_ms(arm))
-    # The mean is shown even if it is close to the median, as the following figures are parts of it.
+    # Show the mean even if it is close to the median, because the following figures are parts of it.
     step = f"{part(_mean_ms(arm))} a step"
-    # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
+    # Blocks may be similar although steps are not (for example rare checkpoints), or the reverse.
     long = totals.long_steps
     typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
     if (kinds := _kinds(totals, part)) is not None:
@@ -76,9 +76,9 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def cause_findings(arm: ArmReport) -> list[str]:
-    """Return what the agent noted of slow steps, as far as no diagnosis has it."""
+    """Return the recorded causes of slow steps that no diagnosis covers."""
     diagnosed = {SETTINGS_BY_REMEDY.get(diagnosis.remedy) for diagnosis in arm.diagnoses}
-    headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # It has the cost of its cause.
+    headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # The diagnosis already gives this cost.
     causes = [cause for cause in arm.causes if cause.kind not in DIAGNOSED and cause.place not in diagnosed]
     unnamed = replace(
         arm, causes=tuple(replace(cause, ms=None) if cause.kind == headline else cause for cause in causes)
@@ -87,7 +87,7 @@ def cause_findings(arm: ArmReport) -> list[str]:
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:
-    """Return the time of a step as a clock shows it, where evaluations run within steps; else ``step``."""
+    """Return the time of a step by the clock if evaluations run within steps; else ``step``."""
     hidden = arm.unseen
     if hidden is None or not hidden.evaluating_steps or hidden.evaluating >= 1:
         return step
@@ -104,7 +104,8 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
     """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are listed as exceptions.
 
-    Steps far longer than both kinds are a third one: they would move the mean of the slow kind to where no step is.
+    Steps far longer than both kinds form a third one. Otherwise they would move the slow kind's mean to a value that no
+    step has.
     """
     kinds, long = totals.step_kinds, totals.long_steps
     exception = kinds is not None and kinds.above_share <= LONG_STEPS_SHARE_MAX
@@ -122,7 +123,7 @@ def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
-    """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
+    """Return the long steps that raise the mean: ``(10 of 240 steps take 1,530 ms, mostly in log)``."""
     if found is None:
         return ""
     phase = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
@@ -148,13 +149,13 @@ def loader_texts(arm: ArmReport, name: str) -> list[str]:
             f"{idle} made no batch: the dataset gave them too few items. Give it at least {arm.workers} shards, or let "
             f"it {remedy}."
         )
-    elif arm.idle_workers:  # A slow worker of a loader that does not keep the order of its batches is one reason.
+    elif arm.idle_workers:  # For example a slow worker, if the loader does not keep batches in order.
         warnings.append(f"{idle} delivered no batch in these steps.")
     return warnings
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return the arms with steps that no figure includes, as an evaluation ran within them."""
+    """Return the arms with steps that no figure includes, because an evaluation ran within them."""
     arms_unseen = [(names.short(arm.name), arm.unseen) for arm in arms if arm.unseen is not None]
     return [
         Headline(name, f"evaluations take {percent(unseen.evaluating)} of the time, in "
@@ -185,9 +186,9 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Return the rank of one program that waits longest for data, whether the others wait for it, and their gain.
+    """Return which rank of a program waits longest for data, if the others wait for it, and the possible gain.
 
-    ``gain``: as the record of all ranks shows it.
+    ``gain``: of all ranks, from the record of all of them; None if not recorded.
     """
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
@@ -223,7 +224,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Say whether the others wait while the rank ``last`` still fetches."""
+    """Return a sentence on whether the other ranks wait while the rank ``last`` still fetches."""
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. The record does not tell whether they then wait for {last}."
@@ -249,7 +250,7 @@ def _surely(one: Estimate) -> bool:
 
 
 def _or_none(one: Estimate) -> str:
-    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word where the interval includes no change."""
+    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word if the interval includes no change."""
     return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
 
 
@@ -262,7 +263,7 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """Return the waits for data, and the hidden data work."""
+    """Return a sentence on the waits for data and the hidden data work."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)
@@ -278,7 +279,7 @@ def _data(arm: ArmReport) -> str:
     parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= WAIT_SHARE * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
     hidden = ""
-    if hidden_ms >= WAIT_SHARE * step_ms:  # hidden work may take cores from the step, which no replay knows
+    if hidden_ms >= WAIT_SHARE * step_ms:  # Hidden work may take cores from the step; no replay models that.
         contended_ms = totals.contended_ms or 0.0
         cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH_SHARE * step_ms else ""
         hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
@@ -297,7 +298,7 @@ def _data(arm: ArmReport) -> str:
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """Say whether the device was idle while the host of an attached program waited for data."""
+    """Return a sentence on the device's idle time while the host of an attached program waited for data."""
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -342,7 +343,7 @@ def _gain(arm: ArmReport) -> str:
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH_SHARE * _mean_ms(arm)
         launch_bound = measured is None and arm.totals.bound == "launch"
         if launch_bound and explained.predicted_in_blocks is None:
-            faster = f"about {replayed.median:.2f}x as fast"  # three decimals would be too many
+            faster = f"about {replayed.median:.2f}x as fast"  # Three decimals would be too precise.
         cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
         parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
         if launch_bound:  # Beside loader workers of an H200, forward took 18 % longer.
@@ -368,21 +369,21 @@ def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
-    """``1.020x as fast (1.010x to 1.030x)``; of blocks of two kinds each has its own, the median may be of neither."""
+    """Format ``1.020x as fast (1.010x to 1.030x)``. If blocks are of two kinds, give the speed of each kind."""
     uneven = arm.totals.uneven
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"
     blocks_text = f"those {len(uneven.blocks)} blocks" if len(uneven.blocks) > 1 else "that block"
     text = f"{ratio(kinds.more)} as fast in {blocks_text} and {ratio(kinds.others)} in the others"
     if uneven.half:
-        return text  # the median lies between both kinds: it is of no block
+        return text  # The median lies between both kinds, so no block has it.
     return f"{text} (median block: {ratio(one.median)}{f', {interval(one)}' if one.ci_low is not None else ''})"
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:
-    """True if their intervals do not meet by :data:`WITNESSES_WITHIN`.
+    """Return True if the intervals are over :data:`WITNESSES_WITHIN` apart.
 
-    Where one of them has none: if the medians differ by more than a replay may be off.
+    If one has no interval, return True if the medians differ by more than the tolerance of a replay.
     """
     ends = [
         (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (measured, replayed)
@@ -409,7 +410,7 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
 
 
 def _restarts(arm: ArmReport) -> str:
-    """Return the cost that replay does not remove: starting a loader's workers, and their first batches."""
+    """Return the cost that replay cannot remove: starting a loader's workers, and their first batches."""
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:
@@ -424,7 +425,7 @@ def _restarts(arm: ArmReport) -> str:
 
 
 def _sampler(arm: ArmReport) -> str:
-    """Say how long a sampler keeps the main thread, where that is so much that more workers are not advised."""
+    """Return the time of the sampler in the main thread if it is so long that more workers do not help; else ""."""
     if arm.unseen is None or arm.unseen.sampling <= RESTART_SHARE_MAX:
         return ""
     step_ms = _mean_ms(arm)

@@ -83,7 +83,7 @@ HOST_NOTE = (
 
 
 def _limits(load: HostLoad) -> str:
-    """Return the limits of its cgroup; "" without a limit."""
+    """Return the limits of the run's cgroup; "" without a limit."""
     limits = []
     if load.quota_cores is not None:
         share = load.throttled_share
@@ -98,7 +98,7 @@ def _limits(load: HostLoad) -> str:
 
 def _device_table(devices: Sequence[DeviceHealth]) -> str:
     def joules(value: float | None) -> str:
-        return cell(value, "{:.3g}".format)  # a small model takes thousandths of a joule per token
+        return cell(value, "{:.3g}".format)  # A small model takes thousandths of a joule per token.
 
     def clock(one: DeviceHealth) -> str:
         recorded = one.sm_clock_mhz is not None and one.sm_clock_min_mhz is not None

@@ -31,7 +31,7 @@ from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 
-STEPS = "steps.png"  # The page shows it as a chart that answers to the pointer.
+STEPS = "steps.png"  # The HTML page shows it as an interactive chart.
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",
     "comparisons.png": "Every comparison with its interval and the noise floor",
@@ -80,10 +80,10 @@ def page(
     files: RecordedFiles = NO_FILES,
     timeline_cut: Sequence[str] = (),
 ) -> Page:
-    """The whole page under its first ``screen``; ``pictures`` are the file names that exist under plots/.
+    """Return the whole page, which begins with ``screen``. ``pictures``: file names that exist under plots/.
 
-    ``found``: what the probes recorded; ``files``: those of profiled runs; ``timeline_cut``: what the timeline leaves
-    out, a sentence each.
+    ``found``: results of the probes. ``files``: of profiled runs. ``timeline_cut``: omissions of the timeline, a
+    sentence each.
     """
     names = screen.names
     plain = [arm for arm in report.arms if not arm.control]
@@ -124,7 +124,7 @@ def page(
 
 
 def opening(title: str, screen: FirstScreen) -> str:
-    """The first screen alone, for places that have no pictures."""
+    """Return only the first screen, without pictures."""
     return Page(safe(title), _opening(screen, ()), ()).markdown
 
 
@@ -156,7 +156,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
 
 
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
-    """The verdict card: what costs most, the bar of a step as a table, the time of each step, and other findings."""
+    """Return the verdict card: diagnosis, the parts of a step as a table, step times, and other findings."""
     rows = [(bar_part.label, bar_part.ms, bar_part.percent) for bar_part in card.bar]
     findings = bulleted(map(safe, card.findings))
     return [
@@ -244,12 +244,12 @@ HOW_TO_READ = """\
 
 
 def how_to_read(report: StudyReport) -> str:
-    """Return the same text for every study, except for the order of the data."""
+    """Return the help text. Only its remark on the order of the data depends on the study."""
     return HOW_TO_READ.format(order=_data_order(report), resamples=2 * RESAMPLES)
 
 
 def _data_order(report: StudyReport) -> str:
-    """Say whether each block has the same data."""
+    """Return a sentence on whether each block reads the same data."""
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):

@@ -21,13 +21,13 @@ _PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
 
 
 class ArmNames:
-    """The arms of one study (no controls)."""
+    """Short names of the arms of one study, without controls."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(dict.fromkeys(names))
 
     def short(self, name: str) -> str:
-        """The arm's name in tables: different for every arm."""
+        """Return the arm's name in tables, which is unique."""
         return self._short.get(name, name)
 
     def pair(self, candidate: str, baseline: str) -> str:
@@ -40,7 +40,7 @@ class ArmNames:
         return f"{self.short(candidate)} vs {self.short(baseline)}"
 
     def apart(self, one: str, other: str) -> str:
-        """``tokens``: the part of the first name that the second does not have."""
+        """Return the part of the first name that differs from the second, such as ``tokens``."""
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
@@ -93,7 +93,7 @@ class ArmNames:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """(short, full): of a matrix its keys, and what all arms share; else every name that was shortened."""
+        """(short, full) names: for a matrix its keys and the settings of all arms, else every shortened name."""
         if self._short == self._by_point and self._matrix is not None:
             shared = [("all arms", pair) for pair in self._matrix.shared]
             return [*((brief.rstrip("="), key) for key, brief in self._matrix.brief.items()), *shared]
@@ -122,7 +122,7 @@ class ArmNames:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The keys of a matrix that vary, each with what stands for it, and the ``key=value`` that all arms have."""
+    """Abbreviations of the varying keys of a matrix, and the ``key=value`` settings of all arms."""
 
     brief: Mapping[str, str]
     shared: tuple[str, ...]
@@ -138,7 +138,7 @@ def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
-    """``arm@key=value,key=value`` in its parts."""
+    """Split ``arm@key=value,key=value`` into the arm and its settings."""
     arm, _, pairs_text = name.partition("@")
     pairs = [pair.partition("=") for pair in pairs_text.split(",")] if pairs_text else []
     return arm, {key: value for key, _, value in pairs}
@@ -163,7 +163,7 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
-    """Without the parts that all names begin or end with, where they are long."""
+    """Return long names without their common beginning and end; short names unchanged."""
     if len(names) < 2 or all(len(name) <= NAME_FITS for name in names):
         return list(names)
     parts = [_PARTS.findall(name) for name in names]
@@ -174,7 +174,7 @@ def _without_shared(names: Sequence[str]) -> list[str]:
 
 
 def middle_out(name: str) -> str:
-    """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
+    """Shorten a long name in its middle, because names of arms mostly differ at their ends."""
     half = (NAME_LONGEST - 1) // 2
     return name if len(name) <= NAME_LONGEST else f"{name[:half]}…{name[-half:]}"
 
@@ -193,7 +193,7 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """Return the one change of the candidate; None if it is not one, or not known."""
+    """Return the only change of the candidate; None if there are several, or if it is unknown."""
     configs = [_config(study, name) for name in (baseline, candidate)]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     differs = {key: pair for key in keys if (pair := [config.get(key, _MISSING) for config in configs])[0] != pair[1]}
@@ -209,7 +209,7 @@ def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
     if key == "data.workers" and _MISSING not in (before, after):
         return f"{after} loader worker{'' if after == 1 else 's'} instead of {before}"
     if isinstance(after, bool) or after is None or before in _NOTHING or after is _MISSING:
-        return None  # a bare "true" says less than the arm's name
+        return None  # A bare "true" is less clear than the arm's name.
     return f"{key.rpartition('.')[2].replace('_', ' ')} {after} instead of {before}"
 
 
@@ -225,7 +225,7 @@ def _command(before: str, after: str) -> str:
     end = _shared(first[start:][::-1], second[start:][::-1])
     values = [parts[start] for parts in (first, second) if start < len(parts) - end]
     if start and first[start - 1].startswith("-") and values and not any(word.startswith("-") for word in values):
-        start -= 1  # the option whose value they are
+        start -= 1  # Include the option that these values belong to.
     removed, added = (" ".join(parts[start : len(parts) - end]) for parts in (first, second))
     if not added:
         return f"without {removed}"

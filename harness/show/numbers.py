@@ -58,7 +58,7 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
         "step time": lambda c: ratio_cell(None if c.measured.figure is None else c.measured.step_time),
         "noise floor": lambda c: percent_cell(None if c.measured.figure is None else c.measured.noise_floor),
     }
-    # If steps train as many tokens, their time says the same as the throughput.
+    # If all steps train as many tokens, step time and throughput agree.
     timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME_TOKENS_WITHIN for c in compared)
     if not timed:
         del measured["step time"]
@@ -111,7 +111,7 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
-    """Say that padding counts as model FLOPs: an arm that pads may have the MFU of one that trains far more tokens."""
+    """Return a remark that padding counts as model FLOPs, so padding raises an arm's MFU; "" without padding."""
     shares = sorted(
         arm.totals.useful_fraction
         for arm in shown
@@ -161,7 +161,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def step_times(arm: ArmReport) -> str:
-    """Return the mean, as sentences and pictures give it, and the quantiles of single steps."""
+    """Return the mean, which sentences and pictures also give, and the quantiles of single steps."""
     return ", ".join(map(number_cell, (arm.totals.mean_step_ms, arm.totals.p50_ms, arm.totals.p95_ms)))
 
 
@@ -230,19 +230,19 @@ def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
             line += f"; data costs {names.short(baseline)} {waits}"
         if (trained_with := steps_text(best.step_time, best.steps)) is not None:
             line += f"; trained with, {trained_with}"
-        if best.training_times is not None:  # padding counts too, and is no data work
+        if best.training_times is not None:  # Padding is counted too, although it is no data work.
             line += f"; by {best.measure}, which count what a step holds, {ratio(best.training_times.median)}"
         lines.append(f"{line}.")
     return lines
 
 
 def _digits(value: float) -> str:
-    """``0.00412``: three significant digits also far below 1."""
+    """Format with three significant digits, also far below 1: ``0.00412``."""
     return number(value) if value >= 1 else f"{value:.5f}" if value < 0.01 else f"{value:.3f}"
 
 
 def claim_text(one: JudgedClaim) -> str:
-    """The claim as it is commonly made, or by its figure and bounds."""
+    """Return the claim's own text, or a text from its figure and bounds."""
     kind = one.kind
     if kind.text:
         return kind.text
@@ -281,7 +281,7 @@ def _parts(known: Mapping[str, str]) -> str:
 
 
 def claim_sentence(one: JudgedClaim, names: ArmNames) -> str:
-    """``"Batching makes tokenization 20 to 30 % faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
+    """Return ``"Batching makes tokenization faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
     kind = one.kind
     reference = "" if one.baseline is None else f" against {names.short(one.baseline)}"
     figure, comparative = "nothing was measured", ""

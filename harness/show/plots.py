@@ -1,4 +1,4 @@
-"""Draws the pictures of a report: promise against result, the chain between them, all verdicts, steps and memory."""
+"""Draws the pictures of a report: gain in isolation and in training, the chain between, verdicts, steps, memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ISOLATED, LEDGER, FOREST = "isolated-vs-end-to-end.png", "ledger.png", "comparis
 WHY = "why.png"
 NAMES = (ISOLATED, LEDGER, FOREST, WHY)
 VERDICT_COLOURS = {"gain": GAIN, "loss": LOSS, "none": SOFT, "undecided": SOFT}
-# The links that have a ratio, and what the axis says about them.
+# Links that have a ratio, with their label on the axis.
 STATIONS = {
     "isolated": "in isolation\n(data path alone)",
     "share of the step": "if all data work\nwere waited for",
@@ -70,12 +70,12 @@ STATIONS = {
     "measured": "measured\n(time of a step)",
 }
 STEPS_HEIGHT = 3.0  # inches
-LOG_RATIO = 8  # longest step / median; from here on the axis is logarithmic, as in the page's script
-MOST_LINES = len(CURVES)  # lines that can still be distinguished
+LOG_RATIO = 8  # longest step / median; from this ratio on, the axis is logarithmic, as in the page's script
+MOST_LINES = len(CURVES)  # maximum number of distinguishable lines
 
 
 def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
-    """{file name: picture} of the pictures that have something to show."""
+    """Return {file name: picture} of all pictures that have content."""
     makers: dict[str, Callable[[Sheet], Figure | None]] = {}
     compared = report.compared[:PICTURE_ROWS_MAX]
     if compared:
@@ -95,7 +95,7 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
 
 
 def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture | None:
-    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None where it has nothing to show."""
+    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None if it has no content."""
     if (wide := make(WIDE)) is None:
         return None
     return drawn(wide, emulated, make(NARROW))
@@ -104,12 +104,12 @@ def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture |
 def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
     """Draw for each comparison the ratio in isolation, the ceiling, and the ratio in training with its interval.
 
-    All three are about speed, so training counts positions. If the arms train other shares of them, the ratio of
-    trained tokens is drawn too, hollow.
+    All three concern speed, so training counts positions. If the arms train different shares of them, a hollow mark
+    shows the ratio of trained tokens too.
     """
     rows = row_axes(len(comparisons), 0.62, 2.0, sheet, lines=4)
     axes = rows.axes
-    legend = {  # each label is taken by the first row that has such a point
+    legend = {  # The first row with such a point uses the label.
         "isolated": "in isolation (data-only controls)",
         "ceiling": "ceiling: no data work at all",
         "training": "in training, tokens/s",
@@ -167,7 +167,7 @@ def _compared(
 
 
 def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw every measured ratio with its interval, over the band that an unchanged arm reaches by itself."""
+    """Draw every measured ratio with its interval, over the noise floor as a band."""
     rows = row_axes(len(comparisons), 0.5, 1.9, sheet, lines=4)
     axes = rows.axes
     band_label: str | None = "noise floor (an arm against itself)"
@@ -226,13 +226,13 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> F
 
 
 def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
-    """Return the share of a step in waits for data; a range if events leave open when the device worked."""
+    """Return the share of a step in waits for data; a range if events do not show when the device worked."""
     ends = left_open(arm.totals.waited_range_ms, step_ms) or (waited_ms,)
     return " to ".join(percent(end / step_ms) for end in ends)
 
 
 def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
-    """Draw the time of each step over the study, a colour for each arm, with the marks of :func:`machine.marks`."""
+    """Draw the time of each step over the study, one colour per arm, with the marks of :func:`machine.marks`."""
     figure, axes = WIDE.plot(STEPS_HEIGHT)
     for index, arm in enumerate(dict.fromkeys(run.arm for run in found)):
         points = [point for run in found if run.arm == arm for point in zip(run.start_s, run.wall_ms, strict=True)]
@@ -267,7 +267,7 @@ _CAUSE_COLOURS = {"python": "other"}
 
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
-    """(colour key, milliseconds, legend label) from left to right; of the device where it runs by itself."""
+    """Return (colour key, milliseconds, legend label) from left to right; of the device if it is asynchronous."""
     if arm.totals.starved_ms:
         idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
         upper = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))
@@ -323,7 +323,7 @@ def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE)
 
 
 def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
-    """Name the links on one axis, and give the other plain ratios. A narrow sheet has the links one below the other."""
+    """Label one axis with the links and the other with ratios. On a narrow sheet, the links are below each other."""
     low, high = min(0.9, *values) * 0.9, max(1.5, *values) * 1.1
     ends, text = (-0.3, len(STATIONS) - 0.7), "how many times as fast (log scale)"
     style: dict[str, Any] = {"color": RULE, "linewidth": 1, "linestyle": "--"}

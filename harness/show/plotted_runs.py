@@ -41,7 +41,7 @@ NO_NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class CurveSource:
-    """The curves of one run, and what may name it: its place, its arm where a study has several, its configuration."""
+    """Curves of one run, with candidates for its name: its path, its arm in a study of several, its configuration."""
 
     run: PlottedRun
     place: Path
@@ -50,9 +50,9 @@ class CurveSource:
 
 
 def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[PlottedRun]:
-    """The runs at ``paths``, each with a name that says what differs. ``tokens_per_step``: of the logs of llm.c.
+    """Return the runs at ``paths``, each named by what differs. ``tokens_per_step``: for logs of llm.c.
 
-    Raises InputError, one line, where a path holds no run, or a run no losses.
+    Raise InputError, with one line, if a path contains no run, or if a run has no losses.
     """
     return named([source for path in paths for source in _brought(path, tokens_per_step)])
 
@@ -82,7 +82,7 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
 
 
 def _of_training(path: Path) -> CurveSource:
-    """The tables have all parts of a training, also those that were killed and have no ledger."""
+    """Read a training from its tables. They contain all its parts, also killed parts without a ledger."""
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -97,7 +97,8 @@ def _of_training(path: Path) -> CurveSource:
     parameters = next(
         (record.facts.parameters for record in records if record is not None and record.facts.parameters), None
     )
-    seconds = None if expense.faults else expense.seconds or None  # Hours of a part of the training would mislead.
+    # The hours of only a part of the training would mislead.
+    seconds = None if expense.faults else expense.seconds or None
     not_counted = tuple(map(str, expense.faults))
     run = replace(
         run, parameters=parameters, seconds=seconds, usd=expense.usd if seconds else None, not_counted=not_counted
@@ -118,10 +119,10 @@ def _tables(
 
 
 def _of_study(path: Path) -> list[CurveSource]:
-    """The first finished run of each arm that has losses; controls are none."""
+    """Return the first finished run with losses of each arm, without controls."""
     sources: dict[str, CurveSource] = {}
     study = StudyFolder(path)
-    study.read_study()  # raises an error of one line if it is damaged
+    study.read_study()  # Raises an error of one line if the file is damaged.
     for study_run in study.runs():
         if (
             study_run.record.control is None
@@ -148,7 +149,7 @@ def _of_run(run: RunData) -> PlottedRun | None:
     tokens = None
     if None not in counts:
         tokens = np.stack([table.column("step").to_numpy() + 1.0, np.cumsum(np.array(counts, dtype=np.float64))])
-    # Runs that take turns share their time, so that none has a time of its own.
+    # Interleaved runs share their time, so none has a duration of its own.
     seconds = seconds_of(run.record) if run.record.interleave == "runs" else None
     return PlottedRun(
         "", np.stack([steps + 1.0, losses]), held_out, choices, tokens, run.record.facts.parameters, seconds or None
@@ -161,7 +162,7 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
-    """Its HellaSwag is by token, of a number of questions that it does not say."""
+    """Return the curves of an llm.c log. Its HellaSwag score is by token, over an unknown number of questions."""
     training = curve([(row.step + 1, row.loss) for row in log.training])
     validation = curve([(row.updates, row.value) for row in log.validation])
     choices = tuple(ChoicePass(row.updates - 1, None, None, None, None, row.value) for row in log.hellaswag)
@@ -177,13 +178,13 @@ def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """``one``, ``one (2)``: a run that was given twice, or a log and its folder."""
+    """Number equal names: ``name``, ``name (2)``. A run may be given twice, or a log and its folder."""
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
 
 
 def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
-    """``learning_rate 0.001``: None where the runs do not differ in a few keys alone, or not all have any."""
+    """Name runs by a few differing keys: ``learning_rate 0.001``. None if that is not possible for all runs."""
     flats: list[Mapping[str, Json]] = [flatten(source.config) for source in sources if source.config is not None]
     if len(flats) != len(sources) or len(sources) < 2:
         return None
@@ -196,7 +197,7 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
 
 
 def _setting(key: str, value: Json) -> str:
-    """``learning_rate 0.001``; ``no llmc`` where it is not set; of a path its last part."""
+    """Format a setting: ``learning_rate 0.001``; ``no llmc`` if it is not set; for a path only its last part."""
     if value is None:
         return f"no {key}"
     if isinstance(value, str) and "/" in value:
@@ -205,8 +206,8 @@ def _setting(key: str, value: Json) -> str:
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
-    """``b: plain``: the part of a path that is its own (/x/b beside /x/a), and the arm."""
-    places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
+    """Name runs by the differing part of their paths (``b`` of /x/b beside /x/a) and by their arm: ``b: plain``."""
+    places = [Path(normpath(source.place.absolute())) for source in sources]  # normalized, because ".." is no name
     if len(set(places)) == 1:
         return [source.arm or path.name for source, path in zip(sources, places, strict=True)]
     shared = commonpath([path.parent for path in places])
@@ -216,9 +217,9 @@ def _by_place(sources: Sequence[CurveSource]) -> list[str]:
 
 
 def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
-    """Return the header and a row for each run. Steps are completed steps; a loss is that of a single step.
+    """Return the header and a row for each run. Steps are completed steps; a loss is of a single step.
 
-    Multiple choice is the last share that is known, by ``measure``, or by the best one that all runs have.
+    The multiple-choice column has the last known share by ``measure``, by default the best measure of all runs.
     """
     with_choices = [run for run in runs if run.choices]
     share_measure = measure or (best_measure(with_choices) if with_choices else None)

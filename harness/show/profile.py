@@ -40,7 +40,7 @@ PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Return everything that was profiled, by arm; "" without a profile. ``pictures``: those that were written."""
+    """Return the profiles by arm; "" without a profile. ``pictures``: names of the written pictures."""
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -94,7 +94,7 @@ def _title(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
-    """Return times per profiled step in the main process, over everything recorded in a worker."""
+    """Return times per profiled step for the main process, and in total for a worker."""
     main = role.role == "main" and profile.steps > 0
     steps, per = (profile.steps, "a step") if main else (1, "in all")
     device = main and profile.operators.device_ms is not None
@@ -124,7 +124,7 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """Sort by the longer one of self time on the host and time on the device."""
+    """Sort operators by self time on the host or time on the device, whichever is longer."""
     return sorted(
         operators, key=lambda operator: -max(operator.self_ms, (operator.device_ms or 0.0) if device else 0.0)
     )
@@ -170,13 +170,13 @@ STACK_FILES = {
     "stacks.svg": "Flame graph of what ran",
     "stacks.speedscope.json": "every thread over time, for speedscope.app",
 }
-LINKED = "/@=,+:"  # harmless in a link, besides letters and digits
+LINKED = "/@=,+:"  # characters that need no quoting in a link, besides letters and digits
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
-    """The section's markdown; "" where nothing was sampled.
+    """Return the section's markdown; "" if nothing was sampled.
 
-    ``reports`` by the arm that was sampled; ``files``: those that its run left, as paths relative to the report.
+    ``reports``: by sampled arm. ``files``: files of its run, as paths relative to the report.
     """
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
@@ -197,7 +197,7 @@ def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:
 
 
 def tokenization_lines(report: StackReport) -> list[str]:
-    """A sentence for the main thread and one for the workers, where tokenizing takes the most samples."""
+    """Return a sentence for the main thread and one for the workers, if tokenizing has most of their samples."""
     return [_tokenizing(place) for place in report.tokenization]
 
 
@@ -270,7 +270,7 @@ def _where(place: Place, report: StackReport) -> str:
 
 
 def _frame(frame: str) -> str:
-    """``function (file)`` with a function that fits: Rust's mangled names have hundreds of letters."""
+    """Shorten the function in ``function (file)``, because Rust's mangled names have hundreds of letters."""
     function, _, file = frame.rpartition(" (")
     return f"{short(function)} ({file}" if function else short(frame)
 

@@ -1,4 +1,4 @@
-"""Says of an arm that trains in several ranks which of them the others wait for, and for what."""
+"""Reports which rank of an arm the others wait for, and which part of its work they wait for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line for each arm of several ranks."""
+    """Yield a line for each arm with several ranks."""
     for arm in arms:
         if arm.ranks is not None and arm.control is None:
             subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
@@ -129,7 +129,7 @@ def _support(found: RanksReport) -> str:
 
 
 def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a row for each rank of each arm that has several."""
+    """Return a row for each rank of each arm with several ranks."""
     several = [(arm, arm.ranks) for arm in arms if arm.ranks is not None]
     rows = [(arm.name, rank) for arm, report in several for rank in report.ranks]
     if not rows:

@@ -1,6 +1,7 @@
-"""Writes the verdict of a comparison: what was measured and how surely, what could have been gained, and why.
+"""Writes the verdict of a comparison: measured result and certainty, possible gain, and reasons.
 
-The reader bets a week of device time on these lines: never a bare ratio, and every witness that disagrees is named.
+A reader may decide on a week of device time by these lines. So every ratio has its interval, and every disagreement
+between estimates is reported.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from harness.show.words import (
 
 
 def sentence(c: Comparison | NotCompared) -> str:
-    """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
+    """Return the verdict of ``c``: a sentence with ratio and interval, then ceiling, reason and disagreements."""
     return " ".join(part for part in sentence_parts(c) if part)
 
 
 def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
-    """Return :func:`sentence` as its finding and what follows."""
+    """Return :func:`sentence` in two parts: the finding, and the rest."""
     if isinstance(c, NotCompared):
         return f"{c.candidate} against {c.baseline}: not measured", f"({missing_text(c.missing)})."
     devices = emulated_devices(c)
@@ -67,12 +68,12 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
 
 
 def emulated_devices(c: Comparison) -> str | None:
-    """``emulated gh200``: the devices that exist on paper only; None where all are real."""
+    """Return the emulated devices, such as ``emulated gh200``; None if all devices are real."""
     return " and an ".join(c.explained.emulated) or None
 
 
 def believed_ratio(c: Comparison) -> Estimate | None:
-    """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
+    """Return :func:`predicted_ratio` if the unedited replay is within tolerance, so that it needs no caveat."""
     predicted = c.explained.predicted
     return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
@@ -83,13 +84,13 @@ def predicted_ratio(c: Comparison) -> Estimate | None:
 
 
 def _figures(m: Measured, baseline: str) -> str:
-    """Return the figures that the finding rests on; "" if the runs were too noisy for any."""
+    """Return the figures behind the finding; "" if the runs were too noisy for any."""
     measured, together = m.ratio, m.together or m.ratio
     if barred(m.doubts, "ratio") is not None:
         return ""
     blocks = f", {count(measured.n, 'block')}" if measured.ci_low is not None else ""
     level = "95 % interval " if blocks else ""
-    tokens = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # else the finding gives it
+    tokens = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # Otherwise the finding includes it.
     text = f"({ratio(measured.median)} the {m.measure}{tokens}, {level}{interval(measured)}{blocks}, "
     if m.together is not None and m.comparisons > 1:
         text += f"{interval(m.together)} for all {m.comparisons} comparisons together, "
@@ -104,7 +105,7 @@ def _figures(m: Measured, baseline: str) -> str:
 
 
 def _more_tokens(m: Measured) -> str:
-    """Names a change of padding or batch size, which could pass as a change of speed."""
+    """Return a change of padding or batch size, which could be mistaken for a change of speed."""
     per_step = m.measured_per_step
     return (
         ""
@@ -128,13 +129,8 @@ def _steps(m: Measured) -> str | None:
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
         return None
-    if m.undecided in (
-        "long steps",
-        "a-a apart",
-        "no core",
-        "too noisy",
-        "lead",
-    ):  # these times are barred too
+    # The doubt bars these times too.
+    if m.undecided in ("long steps", "a-a apart", "no core", "too noisy", "lead"):
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if (
@@ -169,17 +165,17 @@ def whose(arm: str, waits: Waits) -> str:
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """``range_ms``, what data costs a step by either reading of the device; None where the readings hardly differ."""
+    """Return ``range_ms``, the cost of data by both readings of the device; None if the readings hardly differ."""
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
 def between(range_ms: tuple[float, float], step_ms: float) -> str:
-    """``between 1.04 ms and 6.08 ms``."""
+    """Format a range: ``between 1.04 ms and 6.08 ms``."""
     return f"between {part_of(step_ms)(range_ms[0])} and {part_of(step_ms)(range_ms[1])}"
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """Return the possible cost of data if the record leaves open when the device worked; "" if that is little."""
+    """Return the range of the cost of data if it is unknown when the device worked; "" if the range is small."""
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -189,7 +185,7 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
 
 
 def in_blocks(uneven: UnevenWaits) -> str:
-    """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
+    """Return waits by kind of block: ``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``."""
     part = part_of(uneven.step_ms)
     waits, other_waits = (
         part(mean) if high - low < WORTH_SHARE * uneven.step_ms else f"{part(low)} to {part(high)}"
@@ -216,7 +212,7 @@ def data_text(c: Comparison) -> str:
     work = waits.work_ms
     if work < HARDLY_SHARE * waits.step_ms:
         return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
-    several = work > waits.step_ms  # workers at once
+    several = work > waits.step_ms  # Several workers work at once.
     takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
     opening = f"Data work{f' of {baseline}' if owner else ''} is {takes}"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
@@ -238,7 +234,8 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     between_text = (
         f", {_amount(between_steps, waits)} run between training steps" if between_steps >= 0.05 * work else ""
     )
-    if waited < HARDLY_SHARE * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
+    # Compare with the step, because a small share of the work may be a large share of the step.
+    if waited < HARDLY_SHARE * waits.step_ms:
         if not between_text:
             return f"the step waits for none of it: it is hidden {shelter}"
         return f"the step waits for none of it{between_text}" + (
@@ -259,7 +256,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
+    """Return the phases that hide nearly all of the hidden work, largest first; "the step" if there are many."""
     phases = sorted(hidden_behind_ms.items(), key=lambda item: -item[1])
     sums = list(accumulate(value for _, value in phases))
     enough = next((index + 1 for index, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(phases) + 1)
@@ -269,8 +266,10 @@ def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
 
 
 def _for_a_core(waits: Waits) -> str:
-    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
-    step goes by like that, other processes take them.
+    """Return how long a step waits for a core; "" if that is short.
+
+    Replay counts hidden work as free, although it may take cores from the step. Long waits mean that other processes
+    take them.
     """
     share_min = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < share_min * waits.step_ms:
@@ -292,7 +291,7 @@ def _isolated(c: Comparison) -> str:
 
 
 def _candidate_waits(c: Comparison) -> Iterator[str]:
-    """Yield how long a step of the candidate waits for data, if that was measured."""
+    """Yield a sentence on the wait of the candidate's steps for data, if it was measured."""
     waits = c.measured.candidate_waits
     if waits.waited_ms is not None:
         part, open_ms = part_of(waits.step_ms), left_open(waits.waited_range_ms, waits.step_ms)
@@ -301,7 +300,7 @@ def _candidate_waits(c: Comparison) -> Iterator[str]:
 
 
 def _without_data(c: Comparison) -> str:
-    """Return how fast the baseline would be without any data work."""
+    """Return a sentence on the baseline's speed without any data work."""
     m, waits = c.measured, c.measured.baseline_waits
     if m.ceiling is None:
         return f"No ceiling ({absent_text(m, 'ceiling')})."
@@ -328,7 +327,7 @@ def _without_data(c: Comparison) -> str:
 
 
 def ceiling_text(m: Measured) -> str:
-    """``1.100x``; where the witnesses disagree ``1.025x to 1.154x``. There must be a ceiling."""
+    """Format the ceiling, which must exist: ``1.100x``, or ``1.025x to 1.154x`` if both estimates disagree."""
     assert m.ceiling is not None
     return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
 
@@ -348,7 +347,7 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """List pairs of witnesses further apart than their intervals, the noise floor and :data:`WITNESSES_WITHIN`."""
+    """List estimates that differ by more than their intervals, the noise floor and :data:`WITNESSES_WITHIN` explain."""
     m, waits = c.measured, c.measured.baseline_waits
     dissent = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + max(m.noise_floor or 0.0, WITNESSES_WITHIN)
@@ -376,7 +375,7 @@ def disagreements(c: Comparison) -> list[str]:
     same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
     top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
-        # A ceiling covers hidden work too, which may slow the step by the cores and bandwidth that it takes.
+        # A ceiling also covers hidden work, which may slow the step by taking cores and bandwidth.
         cause = "the waits for data" if _hides(waits) else "the data work"
         dissent.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
@@ -411,7 +410,7 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """Find slowdown injections that contradict the ledger: work costs nothing but is waited for, or the reverse."""
+    """Find slowdown injections that contradict the ledger, for example awaited work that costs nothing."""
     waits, contradictions = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)

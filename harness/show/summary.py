@@ -1,4 +1,4 @@
-"""Makes summary.json: the results contract's machine-readable summary."""
+"""Builds summary.json, the machine-readable summary of the results contract."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def summary(
     unread: Sequence[str] = (),
     cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
-    """Plain data for JSON. A figure that was not measured is null (never NaN, never 0), with its reason beside it.
+    """Return the summary as plain data. An unmeasured figure is null (never NaN or 0), with its reason beside it.
 
-    ``unread``: files of probes that could not be read, a line each. ``cost``: if something was predicted.
+    ``unread``: files of probes that could not be read, one line each. ``cost``: the predicted cost, if any.
     """
     study = report.study
     optional: dict[str, Sequence[Json]] = {
@@ -106,7 +106,7 @@ def _fields(record: object, names: str, key: str = "{}") -> dict[str, Json]:
 
 
 def _data_path(one: DataPath) -> Json:
-    """Return the record with the kind of an undecided verdict's cause, under the key of earlier versions."""
+    """Return the record. The kind of an undecided verdict's cause keeps its key of earlier versions."""
     content = record_json(one)
     if one.steps is not None:
         content["steps"] = _fields(one.steps, "verdict resolution undecided of")
@@ -184,7 +184,7 @@ def _arm(arm: ArmReport) -> Json:
 
 
 def _wall(one: Wall) -> JsonObject:
-    """Return the clock that the parts of a step sum to, and the parts of the whole program."""
+    """Return the step time by the clock, which is the sum of the step's parts, and the parts of the program."""
     return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
 
@@ -252,7 +252,7 @@ NULLS = (
 
 
 def _records(c: Comparison) -> dict[str, Json]:
-    """The verdict, its figures and its doubts as records, since schema 2."""
+    """Return the verdict, its figures and its doubts as records, as schema 2 introduced them."""
     m = c.measured
     figures = {
         "measured": (m.figure, m.measure),
@@ -292,7 +292,7 @@ def _reasons(c: Comparison) -> dict[str, str]:
 
 
 def _dose(dose: Dose) -> dict[str, Json]:
-    """Return the record with its reason and the line that the page shows, without the fields of that line alone."""
+    """Return the record with its reason and the page's line, without the fields that only this line uses."""
     return {
         **_fields(dose, "arm what kind"),
         "words": dose_line(dose),

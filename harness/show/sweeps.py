@@ -1,4 +1,4 @@
-"""Makes the sentence on where a sweep crosses over, and draws step time against the swept value."""
+"""Formats the crossover of a sweep as a sentence, and draws step time against the swept value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Say where tokenization starts to matter, or that it does not in this range."""
+    """Return a sentence on where tokenization starts to matter, or that it does not in this range."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
@@ -58,17 +58,17 @@ def sweep_sentence(sweep: Sweep) -> str:
 
 
 def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
-    """``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
+    """Return ``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
     verb = "stops mattering" if crossing.matters_below else "starts to matter"
     value = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
     return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({value})"
 
 
 def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> Picture:
-    """Return step times over the swept value, wide and narrow.
+    """Draw step times over the swept value, wide and narrow.
 
-    ``unswept``: the prediction of the other edits alone, which holds what was measured; ``checks``: step times in ms
-    that other arms of the study measured at a swept value.
+    ``unswept``: prediction under only the other edits, with the measured step time. ``checks``: step times in ms of
+    other arms that ran with a swept value.
     """
     wide, narrow = (sweep_figure(sweep, arm, unswept, checks, sheet) for sheet in (WIDE, NARROW))
     return drawn(wide, unswept.emulated, narrow)

@@ -41,14 +41,14 @@ def _next(screen: FirstScreen) -> list[str]:
 
 
 def card_lines(card: VerdictCard) -> list[str]:
-    """The verdict card: title, diagnosis, the bar of a step, findings, and how far to trust it."""
+    """Return the verdict card: title, diagnosis, the bar of a step, findings, and its certainty."""
     text = [*_wrapped("", card.title), *_wrapped("", f"{card.diagnosis}: {card.cost}")]
     label, amount = (
         max(map(len, texts)) for texts in ([part.label for part in card.bar], [part.ms for part in card.bar])
     )
     room = WIDTH - label - amount - len("  100 %  ") - 2
     begun = 0.0
-    for bar_part in card.bar:  # each stretch begins where the one above ends: together they are the whole step
+    for bar_part in card.bar:  # Each bar begins where the one above ends; together they are the whole step.
         start, end = round(room * begun), max(round(room * begun) + 1, round(room * (begun + bar_part.length)))
         begun += bar_part.length
         figures = f"{bar_part.label:{label}}  {bar_part.ms:>{amount}}  {bar_part.percent:>5}"

@@ -16,15 +16,15 @@ from harness.show.text.doubts import doubt_text
 from harness.show.words import count, interval, listing, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 
-OF_EDITS: tuple[DoubtKind, ...] = ("serial", "contradicted")  # their place is the edits that they are about
-# Arms of the study that already are what the edits ask for, each with its measured step time in milliseconds.
+OF_EDITS: tuple[DoubtKind, ...] = ("serial", "contradicted")  # doubts whose ``where`` is the affected edits
+# Arms of the study that already have the edits, each with its measured step time in milliseconds.
 ValidationArms = Sequence[tuple[str, Estimate]]
 
 
 def prediction_lines(
     scenario: str, arm: str, p: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> list[str]:
-    """The answer as text, one line a fact. ``doubts``: about this prediction."""
+    """Return the answer as text, one line per fact. ``doubts``: about this prediction."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     blocks = f"median of {count(len(p.block_ms), 'block')}"
@@ -63,7 +63,7 @@ def prediction_lines(
 
 
 def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
-    """Return a line for each reason, with the edits that it is about."""
+    """Return a line for each reason, with the affected edits."""
     edits_by_text: dict[str, list[str]] = {}
     for doubt in doubts:
         edits_by_text.setdefault(doubt_text(doubt), []).extend(
@@ -73,7 +73,7 @@ def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
 
 
 def validation_text(prediction: Prediction) -> str:
-    """How far the unedited replay is off, and whether that is too far to rely on predictions."""
+    """Return the error of the unedited replay, and a warning if it is too large to rely on predictions."""
     errors = prediction.validation
     text = (
         f"the unedited replay is {signed_percent(errors.median)} off (worst {signed_percent(errors.worst)} of "
@@ -85,7 +85,7 @@ def validation_text(prediction: Prediction) -> str:
 
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
-    """The sweep as an aligned table with what other arms measured, and where it crosses over."""
+    """Return the sweep as an aligned table with measurements of other arms, and its crossover."""
     header = [sweep.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]
     rows = [header]
     points = zip(sweep.texts, sweep.recorded, sweep.without, sweep.shares, checks, strict=True)
@@ -108,7 +108,7 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
 def answer_json(
     scenario: str, arm: str, prediction: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> dict[str, Json]:
-    """``doubts``: what bars a recommendation, or predictions of other loader settings."""
+    """Return the answer as plain data. ``doubts``: those that bar a recommendation or other loader settings."""
     return {
         "scenario": scenario,
         "arm": arm,

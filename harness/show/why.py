@@ -1,4 +1,4 @@
-"""Writes the section "Why", and what removing each part of a step would save: chains, device ledger, replays."""
+"""Writes the section "Why" (chains, device ledger, replays), and the predicted saving of removing each part."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from harness.show.words import count, listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES, STAGES
 
 PICTURE = "why.png"
-LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # names that the page shows
+LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # names of links on the page
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return everything between a gain in isolation and the gain in training; "" if nothing was compared."""
+    """Return the explanation from gain in isolation to gain in training; "" if nothing was compared."""
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -138,7 +138,7 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Return busy time; its least and most if phases that were still being launched leave it open."""
+    """Return busy time; a range if it is unknown because phases were still being launched."""
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
@@ -151,7 +151,7 @@ def _busy(totals: ArmTotals) -> str:
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Return idle time. Idle time within phases that were still being launched comes on top."""
+    """Return idle time; "at least" if further idle time within phases that were being launched is unknown."""
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
@@ -274,7 +274,7 @@ UNSPLIT = {
 
 
 def part_text(one: Removal) -> str:
-    """``tokenize (stage)``, ``all data work``."""
+    """Name a removed part: ``tokenize (stage)``, ``all data work``."""
     return REMOVED.get(one.name, one.name) if one.kind == "cause" else f"{one.name} ({one.kind})"
 
 
@@ -332,7 +332,8 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
             if spent.most_ms >= PATH_SHARE_MIN * whole_ms > 0
         ]
         shares = arm.totals.bound_shares
-        host_was_held = shares is not None and math.isnan(shares.room)  # an unrecorded queue held the host
+        # True if a queue that was not recorded held the host.
+        host_was_held = shares is not None and math.isnan(shares.room)
         if links and arm.explained.within_tolerance and not host_was_held:
             lines.append(f"{safe(names.short(arm.name))}: {safe(listing(links))}")
     return joined(bulleted(lines), PATH_NOTE) if lines else ""
@@ -347,7 +348,7 @@ PATH_NOTE = (
 
 
 def _share_text(spent: PathTime, whole_ms: float) -> str:
-    """``60 %``, or ``12 % to 60 %``."""
+    """Format a share of the critical path: ``60 %``, or ``12 % to 60 %``."""
     low, high = spent.least_ms / whole_ms, spent.most_ms / whole_ms
     if high - low < SAVING_SHARE_MIN:
         return percent(spent.likely_ms / whole_ms)
@@ -365,7 +366,7 @@ def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _link_text(one: PathLink) -> str:
-    """``tokenize (stage)``, ``launching forward``."""
+    """Name a link of the critical path: ``tokenize (stage)``, ``launching forward``."""
     if one.kind == "launch":
         return f"launching {one.name}"
     return f"return of a {one.name}" if one.kind == "return" else f"{one.name} ({one.kind})"

@@ -1,4 +1,4 @@
-"""Words for doubts: undeclared differences, problems of a study, and reasons against a prediction."""
+"""Texts for doubts: undeclared differences, problems of a study, and reasons against a prediction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from harness.judge.policy import COARSE_RESOLUTION, ENOUGH_BLOCKS, OTHER_CORES_M
 from harness.show.policy import DOUBLED_SPEED, LOAD_ALIKE_CORES, RUNS_NAMED
 from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
 
-ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
+ASK_FOR = ENOUGH_BLOCKS  # number of blocks to recommend if there are too few
 
 
 def confound_lines(found: Iterable[Confound]) -> list[str]:
-    """One line for each."""
+    """Return a line for each confound."""
     return [_TEXTS[confound.kind](confound) for confound in found]
 
 
@@ -146,7 +146,7 @@ _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
 }
 
 
-# By what a run's record lacks for a replay.
+# Texts by the part of a run's record that a replay lacks.
 GAPS: Mapping[str, str] = {
     "no run": "no run of this arm has finished",
     "no tables": "no finished run with tables to replay",
@@ -166,7 +166,7 @@ def doubt_text(one: Doubt) -> str:
 
 
 def too_noisy_text(cause: Doubt | None) -> str:
-    """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
+    """Return ``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
     users = ""
     if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         users = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
@@ -174,21 +174,21 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return the change that could not be seen. A share above :data:`DOUBLED_SPEED` is no figure."""
+    """Return the smallest undetectable change. A share above :data:`DOUBLED_SPEED` is not given as a figure."""
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
 
 
 def more_blocks_text(cause: Doubt | None) -> str:
-    """Return what to do if blocks are too few for an interval."""
+    """Return the remedy if there are too few blocks for an interval."""
     if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
         return REMEDIES["finish the study"]
     return f"repeat with --repeats {ASK_FOR}"
 
 
 def remedy_text(one: Remedy) -> str:
-    """Return what would settle a doubt, as a clause without a full stop."""
+    """Return the remedy of a doubt, as a clause without a full stop."""
     blocks = "" if one.blocks is None else f": about {one.blocks} in all (--repeats {one.blocks})"
     steps = "" if one.steps is None else f": about {one.steps:,} (steps: {one.steps}; exec: --steps {one.steps})"
     return f"{REMEDIES[one.kind]}{blocks}{steps}"
@@ -292,17 +292,17 @@ REMEDIES: Mapping[RemedyKind, str] = {
 
 
 def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
-    """What is missing from a study, a line each."""
+    """Return a line for each problem of a study."""
     return [_problem(problem) for problem in problems]
 
 
 def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
-    """What the probes could not do, a line each, with the runs that reported it where not all did."""
+    """Return a line for each problem of a probe, with the affected runs if not all are affected."""
     return [problem.text if problem.everywhere else f"{problem.text} ({_some(problem.runs)})" for problem in problems]
 
 
 def _some(runs: tuple[str, ...]) -> str:
-    """``a/0, a/1, b/0 and 2 more``"""
+    """List the first few runs: ``a/0, a/1, b/0 and 2 more``."""
     unnamed = len(runs) - RUNS_NAMED
     return listing([*runs[:RUNS_NAMED], *([f"{unnamed} more"] if unnamed > 0 else [])])
 
@@ -368,6 +368,6 @@ def _lead_problem(one: StudyProblem) -> str:
 
 
 def ending_text(failed: RunFailure) -> str:
-    """``failed (killed by signal 9)``: how a run ended."""
+    """Return how a run ended: ``failed (killed by signal 9)``."""
     code = "reason unknown" if failed.exit_code is None else f"exit code {failed.exit_code}"
     return f"{failed.status} ({failed.error or code})"

@@ -46,7 +46,7 @@ _WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, {}, 0.1, {"tokenize": 4.0})
 
 @dataclass(frozen=True)
 class KindsSection:
-    """All kinds of one sort. ``render`` returns the sentence on an example record of a kind."""
+    """Kinds of one type. ``render`` returns the sentence on an example record of a kind."""
 
     title: str
     kinds: Sequence[str]

@@ -1,4 +1,4 @@
-"""Words for findings: what slowed the host or a device, and what slows the steps of an attached program."""
+"""Texts for findings: causes that slowed the host, a device, or the steps of an attached program."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
         if kind == GC and sum(cause.spent_share for cause in causes) < SPENT_SHARE_MIN:
             continue
         if causes:
-            # Processes of one arm may differ in the place: the largest comes first.
+            # Processes of one arm may differ in the place; put the largest first.
             subject, finding, support = texts(sorted(causes, key=lambda cause: -(cause.cost_ms or 0.0)), part)
             yield subject, finding, WORKERS_LIMIT if kind == CODE and _waits_for_workers(arm, step_ms) else support
-    # Steps that compile launch nothing for seconds: no larger kernel helps there.
+    # Steps that compile launch nothing for seconds, so larger kernels do not help.
     longer_ms = sum((cause.longer_ms or 0.0) * cause.steps / cause.of for cause in arm.causes if cause.of)
     if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch" and longer_ms < step_ms / 2:
         yield (
@@ -64,7 +64,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 
 
 def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
-    """Return True if steps wait for loader workers, which go on making batches while the program does other work."""
+    """Return True if steps wait for loader workers. Workers make batches even while the program does other work."""
     waited_ms = sum(arm.totals.exposed_ms.values()) or arm.totals.phase_ms.get("fetch", 0.0)
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
@@ -84,7 +84,7 @@ def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
             return (one.ms or 0.0) >= SPENT_SHARE_MIN * whole_ms
         case "retries" | "compiled":
             return one.steps > 0
-        case "setting":  # An older study may have one that has no words.
+        case "setting":  # An older study may have a kind without a text.
             return one.place in SETTINGS
         case _:
             return True
@@ -241,6 +241,7 @@ def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
     )
 
 
+# (active setting, remedy) by the setting's name
 SETTINGS = {
     "anomaly": (
         "anomaly detection of autograd is on",
@@ -281,7 +282,7 @@ SETTINGS = {
         "gradients are synchronized in {passes:.2g} backward passes of each step",
         "Run all but the last of them within no_sync() of the DistributedDataParallel.",
     ),
-}  # what is on and its remedy, by the name of the setting
+}
 
 
 def _setting(found: Sequence[SlowCause], _part: Part) -> Texts:
@@ -364,7 +365,7 @@ NAMES = {
 
 
 def host_finding(found: HostFinding) -> str:
-    """One line without a full stop."""
+    """Return a finding about the host as one line without a full stop."""
     value, limit = found.value, found.limit or 0.0
     name = NAMES.get(found.role, found.role)
     without_core = f"threads of {name} were runnable without a core for {number(value)} s in every second"
@@ -406,7 +407,7 @@ def host_finding(found: HostFinding) -> str:
 
 
 def device_finding(found: DeviceFinding) -> str:
-    """One line without a full stop."""
+    """Return a finding about a device as one line without a full stop."""
     value, second = found.value, found.other
     match found.kind:
         case "clock fell":
@@ -497,7 +498,7 @@ LABELS = {
 
 
 def part_label(part: StepPart) -> str:
-    """The name of a part in a table or a bar: ``data: tokenize``, ``own code: train.py:88``."""
+    """Return the name of a part in a table or a bar: ``data: tokenize``, ``own code: train.py:88``."""
     label = LABELS.get(part.kind, part.name)
     return part.name if part.name == label else f"{label}: {part.name}"
 
@@ -548,13 +549,13 @@ def _where(one: Diagnosis, step_ms: float) -> str:
 
 
 CODE_LONGEST = 44  # characters of a line of code
-WIDE_TIMES = 4  # upper / lower end of an interval: a wider one has no upper end worth a figure
-LARGEST_TIMES = 20  # times as fast: from a few steps, no larger figure has a meaning
-ALL_OF_IT = 0.99  # share of the cost: a place with more of it has all of it
+WIDE_TIMES = 4  # upper / lower end of an interval; the upper end of a wider one is not shown
+LARGEST_TIMES = 20  # times as fast; larger figures from a few steps are meaningless
+ALL_OF_IT = 0.99  # share of the cost; a place with more than this is named as the only one
 
 
 def shortened(code: str) -> str:
-    """Return a line of code without its end, if it is long."""
+    """Cut a long line of code at its end."""
     return code if len(code) <= CODE_LONGEST else f"{code[: CODE_LONGEST - 3]}..."
 
 
@@ -584,7 +585,7 @@ def _saving(one: Diagnosis) -> str:
 
 
 def _how_sure(one: Diagnosis) -> str:
-    """Return the words before a ratio: "up to" of a bound, "about" if it has no interval."""
+    """Return the words before a ratio: "up to" for a bound, "about" without an interval."""
     return "up to " if one.at_most else "about " if one.saving is None or one.saving.ci_low is None else ""
 
 
@@ -593,7 +594,7 @@ def _times(saving: Estimate) -> str:
 
 
 def trust_text(arm: ArmReport) -> str:
-    """Return one sentence on how far to trust the card of ``arm``."""
+    """Return one sentence on the certainty of the card of ``arm``."""
     hidden = arm.unseen
     if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
         return (

@@ -43,7 +43,7 @@ Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """The most events that a file may have, so that Perfetto reads it in a few seconds. 0: do not use that format."""
+    """Maximum numbers of events of a file, so that Perfetto reads it in a few seconds. 0: do not use that format."""
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
