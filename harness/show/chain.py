@@ -104,20 +104,20 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
         return
     step = "the step" if waits.ranks == 1 else "rank 0"
     between_ms = sum(waits.between_steps_ms.values())
-    beside = f"; {part(between_ms)} ran between training steps, beside an evaluation say"
-    beside = beside if between_ms >= WORTH_SHARE * waits.step_ms else ""
+    between_text = f"; {part(between_ms)} ran between training steps, beside an evaluation say"
+    between_text = between_text if between_ms >= WORTH_SHARE * waits.step_ms else ""
     if hidden < 1e-3:
-        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{beside}"
+        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{between_text}"
         yield ChainLink("hidden", None, text)
         return
     phases = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
-    shelter = f" behind {listing([f'{name} ({part(value)})' for name, value in phases.items()])}" if phases else ""
+    behind_text = f" behind {listing([f'{name} ({part(value)})' for name, value in phases.items()])}" if phases else ""
     likely = "" if left_open(waits.waited_range_ms, waits.step_ms) is None else "likely "
-    text = f"{part(hidden)} of it are {likely}hidden{shelter}, and it costs {step} {_costs(waits, waited)}"
+    text = f"{part(hidden)} of it are {likely}hidden{behind_text}, and it costs {step} {_costs(waits, waited)}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH_SHARE * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"
-    text += beside
+    text += between_text
     if waits.slack_ms is not None:
         text += f"; when the host begins to fetch, the device still has {part(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)

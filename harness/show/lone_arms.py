@@ -234,8 +234,10 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
         return f"{text} and work while {last} still waits: none waits for it."
     if gain_if_alike.median <= 1 + WAIT_SHARE:
         return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(upper)} as fast)."
-    link = "and then for" if _surely(gain_if_alike) else "and then perhaps for"
-    return f"{text} {link} {last}. If {last} waited no longer than the next, all would be {_or_none(gain_if_alike)}."
+    certainty = "and then for" if _surely(gain_if_alike) else "and then perhaps for"
+    return (
+        f"{text} {certainty} {last}. If {last} waited no longer than the next, all would be {_or_none(gain_if_alike)}."
+    )
 
 
 def _together(without: Estimate) -> str:
@@ -309,8 +311,8 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
     idle_ms = sum(idle.values())
     parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= WAIT_SHARE * step_ms])
     if idle_ms >= WAIT_SHARE * step_ms:
-        occasion = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
-        text = f"The device is idle for {part(totals.device_starved_ms)} of that, {occasion}."
+        idle_text = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
+        text = f"The device is idle for {part(totals.device_starved_ms)} of that, {idle_text}."
     else:
         text = (
             f"The host waits {part(fetch_ms)} for data while the device has work: the device is idle for "

@@ -214,10 +214,10 @@ def data_text(c: Comparison) -> str:
         return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
     several = work > waits.step_ms  # Several workers work at once.
     takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
-    opening = f"Data work{f' of {baseline}' if owner else ''} is {takes}"
+    work_text = f"Data work{f' of {baseline}' if owner else ''} is {takes}"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
-        return f"{opening}. {unknown}"
-    costs = opening if several else f"Data work takes {owner}{takes}"
+        return f"{work_text}. {unknown}"
+    costs = work_text if several else f"Data work takes {owner}{takes}"
     if (uneven := waits.uneven) is not None:
         hidden = sum(waits.hidden_ms.values())
         hidden_text = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
@@ -229,7 +229,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
     if waited is None:
         return "how long the step waits for it was not measured"
-    shelter = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
+    behind_text = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
     parallel, between_steps = (sum(by_stage.values()) for by_stage in (waits.parallel_ms, waits.between_steps_ms))
     between_text = (
         f", {_amount(between_steps, waits)} run between training steps" if between_steps >= 0.05 * work else ""
@@ -237,14 +237,14 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     # Compare with the step, because a small share of the work may be a large share of the step.
     if waited < HARDLY_SHARE * waits.step_ms:
         if not between_text:
-            return f"the step waits for none of it: it is hidden {shelter}"
+            return f"the step waits for none of it: it is hidden {behind_text}"
         return f"the step waits for none of it{between_text}" + (
-            f", the rest is hidden {shelter}" if hidden >= 0.05 * work else ""
+            f", the rest is hidden {behind_text}" if hidden >= 0.05 * work else ""
         )
     if parallel >= 0.05 * work:
         text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
         return (
-            text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {shelter}"
+            text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {behind_text}"
         ) + between_text
     if hidden < 0.05 * work:
         return (
@@ -252,7 +252,7 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
             if between_text
             else "the step waits for all of it"
         )
-    return f"the step waits {_amount(waited, waits)} for it{between_text}, the rest is hidden {shelter}"
+    return f"the step waits {_amount(waited, waits)} for it{between_text}, the rest is hidden {behind_text}"
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
@@ -306,9 +306,9 @@ def _without_data(c: Comparison) -> str:
         return f"No ceiling ({absent_text(m, 'ceiling')})."
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
     figures = f"ceiling, {interval(m.ceiling)}"
-    subject, condition = c.baseline, "Without any data work"
+    subject, change = c.baseline, "Without any data work"
     if waits.ranks > 1:  # The waits of rank 0 do not show what all of them would save.
-        condition += " of any rank"
+        change += " of any rank"
     elif waits.uneven is not None:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
     if gain < HARDLY_SHARE:
@@ -318,10 +318,10 @@ def _without_data(c: Comparison) -> str:
             if m.ideal is None and _hides(waits)
             else ""
         )
-        return f"{condition} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {figures})."
+        return f"{change} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {figures})."
     small = m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution
     return (
-        f"{condition} {subject} would be {ceiling_text(m)} as fast ({figures})"
+        f"{change} {subject} would be {ceiling_text(m)} as fast ({figures})"
         f"{', too small for this study to detect' if small else ''}."
     )
 
@@ -356,10 +356,10 @@ def disagreements(c: Comparison) -> list[str]:
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
     ideal, replayed = m.ideal, m.from_waits
     if m.ceilings_apart and replayed is not None and ideal is not None:
-        opening = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
+        measured_text = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
         if ideal.median > replayed.median:
             dissent.append(
-                f"{opening}, more than the {ratio(replayed.median)} that its data work costs by replay, "
+                f"{measured_text}, more than the {ratio(replayed.median)} that its data work costs by replay, "
                 + (
                     f"so hidden data work may slow the step as well{core}"
                     if _hides(waits)
@@ -368,7 +368,7 @@ def disagreements(c: Comparison) -> list[str]:
             )
         else:
             dissent.append(
-                f"{opening}, less than the {ratio(replayed.median)} that its data work costs by replay, "
+                f"{measured_text}, less than the {ratio(replayed.median)} that its data work costs by replay, "
                 "so part of the wait is not caused by data work"
             )
     step = m.step_time
