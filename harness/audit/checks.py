@@ -22,14 +22,14 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Under what a row is read. None: not known, so what needs it is not checkable."""
+    """Setting under which a row is read. None: unknown, so figures that depend on it are not checkable."""
 
     convention: Convention | None
     sequence: float | None
     devices: float
     peak_flops_per_s: float | None
     scale: float = 1.0
-    """Of the FLOPs that the convention counts, the share that the publication counts."""
+    """Share of the convention's FLOPs that the publication counts."""
 
     @property
     def flops_per_token(self) -> float | None:
@@ -40,14 +40,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """``discrepancy``: how far the first is from the second, as a fraction; ``allowed``: what rounding can explain."""
+    """Check of two figures. ``discrepancy``: relative difference. ``allowed``: the part that rounding can explain."""
 
     name: str
     status: AuditStatus
     discrepancy: float | None = None
     allowed: float | None = None
     reasons: list[CheckReason] = field(default_factory=list)
-    """Why it could not be made; or what a difference that contradicts nothing may be."""
+    """Why the check is impossible, or a possible reason for a difference that is no contradiction."""
 
 
 def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:
@@ -61,7 +61,7 @@ def setting_of(row: AuditRow, declared: Declared, convention: Convention | None)
 
 
 def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
-    """Tokens (positions) of one optimizer step over all devices."""
+    """Return the tokens (positions) of one optimizer step over all devices; None if unknown."""
     if row.tokens_per_step is not None:
         return row.tokens_per_step
     if row.batch_size is None or setting.sequence is None:
@@ -70,18 +70,18 @@ def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
 
 
 def rates(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Tokens/s over all devices: as printed, and from the step time."""
-    found = {}
+    """Return the tokens/s over all devices: as printed, and from the step time."""
+    result = {}
     if row.tokens_per_s is not None:
-        found[TOKENS] = row.tokens_per_s.interval
+        result[TOKENS] = row.tokens_per_s.interval
     tokens = tokens_per_step(row, setting)
     if row.step_ms is not None and tokens is not None:
-        found[STEP] = Interval(tokens, tokens) / (row.step_ms.interval * 1e-3)
-    return found
+        result[STEP] = Interval(tokens, tokens) / (row.step_ms.interval * 1e-3)
+    return result
 
 
 def step_s(row: AuditRow, setting: Setting) -> Interval | None:
-    """Seconds of one step: as printed, else from tokens/s."""
+    """Return the seconds of one step: as printed, else from tokens/s."""
     if row.step_ms is not None:
         return row.step_ms.interval * 1e-3
     tokens = tokens_per_step(row, setting)
@@ -91,21 +91,21 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """FLOP/s of one device by each published figure. In a true row all of them overlap."""
-    found = {}
+    """Return the FLOP/s of one device by each published figure. In a correct row, all of them overlap."""
+    result = {}
     flops = setting.flops_per_token
     if flops is not None:
-        found = {name: rate * (flops / setting.devices) for name, rate in rates(row, setting).items()}
+        result = {name: rate * (flops / setting.devices) for name, rate in rates(row, setting).items()}
     if row.tflops is not None:
-        found[TFLOPS] = row.tflops.interval * 1e12
+        result[TFLOPS] = row.tflops.interval * 1e12
     if row.mfu_percent is not None and setting.peak_flops_per_s is not None:
-        found[MFU] = row.mfu_percent.interval * (setting.peak_flops_per_s / 100)
-    return found
+        result[MFU] = row.mfu_percent.interval * (setting.peak_flops_per_s / 100)
+    return result
 
 
 def fits(row: AuditRow, setting: Setting) -> bool:
-    """True if no printed figure contradicts another, also if there is nothing to compare."""
-    groups = [list(found.values()) for found in (rates(row, setting), witnesses(row, setting))]
+    """Return True if no printed figure contradicts another, also if there is nothing to compare."""
+    groups = [list(intervals.values()) for intervals in (rates(row, setting), witnesses(row, setting))]
     duration = _duration(row, setting)
     return all(not group or common(group) is not None for group in groups) and (
         duration is None or duration.status != "inconsistent"
@@ -113,19 +113,19 @@ def fits(row: AuditRow, setting: Setting) -> bool:
 
 
 def checks(row: AuditRow, setting: Setting) -> list[AuditCheck]:
-    """Every pair of figures that the row gives, and why others are not checkable."""
-    given = witnesses(row, setting)
-    found = []
+    """Check every pair of figures of the row. Pairs that are not checkable are included with their reasons."""
+    figures = witnesses(row, setting)
+    results = []
     for first, second in combinations((TOKENS, STEP, TFLOPS, MFU), 2):
         if {first, second} == {TOKENS, STEP}:
-            rate = rates(row, setting)  # needs neither the shape nor the peak
+            rate = rates(row, setting)  # Needs neither the shape nor the peak.
             if len(rate) == 2:
-                found.append(_compare(f"{first} against {second}", rate[first], rate[second]))
-        elif first in given and second in given and not (first == STEP and TOKENS in given):
-            found.append(_compare(f"{first} against {second}", given[first], given[second]))
-    found += [AuditCheck(name, "not checkable", reasons=reasons) for name, reasons in _missing(row, setting)]
+                results.append(_compare(f"{first} against {second}", rate[first], rate[second]))
+        elif first in figures and second in figures and not (first == STEP and TOKENS in figures):
+            results.append(_compare(f"{first} against {second}", figures[first], figures[second]))
+    results += [AuditCheck(name, "not checkable", reasons=reasons) for name, reasons in _missing(row, setting)]
     duration = _duration(row, setting)
-    return found if duration is None else [*found, duration]
+    return results if duration is None else [*results, duration]
 
 
 def _compare(name: str, first: Interval, second: Interval) -> AuditCheck:
@@ -157,21 +157,21 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
         f"{TOKENS} against {MFU}": (*rate, *work, *mfu),
         f"{TFLOPS} against {MFU}": ("no TFLOP/s", *mfu),
     }
-    found = {name: [one for one in needed if reasons[one]] for name, needed in needs.items()}
-    return [(name, missing) for name, missing in found.items() if missing]
+    obstacles = {name: [reason for reason in needed if reasons[reason]] for name, needed in needs.items()}
+    return [(name, missing) for name, missing in obstacles.items() if missing]
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Steps x step time against the duration. A longer duration is no contradiction: evaluation, saving, pauses."""
+    """Compare steps x step time with the duration. A longer duration may include evaluation, saving and pauses."""
     if row.duration_s is None and row.steps is None:
         return None
-    one = step_s(row, setting)
+    one_step_s = step_s(row, setting)
     missing: list[CheckReason] = ["no duration"] * (row.duration_s is None)
     missing += ["no steps"] * (row.steps is None)
-    missing += ["no step time"] * (one is None)
-    if missing or row.duration_s is None or row.steps is None or one is None:
+    missing += ["no step time"] * (one_step_s is None)
+    if missing or row.duration_s is None or row.steps is None or one_step_s is None:
         return AuditCheck(DURATION, "not checkable", reasons=missing)
-    training = one * row.steps
+    training = one_step_s * row.steps
     check = _compare(DURATION, row.duration_s.interval, training)
     if check.status == "inconsistent" and row.duration_s.interval.low > training.high:
         return replace(check, status="consistent", reasons=["rest of the duration"])

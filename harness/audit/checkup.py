@@ -1,7 +1,7 @@
 """Checks a published results table against itself: rows, readings, ceilings, inferences.
 
-Pure: a Table in, an Audit out. Every tolerance follows from the printed digits (figures.py), every firm claim from the
-scatter of the rows and from what would fit as well (judge.py).
+A pure function from Table to Audit. Every tolerance follows from the printed digits (figures.py). Every firm claim
+follows from the scatter of the rows and from the number of equally good readings (judge.py).
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ from harness.audit.table import AuditRow, Peak, Table
 
 
 def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
-    """Check ``table``; ``peaks`` are those of known devices, to name the one behind an MFU."""
-    known = conventions(table.declared.shape) if table.declared.shape is not None else []
-    formulas = _formulas(table, known)
-    palm = known[0] if known else None
-    # The table's own way of counting: another than PaLM's only where it explains more rows.
-    usual = max(known, key=lambda one: len(formulas[one].rows), default=None)
+    """Check ``table``. ``peaks``: of known devices, to name the device behind an MFU."""
+    known_formulas = conventions(table.declared.shape) if table.declared.shape is not None else []
+    formulas = _formulas(table, known_formulas)
+    palm = known_formulas[0] if known_formulas else None
+    # The table's own formula; not PaLM's only if another formula explains more rows.
+    usual = max(known_formulas, key=lambda formula: len(formulas[formula].rows), default=None)
     settled = usual if usual is not None and len(formulas[usual].rows) > 1 else None
     printed = by_figures({row.name: relations(row, setting_of(row, table.declared, palm)) for row in table.rows})
     candidates = []
     for row in table.rows:
         setting = setting_of(row, table.declared, palm)
         read = row
-        unsorted, excluded = _readings(row, setting, usual, settled, known, peaks)
-        if all(one.free for one in unsorted):
+        unsorted, excluded = _readings(row, setting, usual, settled, known_formulas, peaks)
+        if all(reading.free for reading in unsorted):
             read = _beyond_scatter(row, setting, printed)
         if read is not row:
-            unsorted, excluded = _readings(read, setting, usual, settled, known, peaks)
-        ordered = sorted(unsorted, key=lambda one: (one.free, _lonely(one, formulas)))
+            unsorted, excluded = _readings(read, setting, usual, settled, known_formulas, peaks)
+        ordered = sorted(unsorted, key=lambda reading: (reading.free, _lonely(reading, formulas)))
         candidates.append(Candidate(read, setting, checks(row, setting), ordered, excluded))
-    judged = judge(candidates, known, peaks)
-    audited = [_row(row, one, judged.rows[row.name]) for row, one in zip(table.rows, candidates, strict=True)]
-    # Neither firm nor consistent: no evidence for anything, and none against it.
-    firm = {row.name: [one for one in judged.rows[row.name].readings if one.firm] for row in table.rows}
+    judged = judge(candidates, known_formulas, peaks)
+    audited = [
+        _row(row, candidate, judged.rows[row.name]) for row, candidate in zip(table.rows, candidates, strict=True)
+    ]
+    # A row that is neither firm nor consistent is no evidence.
+    firm = {row.name: [reading for reading in judged.rows[row.name].readings if reading.firm] for row in table.rows}
     consistent = {row.name for row in audited if row.status == "consistent"}
     doubtful = {row.name: row.status == "inconsistent" for row in audited}
     fitted = fits_by_kind(table, palm, doubtful)
@@ -72,38 +74,38 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """The row as it is searched: with the scatter of the others on its figures, where it is further off than that."""
+    """Return the row for the search: widened by the scatter of the other rows if it is further off than that."""
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
-    others = like(pair, {row.name}, printed)
-    deviation = deviation_among(others)
-    if deviation == 0 or not beyond_scatter(pair, others):
+    witness_pairs = like(pair, {row.name}, printed)
+    deviation = deviation_among(witness_pairs)
+    if deviation == 0 or not beyond_scatter(pair, witness_pairs):
         return row
     return widened(row, deviation)
 
 
 def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, Formula]:
-    """For every convention, the rows that it makes consistent, of those in which FLOPs per token decide anything."""
+    """Return the rows that each formula makes consistent, out of the rows that depend on FLOPs per token."""
     rows = []
     for row in table.rows:
-        given = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
-        if set(given) & {TFLOPS, MFU} and set(given) - {TFLOPS, MFU}:
+        figures = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
+        if set(figures) & {TFLOPS, MFU} and set(figures) - {TFLOPS, MFU}:
             rows.append(row)
     length = table.declared.sequence_length or next((row.sequence_length for row in rows if row.sequence_length), 0)
     return {
-        one: Formula(
-            one,
-            one.flops_per_token(length) / 1e9,
-            [row.name for row in rows if fits(row, setting_of(row, table.declared, one))],
+        convention: Formula(
+            convention,
+            convention.flops_per_token(length) / 1e9,
+            [row.name for row in rows if fits(row, setting_of(row, table.declared, convention))],
             len(rows),
         )
-        for one in known
+        for convention in known
     }
 
 
 def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
-    """A formula that no other row needs comes after readings that concern this row alone."""
+    """Return True for a formula that no other row needs. Such a formula is listed after readings of only this row."""
     formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
@@ -116,31 +118,31 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Readings under PaLM's formula; where the table as a whole counts in another way, also changes on top of that."""
+    """Return readings under PaLM's formula. If the table uses another formula, include changes on top of that one."""
     if fits(row, setting):
         return [], []
     first = search(row, setting, known, peaks)
     if usual is None or usual == setting.convention or fits(row, replace(setting, convention=usual)):
         return first.fits, first.excluded
     second = [
-        replace(one, changes=2, base=settled, as_others=True)
-        for one in search(row, replace(setting, convention=usual), known, peaks).fits
-        if one.kind != "formula" and one.changes == 1
+        replace(reading, changes=2, base=settled, as_others=True)
+        for reading in search(row, replace(setting, convention=usual), known, peaks).fits
+        if reading.kind != "formula" and reading.changes == 1
     ]
-    single = [one for one in first.fits if one.changes == 1]
+    single = [reading for reading in first.fits if reading.changes == 1]
     return (single + second if second else first.fits), first.excluded
 
 
 def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
     setting = one.setting
     step = step_s(row, setting)
-    given = witnesses(row, setting)
-    work = given.get(TFLOPS) or given.get(MFU)
-    rate = next((given[name] for name in given if name not in (TFLOPS, MFU)), None)
+    figures = witnesses(row, setting)
+    work = figures.get(TFLOPS) or figures.get(MFU)
+    rate = next((figures[name] for name in figures if name not in (TFLOPS, MFU)), None)
     expected = setting.flops_per_token
     implied = None if work is None or rate is None or expected is None else work * expected / rate
     as_declared = None
-    other_length = any(each.kind == "sequence" and each.firm for each in judged.readings)
+    other_length = any(reading.kind == "sequence" and reading.firm for reading in judged.readings)
     if work is not None and expected is not None and other_length:
         as_declared = work.middle * setting.devices / expected
     return RowAudit(
@@ -160,24 +162,28 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """A formula and a sequence length that count the same FLOPs per token: no figure of the row can part them."""
-    counted = [one for one in readings if one.kind in ("formula", "sequence") and one.setting.flops_per_token]
-    for one in counted:
-        flops = one.setting.flops_per_token or 0.0
-        same = [two for two in counted if abs((two.setting.flops_per_token or 0.0) / flops - 1) <= SOLVED_ROUNDING]
-        if len({two.kind for two in same}) > 1:
-            return same
+    """Return a formula and a sequence length with equal FLOPs per token, which the row cannot distinguish; else []."""
+    counted = [
+        reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
+    ]
+    for first in counted:
+        flops = first.setting.flops_per_token or 0.0
+        equal_flops = [
+            second for second in counted if abs((second.setting.flops_per_token or 0.0) / flops - 1) <= SOLVED_ROUNDING
+        ]
+        if len({equal.kind for equal in equal_flops}) > 1:
+            return equal_flops
     return []
 
 
 def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> Incomparable | None:
     if status != "inconsistent":
         return None
-    firm = [one for one in readings if one.firm]
-    for one in firm:
-        if one.kind == "sequence" or one.kind == "devices":
-            return Incomparable(one.kind, one.value)
-    if any(one.kind == "padding" and TOKENS in one.figures for one in readings):
+    firm = [entry for entry in readings if entry.firm]
+    for reading in firm:
+        if reading.kind == "sequence" or reading.kind == "devices":
+            return Incomparable(reading.kind, reading.value)
+    if any(entry.kind == "padding" and TOKENS in entry.figures for entry in readings):
         return Incomparable("padding")
     if firm:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
 
-FIGURE_ROUNDING = 1e-12  # relative; what binary arithmetic may add to decimal ends
+FIGURE_ROUNDING = 1e-12  # relative error of binary arithmetic at decimal ends
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
 _FIGURE = re.compile(rf"(~)?\s*({_NUMBER})(?:\s*(?:-|–|to)\s*({_NUMBER}))?")
 SMALLEST, LARGEST = Decimal("1e-30"), Decimal("1e30")
@@ -26,12 +26,12 @@ class Interval:
     high: float
 
     def __mul__(self, other: Interval | float) -> Interval:
-        by = _interval(other)
-        return Interval(self.low * by.low, self.high * by.high)
+        factor = _interval(other)
+        return Interval(self.low * factor.low, self.high * factor.high)
 
     def __truediv__(self, other: Interval | float) -> Interval:
-        by = _interval(other)
-        return Interval(self.low / by.high, self.high / by.low)
+        divisor = _interval(other)
+        return Interval(self.low / divisor.high, self.high / divisor.low)
 
     @property
     def middle(self) -> float:
@@ -49,21 +49,22 @@ def _interval(value: Interval | float) -> Interval:
 
 
 def common(intervals: list[Interval]) -> Interval | None:
-    """Return the intersection of ``intervals``; None if two of them are apart, or without any.
+    """Return the intersection of ``intervals``; None if it is empty, or without intervals.
 
-    On a line, intervals that overlap pairwise share a point (Helly), so agreement in pairs is agreement of all.
+    Intervals on a line that overlap pairwise share a point (Helly's theorem), so agreement in pairs is agreement of
+    all.
     """
     if not intervals:
         return None
-    found = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
-    if found.low > found.high * (1 + FIGURE_ROUNDING):
+    overlap = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
+    if overlap.low > overlap.high * (1 + FIGURE_ROUNDING):
         return None
-    return found if found.low <= found.high else Interval(found.high, found.low)
+    return overlap if overlap.low <= overlap.high else Interval(overlap.high, overlap.low)
 
 
 @dataclass(frozen=True)
 class AuditedFigure:
-    """A number as it was printed (``text``), its value, and the values that it stands for."""
+    """Printed number (``text``), its value, and the interval of values that it may stand for."""
 
     text: str
     value: float
@@ -74,27 +75,28 @@ class AuditedFigure:
 
 
 def read_figure(text: str) -> AuditedFigure:
-    """``6544.40`` stands for 6544.395 to 6544.405; ``178e3`` for 177,500 to 178,500; ``48-49`` for 47.5 to 49.5.
+    """Read a printed number. Raise ValueError, with the allowed forms, for other text.
 
-    ``~300`` is rounded at its last digit that is not zero: 250 to 350. ValueError says what is allowed.
+    ``6544.40`` stands for 6544.395 to 6544.405, ``178e3`` for 177,500 to 178,500, ``48-49`` for 47.5 to 49.5. ``~300``
+    is rounded at its last nonzero digit: 250 to 350.
     """
     match = _FIGURE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a figure; allowed: digits as printed (6544.40, 178e3), ~300, 48-49")
-    about = match[1] is not None
+    is_approximate = match[1] is not None
     try:
         first, last = Decimal(match[2]), Decimal(match[3] or match[2])
-    except ArithmeticError as error:  # an exponent that no decimal number has
+    except ArithmeticError as error:  # The exponent exceeds the range of decimal numbers.
         raise ValueError(f"{text!r:.60}: no such number") from error
     if not SMALLEST <= first <= last <= LARGEST:
         limits = f"from {SMALLEST:.0e} to {LARGEST:.0e}"
         raise ValueError(f"{text!r:.60}: a figure is positive, {limits}, and a range goes upwards")
-    low, high = first - _half_unit(first, about), last + _half_unit(last, about)
+    low, high = first - _half_unit(first, is_approximate), last + _half_unit(last, is_approximate)
     return AuditedFigure(text.strip(), float((first + last) / 2), Interval(float(low), float(high)))
 
 
 def read_duration(text: str) -> AuditedFigure:
-    """``94.3 min``, ``~4 days``: a figure in seconds (s, min, hours, days)."""
+    """Read a duration (s, min, hours, days) as a figure in seconds: ``94.3 min``, ``~4 days``."""
     number, _, unit = text.strip().rpartition(" ")
     if unit not in UNITS_S:
         raise ValueError(f"{text!r} is not a duration; allowed: a figure and s, min, hours or days (94.3 min, ~4 days)")
@@ -103,7 +105,7 @@ def read_duration(text: str) -> AuditedFigure:
 
 
 def _half_unit(value: Decimal, about: bool) -> Decimal:
-    """Half a unit of the last printed digit; of the last digit that is not zero where the figure is ``about``."""
+    """Return half a unit of the last printed digit; of the last nonzero digit if ``about``."""
     exponent = (value.normalize() if about else value).as_tuple().exponent
     assert isinstance(exponent, int)  # the pattern lets neither NaN nor infinity in
     return Decimal(5).scaleb(exponent - 1)

@@ -1,4 +1,4 @@
-"""Fits step time = fixed + per sample x batch size to rows of several batch sizes."""
+"""Fit of step time = fixed part + time per sample x batch size to rows with several batch sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 @dataclass(frozen=True)
 class Fit:
-    """Least squares over the batch sizes of one kind of row (exact for two)."""
+    """Least-squares fit over the batch sizes of one kind of row; exact for two sizes."""
 
     kind: str
     rows: list[str]
@@ -27,10 +27,10 @@ class Fit:
     fixed_ms: float
     per_sample_ms: float
     flops_per_s: float | None
-    """Of forward and backward: FLOPs of a sample / per_sample_ms."""
+    """FLOP/s of forward and backward: FLOPs of a sample / ``per_sample_ms``."""
     share_of_peak: float | None
     doubtful: list[str]
-    """Rows of it that are not consistent: the fit takes them at their word."""
+    """Inconsistent rows, whose figures the fit uses nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Traffic:
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
-    """One Fit for every kind that has at least two batch sizes at one sequence length and number of devices."""
+    """Return a fit for each kind with two or more batch sizes at one sequence length and number of devices."""
     kinds: dict[tuple[str, float | None, float], list[tuple[AuditRow, Setting]]] = {}
     for row in table.rows:
         setting = setting_of(row, table.declared, convention)
@@ -83,7 +83,7 @@ def _fit(kind: str, rows: Sequence[tuple[AuditRow, Setting]], doubtful: Mapping[
 
 def _step_ms(row: AuditRow, setting: Setting) -> float:
     step = step_s(row, setting)
-    assert step is not None  # rows without one were left out
+    assert step is not None  # Rows without a step time were left out.
     return step.middle * 1e3
 
 
@@ -102,22 +102,22 @@ def traffic(table: Table) -> Traffic | None:
 
 @dataclass(frozen=True)
 class FixedPart:
-    """The fixed part of a step that a row gives its kind, and the range of those of the other, sound kinds."""
+    """Fixed part of a step of one kind, and the range of the fixed parts of the other, consistent kinds."""
 
     fixed_ms: float
     low_ms: float
     high_ms: float
-    kinds: int  # others
+    kinds: int  # number of other kinds
 
     @property
     def odd(self) -> bool:
-        """True if it contradicts the row's declaration."""
+        """True if the fixed part contradicts the row's declaration."""
         return self.fixed_ms < ODD_FIXED_RATIO * self.low_ms or self.fixed_ms > self.high_ms / ODD_FIXED_RATIO
 
 
 @dataclass(frozen=True)
 class Clue:
-    """Evidence for a reading of ``row``: its fixed part, and rows whose steps then hold as many tokens."""
+    """Evidence for a reading of ``row``: its fixed part, and rows whose steps then have as many tokens."""
 
     row: AuditRow
     sequence: float
@@ -127,7 +127,7 @@ class Clue:
 
     @property
     def supports(self) -> bool:
-        """True if the fixed part speaks for the reading."""
+        """True if the fixed part supports the reading."""
         return self.fixed is not None and self.fixed.odd
 
 
@@ -138,11 +138,11 @@ def clues(
     consistent: Collection[str],
     fits: Sequence[Fit],
 ) -> list[Clue]:
-    """One for every row that a longer or shorter sequence would explain, where anything speaks of it.
+    """Return evidence for each row that another sequence length would explain, if the table has any.
 
-    ``readings``: firm ones; ``consistent``: rows that need none.
+    ``readings``: firm readings by row. ``consistent``: names of the consistent rows.
     """
-    found = []
+    clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:
             if reading.kind == "sequence" and reading.changes == 1 and reading.value is not None:
@@ -150,14 +150,14 @@ def clues(
                 as_large = _as_large(table, row, tokens, convention, consistent)
                 clue = Clue(row, reading.value, tokens, _fixed_part(row, fits), as_large)
                 if clue.fixed is not None or clue.as_large:
-                    found.append(clue)
-    return found
+                    clue_list.append(clue)
+    return clue_list
 
 
 def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
-    mine = next((fit for fit in fits if row.name in fit.rows), None)
+    own_fit = next((fit for fit in fits if row.name in fit.rows), None)
     sound = [fit.fixed_ms for fit in fits if not fit.doubtful]
-    return None if mine is None or not sound else FixedPart(mine.fixed_ms, min(sound), max(sound), len(sound))
+    return None if own_fit is None or not sound else FixedPart(own_fit.fixed_ms, min(sound), max(sound), len(sound))
 
 
 def _as_large(
@@ -167,12 +167,14 @@ def _as_large(
     convention: Convention | None,
     consistent: Collection[str],
 ) -> list[AuditRow]:
-    """Consistent rows of the same kind with as many tokens a step, where both give TFLOP/s."""
+    """Return consistent rows of the same kind with as many tokens per step, if both rows give TFLOP/s."""
     if row.tflops is None or tokens is None:
         return []
-    others = (one for one in table.rows if one.kind == row.kind and one is not row and one.tflops is not None)
+    same_kind = (
+        entry for entry in table.rows if entry.kind == row.kind and entry is not row and entry.tflops is not None
+    )
     return [
-        other
-        for other in others
-        if other.name in consistent and tokens_per_step(other, setting_of(other, table.declared, convention)) == tokens
+        entry
+        for entry in same_kind
+        if entry.name in consistent and tokens_per_step(entry, setting_of(entry, table.declared, convention)) == tokens
     ]

@@ -1,4 +1,4 @@
-"""Lists the ways in which people count a transformer's training FLOPs per token: which weights, how much attention."""
+"""Lists the usual formulas for a transformer's training FLOPs per token: counted weights and share of attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 
 
 @dataclass(frozen=True)
 class Convention:
-    """6 x ``weights`` + attention. ``counted``: which weights these are."""
+    """Formula 6 x ``weights`` + attention. ``counted``: name of the counted weights."""
 
     counted: Weights
     weights: int
@@ -30,24 +30,26 @@ class Convention:
         return 6.0 * self.weights + self.attention_per_position * sequence_length
 
     def sequence_length(self, flops: float) -> float:
-        """The length at which a token costs ``flops``; only where attention is counted at all."""
+        """Return the length at which a token costs ``flops``. Requires a formula that counts attention."""
         return (flops - 6.0 * self.weights) / self.attention_per_position
 
 
 def conventions(shape: Shape) -> list[Convention]:
-    """PaLM's first (trainer/flops.py: output projection counted, embedding lookups not, full attention), then others.
+    """Return all formulas without duplicates, PaLM's first.
 
-    Formulas with the same count are listed once, under the first name.
+    PaLM's formula (trainer/flops.py) counts the output projection and full attention, but no embedding lookups.
     """
-    found: list[Convention] = []
+    distinct: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
     for counted, weights in _weights(shape).items():
         for attention, factor in _ATTENTION_FACTOR.items():
-            one = Convention(counted, weights, attention, factor * per_position)
-            if all((one.weights, one.attention) != (other.weights, other.attention) for other in found):
-                found.append(one)
-    assert found[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # one formula, not two that drift apart
-    return found
+            convention = Convention(counted, weights, attention, factor * per_position)
+            if all(
+                (convention.weights, convention.attention) != (other.weights, other.attention) for other in distinct
+            ):
+                distinct.append(convention)
+    assert distinct[0].flops_per_token(1024) == flops_per_token(shape, 1024)  # Both modules must agree.
+    return distinct
 
 
 def _weights(shape: Shape) -> dict[Weights, int]:
@@ -57,20 +59,21 @@ def _weights(shape: Shape) -> dict[Weights, int]:
     palm = everything - lookups(shape)
     norm_weights = (2 * shape.layers + 1) * shape.width
     biases = 0
-    if shape.family != "llama":  # attention 4 widths, feed-forward 1 width and its own, two norms, and the last norm
+    # Biases per layer: attention 4 widths, feed-forward its own and 1 width, norms 2; and the last norm 1.
+    if shape.family != "llama":
         biases = shape.layers * (7 * shape.width + shape.ffn_width) + shape.width
-    if shape.family == "distilbert":  # its head: a matrix and a norm, and a bias for each token id
+    if shape.family == "distilbert":  # The head has a matrix, a norm, and a bias for each token id.
         biases += 2 * shape.width + shape.vocab_size
         norm_weights += shape.width
-    found: dict[Weights, int] = {
+    counts: dict[Weights, int] = {
         "palm": palm,
         "all, lookups" if shape.family == "llama" else "all, positions": everything,
         "no output projection": palm - embedding,
     }
     if biases:
-        found |= {"no biases": palm - biases, "positions, no biases": everything - biases}
-    found |= {
+        counts |= {"no biases": palm - biases, "positions, no biases": everything - biases}
+    counts |= {
         "matrices": palm - biases - norm_weights,
         "layer matrices": palm - biases - norm_weights - embedding,
     }
-    return found
+    return counts

@@ -1,6 +1,6 @@
-"""Judges published gains: the ceiling that the isolated figures allow, and whether noise could have made the gain.
+"""Judges published gains: the ceiling that the isolated figures allow, and whether noise could explain the gain.
 
-Numbers and kinds only; harness.audit.text makes the sentences.
+This module returns numbers and kinds only; harness.audit.text writes the sentences.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 @dataclass(frozen=True)
 class Gain:
-    """A candidate against its baseline. Ratios of tokens/s: above 1 the candidate is faster. None: not derivable."""
+    """Candidate against its baseline. Ratios are of tokens/s; above 1 the candidate is faster. None: not derivable."""
 
     baseline: str
     candidate: str
     measured: float | None
     measured_low: float | None
-    """``measured_low`` to ``measured_high``: what the printed digits allow."""
+    """``measured_low`` to ``measured_high``: the range that the printed digits allow."""
     measured_high: float | None
     isolated: float | None
     """How many times as fast the candidate's data path is by itself."""
     step_ms: float | None
-    """Of the baseline; as are the next three."""
+    """Of the baseline, like the next three fields."""
     data_ms: float | None
     """Isolated data time of one step: batch size x ms per sample."""
     candidate_data_ms: float | None
     ceiling_all: float | None
-    """Ratio if the whole data time were exposed and went away."""
+    """Ratio if the whole data time were exposed and removed."""
     ceiling: float | None
-    """Ratio if the whole data time were exposed and the candidate's took its place; below 1 where that is slower."""
+    """Ratio if the whole data time were exposed and replaced by the candidate's; below 1 if that is slower."""
     verdict: GainVerdict
     noise: NoiseVerdict | None
     unexplained: float | None
-    """By how much the measured ratio lies outside what the data path can do, as a fraction; 0 where inside."""
+    """Part of the measured ratio that the data path cannot explain, as a fraction; 0 if it explains all."""
     reason: NotComparable | None
-    """Why it cannot be judged."""
+    """Why the gain cannot be judged."""
 
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Why the tokens/s of a row cannot be compared with other rows': what a reading says, or that none is firm."""
+    """Reason why a row's tokens/s cannot be compared with other rows: a reading, or that no reading is firm."""
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None
@@ -64,10 +64,10 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class NotComparable:
-    """Why two rows cannot be compared.
+    """Reason why two rows cannot be compared.
 
-    ``row`` and ``doubt``: what is wrong with one of them. ``tokens``: of one step, of both, where they differ. Neither:
-    the rows give no figure in common.
+    ``row`` and ``doubt``: one of the rows and its problem. ``tokens``: tokens per step of both rows if they differ. If
+    all are None, the rows have no figure in common.
     """
 
     row: str | None = None
@@ -76,9 +76,9 @@ class NotComparable:
 
 
 def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
-    """One Gain per declared (else derived) pair.
+    """Return a gain for each declared (else derived) pair.
 
-    ``trusted``: row -> None, or why its tokens/s cannot be compared.
+    ``trusted``: by row, why its tokens/s cannot be compared; None if they can.
     """
     rows = {row.name: row for row in table.rows}
     pairs = list(_derived(table)) if table.compare is None else table.compare
@@ -86,7 +86,7 @@ def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain
 
 
 def _derived(table: Table) -> Iterator[tuple[str, str]]:
-    """Without ``compare``: in each batch size, every row against the first one with the slowest data path."""
+    """Yield pairs if ``compare`` is not declared: in each batch size, every row against the slowest data path."""
     by_batch: dict[int | None, list[AuditRow]] = {}
     for row in table.rows:
         if row.data in table.isolated_ms:
@@ -100,8 +100,8 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
     measured = _measured(baseline, candidate)
     step = step_s(baseline, setting_of(baseline, table.declared, None))
     step_ms = None if step is None else step * 1e3
-    old, new = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
-    ceiling = _replaced(step_ms, old, new)
+    baseline_ms, candidate_ms = (_data_ms(row, table.isolated_ms) for row in (baseline, candidate))
+    ceiling = _replaced(step_ms, baseline_ms, candidate_ms)
     reason = _incomparable(table, baseline, candidate, trusted, measured)
     verdict: GainVerdict = "not comparable"
     unexplained: float | None = None
@@ -115,11 +115,11 @@ def _gain(table: Table, baseline: AuditRow, candidate: AuditRow, trusted: Mappin
         _value(measured),
         None if measured is None else measured.interval.low,
         None if measured is None else measured.interval.high,
-        None if old is None or new is None else old.value / new.value,
+        None if baseline_ms is None or candidate_ms is None else baseline_ms.value / candidate_ms.value,
         None if step_ms is None else step_ms.middle,
-        _value(old),
-        _value(new),
-        _value(_replaced(step_ms, old, None)),
+        _value(baseline_ms),
+        _value(candidate_ms),
+        _value(_replaced(step_ms, baseline_ms, None)),
         _value(ceiling),
         verdict,
         noise,
@@ -133,7 +133,7 @@ def _value(figure: AuditedFigure | None) -> float | None:
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
-    """Tokens/s of the candidate over those of the baseline; step times if only they are printed."""
+    """Return the candidate's tokens/s over the baseline's; from step times if only they are printed."""
     for first, second in ((candidate.tokens_per_s, baseline.tokens_per_s), (baseline.step_ms, candidate.step_ms)):
         if first is not None and second is not None:
             return AuditedFigure("", first.value / second.value, first.interval / second.interval)
@@ -147,9 +147,9 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """step / (step - (old - new)), even if all of ``old`` were exposed. None where it is not derivable.
+    """Return step / (step - (old - new)), which assumes that all of ``old`` is exposed. None if not derivable.
 
-    ``new`` None: the data time goes away altogether.
+    ``new``: None if the data time is removed completely.
     """
     if step_ms is None or old is None:
         return None
@@ -181,7 +181,7 @@ def _incomparable(
 
 
 def _judge(measured: AuditedFigure, ceiling: AuditedFigure) -> tuple[GainVerdict, float]:
-    """The verdict, and the distance to what the data path can do: from no change at all to the whole replacement."""
+    """Return the verdict, and the distance to the range of the data path: from no change to the full replacement."""
     top, bottom = max(ceiling.interval.high, 1.0), min(ceiling.interval.low, 1.0)
     faster = ceiling.value >= 1
     if measured.interval.high < bottom:
@@ -198,6 +198,6 @@ def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
 
 
 def unexplained(found: Sequence[Gain]) -> Gain | None:
-    """The comparison that lies furthest outside what its data path can do; None where none does."""
-    outside = [gain for gain in found if gain.unexplained]
-    return max(outside, key=lambda gain: gain.unexplained or 0.0, default=None)
+    """Return the gain that exceeds the range of its data path most; None if none does."""
+    excessive = [gain for gain in found if gain.unexplained]
+    return max(excessive, key=lambda gain: gain.unexplained or 0.0, default=None)

@@ -1,7 +1,7 @@
-"""Judges what the audit may claim of a row: firm readings, mere possibilities, scatter.
+"""Judges what the audit may claim about a row: firm readings, possible readings, scatter.
 
-A reading is firm where neither honest scatter nor the number of readings that were tried explains that it fits: the
-chance of both together is at most FIRM_CHANCE. It is not offered at all where readings as simple fit most figures.
+A reading is firm if neither normal scatter nor the number of tried readings explains its fit: the chance of both
+together is at most FIRM_CHANCE. It is not offered if equally simple readings fit most figures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from harness.audit.table import AuditRow, Peak
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row with what was tried on it, before anything is judged."""
+    """Row with its checks and tried readings, before it is judged."""
 
     row: AuditRow
     setting: Setting
@@ -51,23 +51,23 @@ class Candidate:
 
     @cached_property
     def worst(self) -> Relation | None:
-        """The two figures that are furthest apart."""
+        """Pair of figures that are furthest apart."""
         return worst(self.row, self.setting)
 
     def under_base(self, base: Convention | None) -> Setting:
-        """The setting with the formula that the other rows settle, where they do."""
+        """Return the setting with the formula of the other rows, if they determine one."""
         return self.setting if base is None else replace(self.setting, convention=base)
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """The verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
+    """Verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
 
     status: AuditStatus
     readings: list[FittedReading]
     excluded: list[Excluded]
     scatter: Scatter | None
-    """Scatter of several rows that this row is part of."""
+    """Scatter of several rows that includes this row."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Judgement:
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows together: the scatter of one is known from the others."""
-    off = [one for one in candidates if (pair := one.worst) is not None and pair.gap > 0]
+    """Judge all rows together, because the other rows show the scatter of a row."""
+    inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
     tried: dict[tuple[str, Convention | None], Readings] = {}
@@ -92,26 +92,30 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
     def sharing(reading: FittedReading) -> list[Candidate]:
         change = _change(reading)
         if change not in explaining:
-            explaining[change] = [one for one in off if _explains(reading, one)]
+            explaining[change] = [entry for entry in inexact if _explains(reading, entry)]
         return explaining[change]
 
-    for _ in range(2):  # rows that a firm reading explains say how exact the table is, in the second round
-        reported = by_figures({one.row.name: _as_explained(one, firm.get(one.row.name, [])) for one in candidates})
-        for one in off:
-            weighed[one.row.name] = [_weigh(one, each, len(off), sharing, reported, trying) for each in one.readings]
-            firm[one.row.name] = [each for each in weighed[one.row.name] if each.firm]
-    explained = [name for name, found in firm.items() if found]
-    scattered = scatters({one.row.name: relations(one.row, one.setting) for one in candidates}, explained)
+    for _ in range(2):  # In the second round, rows that a firm reading explains show the table's scatter.
+        reported = by_figures(
+            {entry.row.name: _as_explained(entry, firm.get(entry.row.name, [])) for entry in candidates}
+        )
+        for candidate in inexact:
+            weighed[candidate.row.name] = [
+                _weigh(candidate, reading, len(inexact), sharing, reported, trying) for reading in candidate.readings
+            ]
+            firm[candidate.row.name] = [reading for reading in weighed[candidate.row.name] if reading.firm]
+    explained = [name for name, fitting in firm.items() if fitting]
+    scattered = scatters({entry.row.name: relations(entry.row, entry.setting) for entry in candidates}, explained)
     judged = {}
-    for one in candidates:
-        name = one.row.name
-        found = weighed.get(name, [replace(each, free=True) for each in one.readings])
-        judged[name] = _judged(one, found, reported, scattered)
+    for candidate in candidates:
+        name = candidate.row.name
+        readings = weighed.get(name, [replace(reading, free=True) for reading in candidate.readings])
+        judged[name] = _judged(candidate, readings, reported, scattered)
     return Judgement(judged, scattered)
 
 
 def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relation]:
-    """The row's relations; under its reading, where a firm one explains it."""
+    """Return the row's relations, under its firm reading if it has one."""
     return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
@@ -120,12 +124,12 @@ Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
 
 
 def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
-    """The relations of every row, by the two figures that they compare."""
-    found: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
+    """Group the relations of all rows by the two figures that they compare."""
+    grouped: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
     for name, pairs in relations_of.items():
         for pair in pairs:
-            found.setdefault((pair.first, pair.second), []).append((name, pair))
-    return found
+            grouped.setdefault((pair.first, pair.second), []).append((name, pair))
+    return grouped
 
 
 def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relation]:
@@ -141,29 +145,29 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """``reading`` with its coverage, the rows that share it, and whether it is firm."""
+    """Return ``reading`` with its coverage, its number of rows, and whether it is firm."""
     # If the other rows determine the formula, only the second change was looked for.
-    same = reading if reading.base is None else replace(reading, changes=1)
+    single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
     if reading.free or pair is None or pair.gap == 0:
         return reading
     tried = trying(one, reading.base, pair)
-    coverage = tried.coverage(same)
-    sharing = [other for other in sharers(reading) if other is not one]
-    outside = like(pair, {one.row.name, *(other.row.name for other in sharing)}, reported)
-    chance = coverage * chance_of_scatter(pair, outside)
+    coverage = tried.coverage(single)
+    sharing = [sharer for sharer in sharers(reading) if sharer is not one]
+    unshared = like(pair, {one.row.name, *(sharer.row.name for sharer in sharing)}, reported)
+    chance = coverage * chance_of_scatter(pair, unshared)
     if sharing:
-        shares = [_share(reading, other) for other in sharing]
+        shares = [_share(reading, sharer) for sharer in sharing]
         coverage *= min(comb(off - 1, len(sharing)) * prod(shares), 1.0)
         joint = _joint([one, *sharing], pair)
-        if joint is not None:  # one offset of all rows, of whatever origin, is fitted as easily as one row
-            coverage = max(coverage, tried.coverage(same, joint))
+        if joint is not None:  # One common offset of all rows is fitted as easily as one row.
+            coverage = max(coverage, tried.coverage(single, joint))
         chance = coverage * chance_of_scatter(pair, [])
-    # Rows that are apart for another reason, or many rows, know what scatter is: the reading must exceed it.
-    beyond = beyond_scatter(pair, outside) or (
-        len(outside) < WITNESS_ROWS_MIN and all(other.gap == 0 for other in outside)
+    # Many rows, or rows that are apart for another reason, show the scatter that the reading must exceed.
+    exceeds_scatter = beyond_scatter(pair, unshared) or (
+        len(unshared) < WITNESS_ROWS_MIN and all(pair_elsewhere.gap == 0 for pair_elsewhere in unshared)
     )
-    firm = beyond and chance <= FIRM_CHANCE and coverage <= SPECIFIC_SHARE
+    firm = exceeds_scatter and chance <= FIRM_CHANCE and coverage <= SPECIFIC_SHARE
     return replace(reading, firm=firm, coverage=coverage, shared=1 + len(sharing))
 
 
@@ -177,10 +181,10 @@ CHANGED: Mapping[UnknownKind, str] = {"sequence": "sequence", "devices": "device
 def _change(reading: FittedReading) -> Change:
     """Return the change of the reading, apart from the row that it was found in."""
     new = reading.setting
-    what: float | str | None = f"{reading.figures[0]} {reading.value}" if reading.kind == "unit" else None
+    value: float | str | None = f"{reading.figures[0]} {reading.value}" if reading.kind == "unit" else None
     if reading.kind in CHANGED:
-        what = getattr(new, CHANGED[reading.kind])
-    return reading.kind, new.convention, new.scale, what
+        value = getattr(new, CHANGED[reading.kind])
+    return reading.kind, new.convention, new.scale, value
 
 
 def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
@@ -197,27 +201,30 @@ def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[Audi
 
 
 def _explains(reading: FittedReading, other: Candidate) -> bool:
-    before, after = other.worst, worst(*under(reading, other.row, other.setting))
-    return before is not None and after is not None and after.gap <= UNEXPLAINED_SHARE * before.gap
+    pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
+    return pair_before is not None and pair_after is not None and pair_after.gap <= UNEXPLAINED_SHARE * pair_before.gap
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
-    """The share of figures as far off as the other row's that this one reading would fit."""
-    before, after = other.worst, worst(*under(reading, other.row, other.setting))
-    assert before is not None
-    assert after is not None
-    return min((before.half + after.gap) / (AS_FAR_OFF_RATIO * abs(before.center)), 1.0)
+    """Return the share of figures, as far off as the other row's, that this reading would fit."""
+    pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
+    assert pair_before is not None
+    assert pair_after is not None
+    return min((pair_before.half + pair_after.gap) / (AS_FAR_OFF_RATIO * abs(pair_before.center)), 1.0)
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
     """Return the uncertainty of one offset common to all rows; None if no common offset fits them as declared."""
     pairs = [
-        found
-        for one in sharing
-        for found in relations(one.row, one.setting)
-        if (found.first, found.second) == (pair.first, pair.second)
+        relation
+        for member in sharing
+        for relation in relations(member.row, member.setting)
+        if (relation.first, relation.second) == (pair.first, pair.second)
     ]
-    low, high = max(one.center - one.half for one in pairs), min(one.center + one.half for one in pairs)
+    low, high = (
+        max(relation.center - relation.half for relation in pairs),
+        min(relation.center + relation.half for relation in pairs),
+    )
     return (high - low) / 2 if low <= high else None
 
 
@@ -230,18 +237,18 @@ def _judged(
     pair = one.worst
     if pair is None or pair.gap == 0:
         return JudgedRow(_plain_status(one.checks), list(found), list(one.excluded), None)
-    firm = [each for each in found if each.firm]
-    free = [each for each in found if each.free]
-    open_ones = [each for each in found if not each.firm and not each.free]
-    among = next((each for each in scattered if _holds(each, pair, one.row.name)), None)
-    beyond = beyond_scatter(pair, like(pair, {one.row.name}, reported))
+    firm = [reading for reading in found if reading.firm]
+    free = [reading for reading in found if reading.free]
+    possible = [reading for reading in found if not reading.firm and not reading.free]
+    shared_scatter = next((scatter for scatter in scattered if _holds(scatter, pair, one.row.name)), None)
+    exceeds_scatter = beyond_scatter(pair, like(pair, {one.row.name}, reported))
     excluded = list(one.excluded)
     if firm:
-        return JudgedRow("inconsistent", [*firm, *_offered(open_ones, excluded), *free], excluded, None)
-    if beyond or among is None or among.common:
-        status: AuditStatus = "inconsistent" if beyond else "apart"
-        return JudgedRow(status, [*_offered(open_ones, excluded), *free], excluded, among)
-    return JudgedRow("apart", free, excluded, among)
+        return JudgedRow("inconsistent", [*firm, *_offered(possible, excluded), *free], excluded, None)
+    if exceeds_scatter or shared_scatter is None or shared_scatter.common:
+        status: AuditStatus = "inconsistent" if exceeds_scatter else "apart"
+        return JudgedRow(status, [*_offered(possible, excluded), *free], excluded, shared_scatter)
+    return JudgedRow("apart", free, excluded, shared_scatter)
 
 
 def _holds(scatter: Scatter, pair: Relation, name: str) -> bool:
@@ -255,17 +262,17 @@ def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
 
 
 def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
-    """Return the readings that prove anything; the others go to ``excluded``."""
+    """Return the specific readings; append the others to ``excluded``."""
     useless: dict[UnknownKind, float] = {}
-    for one in found:
-        if (one.coverage or 0.0) > OFFERED_SHARE:
-            useless[one.kind] = max(useless.get(one.kind, 0.0), one.coverage or 0.0)
+    for reading in found:
+        if (reading.coverage or 0.0) > OFFERED_SHARE:
+            useless[reading.kind] = max(useless.get(reading.kind, 0.0), reading.coverage or 0.0)
     excluded += [Excluded(kind, "unspecific", coverage=coverage) for kind, coverage in useless.items()]
-    return [one for one in found if (one.coverage or 0.0) <= OFFERED_SHARE]
+    return [entry for entry in found if (entry.coverage or 0.0) <= OFFERED_SHARE]
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
-    """``row`` with every figure as uncertain as scatter of ``deviation`` makes it."""
+    """Return ``row`` with its intervals widened by scatter of ``deviation``."""
     factor = 1 + NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
@@ -277,6 +284,6 @@ def widened(row: AuditRow, deviation: float) -> AuditRow:
 
 
 def deviation_among(others: Sequence[Relation]) -> float:
-    """One standard deviation of the same figures in the other rows, beyond rounding; 0 where most agree."""
-    gaps = sorted(other.gap for other in others)
+    """Return the standard deviation, beyond rounding, of the same figures in other rows; 0 if most agree."""
+    gaps = sorted(relation.gap for relation in others)
     return gaps[len(gaps) // 2] * PER_DEVIATION if gaps else 0.0

@@ -37,10 +37,13 @@ def load_published(path: Path) -> Table:
     try:
         published = Published.model_validate(raw)
     except ValidationError as error:
-        problems = [_unknown(one) if kind == "extra_forbidden" else one for kind, one in problems_of(error, Published)]
+        problems = [
+            _unknown(problem) if kind == "extra_forbidden" else problem
+            for kind, problem in problems_of(error, Published)
+        ]
         raise first_error(problems, document) or InputError(f"{path}: not a published table") from error
-    shape, found = _shape(published.declared)
-    if wrong := first_error([*found, *_problems(published)], document):
+    shape, shape_problems = _shape(published.declared)
+    if wrong := first_error([*shape_problems, *_problems(published)], document):
         raise wrong
     return _table(published, shape)
 
@@ -64,11 +67,11 @@ def _plain(node: Any) -> Any:
 
 def _problems(published: Published) -> Iterator[Problem]:
     """Yield problems between sections."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, row in enumerate(published.rows):
-        if row.name in seen:
+        if row.name in names:
             yield Problem(("rows", index, "name"), f"another row is called {row.name!r}; give each its own name")
-        seen.add(row.name)
+        names.add(row.name)
         isolated = published.isolated_ms_per_sample
         if row.data is not None and isolated and row.data not in isolated:
             guess = did_you_mean(row.data, isolated) or ";"
@@ -76,9 +79,9 @@ def _problems(published: Published) -> Iterator[Problem]:
             yield Problem(("rows", index, "data"), message)
     for index, pair in enumerate(published.compare or []):
         for name in pair:
-            if name not in seen:
+            if name not in names:
                 yield Problem(
-                    ("compare", index), f"no row {name!r}{did_you_mean(name, seen) or ';'} allowed: row names"
+                    ("compare", index), f"no row {name!r}{did_you_mean(name, names) or ';'} allowed: row names"
                 )
         if pair[0] == pair[1]:
             yield Problem(("compare", index), f"{pair[0]!r} is compared with itself")
@@ -89,7 +92,7 @@ def _shape(declared: DeclaredSection) -> tuple[Shape | None, list[Problem]]:
     model, path = declared.model, ("declared", "model")
     if model is None:
         return None, []
-    given = model.model_dump(exclude_none=True, exclude={"preset", "positions"})
+    dimensions = model.model_dump(exclude_none=True, exclude={"preset", "positions"})
     if model.preset is not None and model.preset not in PRESETS:
         guess = did_you_mean(model.preset, PRESETS) or ";"
         return None, [
@@ -98,12 +101,12 @@ def _shape(declared: DeclaredSection) -> tuple[Shape | None, list[Problem]]:
     needed = ["family", "layers", "width", "heads", "ffn_width", "vocab_size"]
     if model.preset is not None:
         needed = [] if model.preset in PRESET_VOCABULARY else ["vocab_size"]
-    if missing := [key for key in needed if key not in given]:
+    if missing := [key for key in needed if key not in dimensions]:
         return None, [Problem(path, f"{', '.join(missing)} missing; give every dimension, or a preset")]
     positions = model.positions or declared.sequence_length or 1024
     try:
         # Without a preset every dimension is given, so that the default preset's show nowhere.
-        config = ModelConfig.model_validate(given | ({} if model.preset is None else {"preset": model.preset}))
+        config = ModelConfig.model_validate(dimensions | ({} if model.preset is None else {"preset": model.preset}))
         return resolve_shape(config, 0, positions), []
     except InputError as error:
         return None, [Problem(path, str(error))]

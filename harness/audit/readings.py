@@ -1,7 +1,7 @@
-"""Finds readings that make an inconsistent row consistent: every single change of a declared value is tried.
+"""Finds readings that make an inconsistent row consistent, by trying every single change of a declared value.
 
-Two changes at once are tried only if no single change fits, except changes that fit almost any figure: a reading with a
-free parameter proves little.
+Pairs of changes are tried only if no single change fits. Changes with a free parameter do not count as a fit here,
+because they fit almost any figure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.audit.policy import AVERAGE_WITHIN
 from harness.audit.solve import Excluded, FittedReading, NamedPeak, devices, sequences
 from harness.audit.table import AuditRow, Peak
 
-# Shares of the work that FLOPs may be counted of.
+# Factors on the FLOPs if a publication counts only a part of the work, or more than the model needs.
 SCALES = {"forward": 1 / 3, "backward": 2 / 3, "recomputation": 4 / 3, "fused": 1 / 2, "twice": 2.0}
 FIELDS = {TOKENS: "tokens_per_s", TFLOPS: "tflops", MFU: "mfu_percent", STEP: "step_ms"}
 UNITS = {TOKENS: (1e3, 1e-3), TFLOPS: (1e3, 1e-3), MFU: (1e2, 1e-2), STEP: (1e3, 1e-3)}
@@ -25,16 +25,16 @@ UNITS = {TOKENS: (1e3, 1e-3), TFLOPS: (1e3, 1e-3), MFU: (1e2, 1e-2), STEP: (1e3,
 
 @dataclass(frozen=True)
 class Search:
-    """Readings that fit, and what was tried and does not."""
+    """Readings that fit, and tried kinds of readings that do not."""
 
     fits: list[FittedReading]
     excluded: list[Excluded]
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
-    """All single changes of ``setting`` that make ``row`` consistent; pairs too, where all of those are free."""
+    """Return all single changes of ``setting`` that make ``row`` consistent; also pairs if all of these are free."""
     excluded: list[Excluded] = []
-    found = [
+    fitting = [
         *_formulas(row, setting, known, excluded),
         *_scales(row, setting),
         *_units(row, setting),
@@ -45,54 +45,54 @@ def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: 
         *averages(row, setting),
         *durations(row, setting),
     ]
-    if all(one.free for one in found):
-        found += _pairs(row, setting, known)
-    return Search(found, list(dict.fromkeys(excluded)))
+    if all(reading.free for reading in fitting):
+        fitting += _pairs(row, setting, known)
+    return Search(fitting, list(dict.fromkeys(excluded)))
 
 
 def _formulas(
     row: AuditRow, setting: Setting, known: Sequence[Convention], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    tried = [replace(setting, convention=one) for one in known if one != setting.convention]
+    tried = [replace(setting, convention=formula) for formula in known if formula != setting.convention]
     if setting.sequence is None or not tried:
         return
-    hits = [one for one in tried if fits(row, one)]
+    hits = [candidate for candidate in tried if fits(row, candidate)]
     if not hits:
         excluded.append(Excluded("formula", "none fits"))
-    yield from (FittedReading("formula", one) for one in hits)
+    yield from (FittedReading("formula", hit) for hit in hits)
 
 
 def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """FLOPs of a part of the work, or of more than the model needs."""
+    """Yield readings that count the FLOPs of a part of the work, or of more than the model needs."""
     if setting.flops_per_token is None:
         return
     for part, scale in SCALES.items():
-        one = replace(setting, scale=scale)
-        if fits(row, one):
-            yield FittedReading("scale", one, figures=(part,))
+        scaled = replace(setting, scale=scale)
+        if fits(row, scaled):
+            yield FittedReading("scale", scaled, figures=(part,))
 
 
 def _units(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """A figure printed in another unit than its column's."""
+    """Yield readings with one figure in another unit than its column's."""
     for name, factors in UNITS.items():
         for factor in factors:
-            if (other := in_unit(row, name, factor)) is not None and fits(other, setting):
+            if (converted := in_unit(row, name, factor)) is not None and fits(converted, setting):
                 yield FittedReading("unit", setting, factor, figures=(name,))
 
 
 def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
-    """``row`` with the figure ``name`` times ``factor``; None where it gives no such figure."""
+    """Return ``row`` with the figure ``name`` times ``factor``; None if the row lacks it."""
     field = FIELDS[name]
     figure: AuditedFigure | None = getattr(row, field)
     return None if figure is None else replace(row, **{field: figure.times(factor)})  # type: ignore[arg-type]
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:
-    """Another formula together with one more change that leaves nothing free (lengths: powers of two alone)."""
-    for one in known:
-        if one == setting.convention:
+    """Yield another formula with one more change, without free parameters (lengths: only powers of two)."""
+    for formula in known:
+        if formula == setting.convention:
             continue
-        base, ignored = replace(setting, convention=one), list[Excluded]()
+        base, ignored = replace(setting, convention=formula), list[Excluded]()
         for second in (
             *sequences(row, base, ignored, powers_only=True),
             *devices(row, base, ignored),
@@ -104,10 +104,10 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
 def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    """Another peak behind the MFU: solved, then named where a known device has it."""
-    given = witnesses(row, setting)
-    work = common([interval for name, interval in given.items() if name != MFU])
-    if row.mfu_percent is None or setting.peak_flops_per_s is None or len(given) < 2:
+    """Yield the peak that would explain the MFU, with the known devices that have it."""
+    figures = witnesses(row, setting)
+    work = common([interval for name, interval in figures.items() if name != MFU])
+    if row.mfu_percent is None or setting.peak_flops_per_s is None or len(figures) < 2:
         return
     if work is None:
         excluded.append(Excluded("peak", "figures disagree"))
@@ -116,38 +116,38 @@ def peaks_behind(
     if needed.holds(setting.peak_flops_per_s):
         excluded.append(Excluded("peak", "agrees"))
         return
-    one = replace(setting, peak_flops_per_s=needed.middle)
-    if not fits(row, one):
+    with_peak = replace(setting, peak_flops_per_s=needed.middle)
+    if not fits(row, with_peak):
         return
     names = _devices_with(needed, peaks)
     if needed.holds(2 * setting.peak_flops_per_s):
         names.append(NamedPeak("", sparse=True))
     names += _devices_with(needed / 2, peaks, sparse=True)
-    was = setting.peak_flops_per_s
+    declared_peak = setting.peak_flops_per_s
     yield FittedReading(
-        "peak", one, needed.middle, needed.low, needed.high, free=not names, was=was, peaks=tuple(names)
+        "peak", with_peak, needed.middle, needed.low, needed.high, free=not names, was=declared_peak, peaks=tuple(names)
     )
 
 
 def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False) -> list[NamedPeak]:
-    """Known devices with a peak in ``needed``."""
+    """Return the known devices with a peak in ``needed``."""
     dtypes: dict[str, list[str]] = {}
     for peak in peaks:
         if needed.holds(peak.flops_per_s):
             dtypes.setdefault(peak.device, []).append(peak.dtype)
-    return [NamedPeak(device, tuple(found), sparse) for device, found in dtypes.items()]
+    return [NamedPeak(device, tuple(matching), sparse) for device, matching in dtypes.items()]
 
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Some figures count real tokens alone, the others all positions: the share of real tokens it would take."""
-    given = witnesses(row, setting) or rates(row, setting)
-    for size in range(1, len(given)):
-        for names in combinations(given, size):
-            real, every = (
-                {name: given[name] for name in given if (name in names) == inside} for inside in (True, False)
+    """Yield readings in which some figures count only real tokens, the others all positions, with the needed share."""
+    figures = witnesses(row, setting) or rates(row, setting)
+    for size in range(1, len(figures)):
+        for names in combinations(figures, size):
+            real, all_positions = (
+                {name: figures[name] for name in figures if (name in names) == is_named} for is_named in (True, False)
             )
-            first, second = common(list(real.values())), common(list(every.values()))
-            if STEP in real or first is None or second is None:  # a step takes the time of all its positions
+            first, second = common(list(real.values())), common(list(all_positions.values()))
+            if STEP in real or first is None or second is None:  # The time of a step covers all its positions.
                 continue
             share = first / second
             if share.low >= 1 or share.overlaps(Interval(1, 1)):
@@ -160,7 +160,7 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
                 min(share.high, 1.0),
                 True,
                 figures=(*real,),
-                others=(*every,),
+                others=(*all_positions,),
             )
             if row.padded is False:
                 excluded.append(Excluded("padding", "declared", reading=reading))
@@ -169,13 +169,13 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Tokens/s of other steps than the one whose time is printed: logs smooth the one and not the other."""
+    """Yield a reading in which tokens/s and step time are of different steps, because logs smooth only one of them."""
     rate = rates(row, setting)
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return
-    apart = rate[TOKENS].middle / rate[STEP].middle - 1
-    if abs(apart) <= AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
-        yield FittedReading("average", setting, apart, free=True)
+    difference = rate[TOKENS].middle / rate[STEP].middle - 1
+    if abs(difference) <= AVERAGE_WITHIN and fits(replace(row, tokens_per_s=None), setting):
+        yield FittedReading("average", setting, difference, free=True)
 
 
 def durations(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:

@@ -26,7 +26,7 @@ _READING = ("value", "low", "high", "gflops_per_token", "free", "changes", "firm
 
 
 def as_json(audit: Audit) -> str:
-    """The records field by field, and the words for every kind."""
+    """Return the records field by field, with texts for every kind."""
     content = {
         "title": audit.table.title,
         "source": audit.table.source,
@@ -34,23 +34,23 @@ def as_json(audit: Audit) -> str:
         "conclusion": text.conclusion(audit),
         "rows": [_row_json(row, audit) for row in audit.rows],
         "formulas": [
-            {"words": text.convention(key), **_fields(one, "gflops_per_token", "rows", "of")}
-            for key, one in audit.formulas.items()
-            if one.rows
+            {"words": text.convention(key), **_fields(formula, "gflops_per_token", "rows", "of")}
+            for key, formula in audit.formulas.items()
+            if formula.rows
         ],
         "formula_sentence": text.formula_sentence(audit),
-        "gains": [{**asdict(one), "sentence": text.gain_sentence(one, audit.table)} for one in audit.gains],
+        "gains": [{**asdict(gain), "sentence": text.gain_sentence(gain, audit.table)} for gain in audit.gains],
         "gains_sentence": text.gains_sentence(audit),
-        "fits": [asdict(one) for one in audit.fits],
+        "fits": [asdict(fit) for fit in audit.fits],
         "traffic": audit.traffic
         and {**asdict(audit.traffic), "assumption": text.traffic_assumption(audit.traffic, audit.table)},
         "evidence": [
-            {"row": one.row.name, "reading": f"sequence length {one.sequence:,.0f}", "supports": one.supports,
-             "sentence": text.clue_sentence(one)}
-            for one in audit.evidence
+            {"row": clue.row.name, "reading": f"sequence length {clue.sequence:,.0f}", "supports": clue.supports,
+             "sentence": text.clue_sentence(clue)}
+            for clue in audit.evidence
         ],
-        "scatters": [asdict(one) for one in audit.scatters],
-        "scatter_sentences": [text.scatter_sentence(one) for one in audit.scatters],
+        "scatters": [asdict(scatter) for scatter in audit.scatters],
+        "scatter_sentences": [text.scatter_sentence(scatter) for scatter in audit.scatters],
     }  # fmt: skip
     return json.dumps(content, indent=1) + "\n"
 
@@ -62,10 +62,15 @@ def _fields(record: Any, *names: str) -> dict[str, Any]:
 def _row_json(row: RowAudit, audit: Audit) -> dict[str, Any]:
     return {
         **_fields(row, "name", "status"),
-        "checks": [{**asdict(one), "reasons": [text.REASONS[why] for why in one.reasons]} for one in row.checks],
-        "readings": [{"kind": one.kind, "words": text.reading(one), **_fields(one, *_READING)} for one in row.readings],
-        "excluded": [text.excluded(one) for one in row.excluded],
-        "excluded_kinds": [_fields(one, "kind", "why", "coverage") for one in row.excluded],
+        "checks": [
+            {**asdict(check), "reasons": [text.REASONS[reason] for reason in check.reasons]} for check in row.checks
+        ],
+        "readings": [
+            {"kind": reading.kind, "words": text.reading(reading), **_fields(reading, *_READING)}
+            for reading in row.readings
+        ],
+        "excluded": [text.excluded(entry) for entry in row.excluded],
+        "excluded_kinds": [_fields(entry, "kind", "why", "coverage") for entry in row.excluded],
         **_fields(row, "step_ms", "gflops_per_token", "expected_gflops_per_token"),
         "incomparable": None if row.incomparable is None else text.incomparable(row.incomparable),
         **_fields(row, "tokens_per_s_as_declared"),
@@ -74,7 +79,7 @@ def _row_json(row: RowAudit, audit: Audit) -> dict[str, Any]:
 
 
 def as_text(audit: Audit, published: Table) -> str:
-    """Return the whole page; ``published`` lends the figures as they were printed."""
+    """Return the whole page. ``published``: the table with the printed figures."""
     page = joined(
         f"# Audit: {safe(published.title)}",
         bulleted(f"**{safe(line)}**" for line in text.conclusion(audit)),
@@ -108,14 +113,14 @@ def _rows(audit: Audit, published: Table) -> str:
     header = ["row", "tokens/s", "MFU %", "TFLOP/s", "step ms", "GFLOP/token", "shape says", "verdict"]
     texts = []
     for row in audit.rows:
-        about = printed[row.name]
-        aside = "".join(f" *{safe(one.strip())}*" for one in (about.note, about.source) if one)
+        printed_row = printed[row.name]
+        aside = "".join(f" *{safe(remark.strip())}*" for remark in (printed_row.note, printed_row.source) if remark)
         texts.append(f"**{safe(row.name)}**: {safe(text.row_sentence(row, audit))}{aside}")
     sentences = [text.formula_sentence(audit), *map(text.scatter_sentence, audit.scatters)]
     return joined(
         "## Rows",
         table(header, [_cells(row, printed[row.name]) for row in audit.rows]),
-        *(safe(one or "") for one in sentences),
+        *(safe(sentence or "") for sentence in sentences),
         bulleted(texts),
     )
 
@@ -123,7 +128,7 @@ def _rows(audit: Audit, published: Table) -> str:
 def _cells(row: RowAudit, printed: AuditRow) -> list[str]:
     figures = [printed.tokens_per_s, printed.mfu_percent, printed.tflops]
     verdict = SHORT[row.status]
-    if row.status == "inconsistent" or (row.status == "apart" and any(not one.free for one in row.readings)):
+    if row.status == "inconsistent" or (row.status == "apart" and any(not reading.free for reading in row.readings)):
         verdict += f", {safe(text.short(row))}"
     return [
         row.name,
@@ -178,5 +183,5 @@ def _inferences(audit: Audit) -> str:
         })]  # fmt: skip
         if audit.traffic is not None:
             parts.append(safe(text.traffic_sentence(audit.traffic, audit.fits, audit.table)))
-    parts += [f"- {safe(text.clue_sentence(one))}" for one in audit.evidence]
+    parts += [f"- {safe(text.clue_sentence(clue))}" for clue in audit.evidence]
     return joined("## Inferences", *parts) if parts else ""

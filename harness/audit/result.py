@@ -1,4 +1,4 @@
-"""Defines the findings of an audit: records alone, which harness.audit.text words."""
+"""Defines the findings of an audit as records; harness.audit.text writes their sentences."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from harness.audit.table import Table
 
 @dataclass(frozen=True)
 class Formula:
-    """A way to count FLOPs per token, and which of the rows that depend on it it fits."""
+    """Formula for FLOPs per token, and the rows that it fits, out of the rows that depend on it."""
 
     convention: Convention
     gflops_per_token: float
-    """At the table's sequence length."""
+    """GFLOP per token at the table's sequence length."""
     rows: list[str]
     of: int
 
 
 @dataclass(frozen=True)
 class RowAudit:
-    """One row: what was checked, what would explain it, and what follows. None: not derivable."""
+    """Result for one row: checks, readings that would explain it, and inferences. None: not derivable."""
 
     name: str
     status: AuditStatus
@@ -41,11 +41,11 @@ class RowAudit:
     setting: Setting
     incomparable: Incomparable | None
     tokens_per_s_as_declared: float | None
-    """Inference: at the declared sequence length with the same FLOP/s, where another length is a reading."""
+    """Tokens/s at the declared sequence length with the same FLOP/s, if a firm reading has another length."""
     alike: list[FittedReading]
     """Readings that count the same FLOPs per token."""
     scatter: Scatter | None
-    """Scatter of several rows that this row is part of."""
+    """Scatter of several rows that includes this row."""
 
     @property
     def gflops_per_token(self) -> float | None:
@@ -60,7 +60,7 @@ class RowAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything that ``harness audit`` found in ``table``. ``formulas``: all that were tried."""
+    """All results of ``harness audit`` on ``table``. ``formulas``: all tried formulas."""
 
     table: Table
     rows: list[RowAudit]
@@ -69,5 +69,5 @@ class Audit:
     fits: list[Fit]
     traffic: Traffic | None
     evidence: list[Clue]
-    """What else in the table speaks for or against a reading of a row."""
+    """Evidence elsewhere in the table for or against readings of rows."""
     scatters: list[Scatter]

@@ -1,7 +1,7 @@
-"""Asks how far two figures of a row are apart, and whether figures that were each measured apart would be as far.
+"""Measures how far two figures of a row are apart, and if separate measurements would explain it.
 
-The scale of such scatter comes from the other rows of the table. Numbers only; harness.audit.text makes the
-sentences.
+The other rows of the table show the scale of such scatter. This module returns numbers only; harness.audit.text writes
+the sentences.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal s
 
 @dataclass(frozen=True)
 class Relation:
-    """Two figures of a row that should agree, as the logarithm of the first over the second."""
+    """Relation of two figures of a row that should agree: the logarithm of the first over the second."""
 
     first: str
     second: str
     center: float
     half: float
-    """What rounding leaves open on either side of ``center``."""
+    """Uncertainty from rounding on either side of ``center``."""
 
     @property
     def gap(self) -> float:
-        """Distance beyond rounding; 0 if they agree."""
+        """Distance of the figures beyond rounding; 0 if they agree."""
         return max(abs(self.center) - self.half, 0.0)
 
     @property
     def reach(self) -> float:
-        """Largest distance of the figures behind the rounding."""
+        """Largest possible distance of the unrounded figures."""
         return abs(self.center) + self.half
 
 
 def relations(row: AuditRow, setting: Setting) -> list[Relation]:
-    """Every pair of figures that the row allows to compare."""
+    """Return the relation of every comparable pair of the row's figures."""
     reported, rate = witnesses(row, setting), rates(row, setting)
     pairs = [(a, b, reported[a], reported[b]) for a, b in combinations(reported, 2) if {a, b} != {TOKENS, STEP}]
-    if len(rate) == 2:  # needs neither the shape nor the peak
+    if len(rate) == 2:  # Needs neither the shape nor the peak.
         pairs.append((TOKENS, STEP, rate[TOKENS], rate[STEP]))
     return [_relation(*pair) for pair in pairs]
 
@@ -62,65 +62,68 @@ def _relation(first: str, second: str, one: Interval, other: Interval) -> Relati
 
 
 def worst(row: AuditRow, setting: Setting) -> Relation | None:
-    """The relation that is furthest apart; None where there is nothing to compare."""
-    return max(relations(row, setting), key=lambda one: (one.gap, one.reach), default=None)
+    """Return the relation that is furthest apart; None if there is nothing to compare."""
+    return max(relations(row, setting), key=lambda pair: (pair.gap, pair.reach), default=None)
 
 
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
-    """The chance that honest scatter parts ``one`` as far as it is. ``others``: the same figures in the other rows.
+    """Return the chance that normal scatter is as large as the gap of ``one``. ``others``: same figures, other rows.
 
-    Its scale is the median of the others, so that a few slips among them do not hide one; with few others the chance
-    says how little they know. Beyond that, no honest scatter is taken to be larger than USUAL_SCATTER, unless the
-    others scatter by more around what they have in common.
+    The scale of scatter is the median of the others, so a few errors among them do not hide this one. With few others
+    the chance is larger, because the scale is uncertain. In any case, normal scatter is assumed to be at most
+    USUAL_SCATTER, unless the others scatter by more around their common value.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
         return usual
-    scale = sorted(other.reach for other in others)[len(others) // 2]
-    among = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
+    scale = sorted(relation.reach for relation in others)[len(others) // 2]
+    chance = _beyond_median(one.gap / scale, len(others)) if scale > 0 else 0.0
     if len(others) >= WITNESS_ROWS_MIN:
-        middle = median(other.center for other in others)
-        spread = sorted(abs(other.center - middle) - other.half for other in others)[len(others) // 2]
+        middle = median(relation.center for relation in others)
+        spread = sorted(abs(relation.center - middle) - relation.half for relation in others)[len(others) // 2]
         if spread * PER_DEVIATION > USUAL_SCATTER:
-            return among
-    return min(among, usual)
+            return chance
+    return min(chance, usual)
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """True if honest scatter does not explain ``one``. If most others are apart too, the tails are unknown."""
-    apart = sum(other.gap > 0 for other in others)
+    """Return True if normal scatter does not explain ``one``.
+
+    If most others are apart too, the tails of the scatter are unknown, so the required chance is smaller.
+    """
+    count = sum(relation.gap > 0 for relation in others)
     return chance_of_scatter(one, others) <= (
-        INCONSISTENT_CHANCE / 10 if 2 * apart > len(others) else INCONSISTENT_CHANCE
+        INCONSISTENT_CHANCE / 10 if 2 * count > len(others) else INCONSISTENT_CHANCE
     )
 
 
 @cache
 def _distances() -> tuple[Distances, Distances, Distances]:
-    """Distances in standard deviations, and the shares of normal scatter within and beyond each."""
+    """Return distances in standard deviations, and the shares of normal scatter within and beyond each."""
     distance = np.geomspace(1e-6, 30, 2000)
-    within = np.array([erf(value / sqrt(2)) for value in distance])
-    return distance, within, np.array([erfc(value / sqrt(2)) for value in distance])
+    inner = np.array([erf(value / sqrt(2)) for value in distance])
+    return distance, inner, np.array([erfc(value / sqrt(2)) for value in distance])
 
 
 @lru_cache(maxsize=256)
 def _median_of(others: int) -> Distances:
-    """The density of the (upper) median of so many distances, over the share within it."""
-    _, within, _ = _distances()
-    rank, inside = others // 2 + 1, np.clip(within, 1e-300, 1 - 1e-16)
-    logarithm = (rank - 1) * np.log(inside) + (others - rank) * np.log1p(-inside)
+    """Return the density of the (upper) median of ``others`` distances, over the share within it."""
+    _, inner, _ = _distances()
+    rank, clipped = others // 2 + 1, np.clip(inner, 1e-300, 1 - 1e-16)
+    logarithm = (rank - 1) * np.log(clipped) + (others - rank) * np.log1p(-clipped)
     weight: Distances = np.exp(logarithm - logarithm.max())
-    return weight / float(np.trapezoid(weight, within))
+    return weight / float(np.trapezoid(weight, inner))
 
 
 def _beyond_median(times: float, others: int) -> float:
-    """The chance that one distance exceeds ``times`` the (upper) median of ``others``, all of one normal scatter."""
-    distance, within, beyond = _distances()
-    return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, beyond), within))
+    """Return the chance that one distance exceeds ``times`` the (upper) median of ``others``, under normal scatter."""
+    distance, inner, outer = _distances()
+    return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, outer), inner))
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Two figures that several rows print apart, for no reason that was found. Fractions."""
+    """Two figures that differ in several rows for an unknown reason. Differences are fractions."""
 
     first: str
     second: str
@@ -132,29 +135,29 @@ class Scatter:
     low: float
     high: float
     above: int
-    """Rows in which the first figure is the larger one."""
+    """Number of rows in which the first figure is larger."""
     common: bool
-    """Whether all are apart by about the same, so that one cause is behind them and not scatter."""
+    """True if all rows differ by about the same amount, so that one common cause is likelier than scatter."""
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
-    """One for every group of two rows or more whose figures differ for no reason that was found.
+    """Return the scatter of each group of two or more rows whose figures differ for an unknown reason.
 
-    Where the same rows differ in several pairs of figures, the pair that is furthest apart stands for all.
+    If the same rows differ in several pairs of figures, only the pair that is furthest apart is returned.
     """
-    pairs_of: dict[tuple[str, str], dict[str, Relation]] = {}
+    pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():
         if name not in explained:
             for pair in pairs:
-                pairs_of.setdefault((pair.first, pair.second), {})[name] = pair
-    found: dict[tuple[str, ...], Scatter] = {}
-    for (first, second), pairs_by_row in pairs_of.items():
-        apart = {name: pair for name, pair in pairs_by_row.items() if pair.gap > 0}
-        if len(apart) >= 2:
-            one = _scatter(first, second, apart, list(pairs_by_row.values()))
-            if one.typical > found.get(tuple(apart), one).typical or tuple(apart) not in found:
-                found[tuple(apart)] = one
-    return list(found.values())
+                pairs_by_figures.setdefault((pair.first, pair.second), {})[name] = pair
+    widest: dict[tuple[str, ...], Scatter] = {}
+    for (first, second), pairs_by_row in pairs_by_figures.items():
+        differing = {name: pair for name, pair in pairs_by_row.items() if pair.gap > 0}
+        if len(differing) >= 2:
+            scatter = _scatter(first, second, differing, list(pairs_by_row.values()))
+            if scatter.typical > widest.get(tuple(differing), scatter).typical or tuple(differing) not in widest:
+                widest[tuple(differing)] = scatter
+    return list(widest.values())
 
 
 def _scatter(first: str, second: str, apart: Mapping[str, Relation], every: Sequence[Relation]) -> Scatter:

@@ -1,6 +1,7 @@
 """Solves an inconsistent row for the sequence length, or the number of devices, that would make it consistent.
 
-The unknown follows from the row's own figures as an interval. It is named only where that holds a plausible value.
+The unknown follows from the row's own figures as an interval. It is reported only if the interval contains a plausible
+value.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from harness.audit.table import AuditRow
 UnknownKind = Literal[
     "formula", "scale", "sequence", "devices", "total", "unit", "peak", "padding", "average", "duration"
 ]
-SOLVED_ROUNDING = 1e-9  # relative; what binary arithmetic may do to a value that was solved for
+SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """A device that has a peak; without one, the declared peak. ``sparse``: twice that, with 2:4 sparsity."""
+    """Device with a peak; no name means the declared peak. ``sparse``: True for twice the peak, with 2:4 sparsity."""
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -33,38 +34,38 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """One reading that fits. ``free``: it has a parameter that can fit any figure, so fitting proves nothing."""
+    """Reading that fits. ``free``: True if it has a parameter that can fit any figure, so the fit proves nothing."""
 
     kind: UnknownKind
     setting: Setting
     value: float | None = None
     low: float | None = None
-    """``low`` to ``high``: what the row's digits allow for ``value``."""
+    """``low`` to ``high``: range of ``value`` that the row's digits allow."""
     high: float | None = None
     free: bool = False
     changes: int = 1
     firm: bool = False
-    """Whether neither honest scatter nor the number of readings that were tried explains that it fits."""
+    """True if neither normal scatter nor the number of tried readings explains the fit."""
     coverage: float | None = None
-    """Of figures about as far off, the share that a reading as simple would fit."""
+    """Share of figures, about as far off, that an equally simple reading would fit."""
     shared: int = 1
-    """Rows that the same change makes consistent."""
+    """Number of rows that the same change makes consistent."""
     base: Convention | None = None
-    """The formula of the other rows, where this is a change on top of it."""
+    """Formula of the other rows, if this reading is a change on top of it."""
     as_others: bool = False
-    """With two changes: the formula is that of the other rows, not one of the row's own."""
+    """With two changes: True if the formula is that of the other rows, not a formula of only this row."""
     was: float | None = None
-    """What is declared instead of ``value``."""
+    """Declared value instead of ``value``."""
     figures: tuple[str, ...] = ()
-    """"unit": the figure; "padding": those that count real tokens alone; "scale": the part of the work."""
+    """"unit": the figure. "padding": the figures that count only real tokens. "scale": the part of the work."""
     others: tuple[str, ...] = ()
     """"padding": the figures that count all positions."""
     among: int = 1
-    """Values of its kind that fit as well, this one among them."""
+    """Number of values of this kind that fit, including this one."""
     most: float | None = None
-    """"devices": the largest of these."""
+    """"devices": the largest fitting number."""
     peaks: tuple[NamedPeak, ...] = ()
-    """"peak": what has it."""
+    """"peak": known devices with this peak."""
 
     @property
     def gflops_per_token(self) -> float | None:
@@ -74,24 +75,24 @@ class FittedReading:
 
 @dataclass(frozen=True)
 class Excluded:
-    """A kind of reading that does not explain a row. ``needed``: the value it would take; ``coverage``: as above."""
+    """Kind of reading that does not explain a row. ``needed``: the required value. ``coverage``: see above."""
 
     kind: UnknownKind
     why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
     needed: Interval | None = None
     coverage: float | None = None
     reading: FittedReading | None = None
-    """The one that would fit, were something else declared."""
+    """Reading that would fit if the declaration were different."""
 
 
 def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
-    """The most plausible other sequence length, with what else the digits allow."""
-    given = list(_sequence_intervals(row, setting))
-    allowed = common(given)
+    """Yield the most plausible other sequence length, with the range that the digits allow."""
+    intervals = list(_sequence_intervals(row, setting))
+    allowed = common(intervals)
     if allowed is None:
-        if given:
+        if intervals:
             excluded.append(Excluded("sequence", "figures disagree"))
         return
     lengths = plausible_lengths(allowed, powers_only)
@@ -107,16 +108,16 @@ def sequences(
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
     """Yield the positive lengths that each relation of the row with a sequence length allows."""
-    work, one = _work(row, setting), setting.convention
+    work, convention = _work(row, setting), setting.convention
     rate = rates(row, setting)
-    if one is not None and one.attention_per_position and work is not None:
+    if convention is not None and convention.attention_per_position and work is not None:
         if name := _fixed_rate(row, rate):
             flops = work * setting.devices / rate[name]
-            ends = [one.sequence_length(flops.low), one.sequence_length(flops.high)]
+            ends = [convention.sequence_length(flops.low), convention.sequence_length(flops.high)]
         elif row.batch_size is not None and row.step_ms is not None:
             # The step's tokens grow with the length too: batch x s x (6 N + a s) = work x step time.
             sample = work * (row.step_ms.interval * 1e-3) / row.batch_size
-            n, a = 6.0 * one.weights, one.attention_per_position
+            n, a = 6.0 * convention.weights, convention.attention_per_position
             ends = [(sqrt(n * n + 4 * a * flops) - n) / (2 * a) for flops in (sample.low, sample.high)]
         else:
             ends = []
@@ -127,34 +128,34 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """FLOP/s of one device from figures other than tokens and time."""
-    given = witnesses(row, setting)
-    return common([given[name] for name in (TFLOPS, MFU) if name in given])
+    """Return the FLOP/s of one device from figures other than tokens and time; None if unknown or contradictory."""
+    figures = witnesses(row, setting)
+    return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
 
 def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
-    """A rate of tokens that does not follow from sequence length and devices."""
+    """Return the name of a token rate that does not depend on sequence length and devices; None without one."""
     if TOKENS in rate:
         return TOKENS
     return STEP if STEP in rate and row.tokens_per_step is not None else None
 
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
-    """Powers of two, and multiples of 64, in ``allowed``; of very many, the shortest."""
+    """Return powers of two, and multiples of 64, in ``allowed``; of very many, only the shortest."""
     first, last = (
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
     )
-    found = {2**power for power in range(first, last + 1)}
+    lengths = {2**power for power in range(first, last + 1)}
     if not powers_only:
         start = ceil(allowed.low * (1 - SOLVED_ROUNDING) / LENGTH_STEP)
         end = min(floor(allowed.high * (1 + SOLVED_ROUNDING) / LENGTH_STEP), start + VALUES_TRIED_MAX)
-        found |= {LENGTH_STEP * factor for factor in range(max(start, 1), end + 1)}
-    return sorted(found)
+        lengths |= {LENGTH_STEP * factor for factor in range(max(start, 1), end + 1)}
+    return sorted(lengths)
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Another number of devices, or TFLOP/s that count all of them."""
+    """Yield another number of devices, and TFLOP/s of all devices instead of one."""
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
     if flops is not None and work is not None and (name := _fixed_rate(row, rate)):

@@ -1,7 +1,7 @@
-"""Counts how much a fit proves: the share of figures that some reading of a kind would fit as well.
+"""Measures the evidence of a fit: the share of random figures that some reading of the same kind would fit.
 
-A random figure is one that is up to twice as far off as the one that was printed. Where readings of a kind fit a large
-part of all such figures, that one of them fits says nothing. This is the correction for having looked in many places.
+A random figure is up to twice as far off as the printed one. If readings of a kind fit a large share of such figures,
+the fit of one of them is no evidence. This corrects for the number of tried readings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All readings that are tried for a row, by how far each would move one relation of it."""
+    """All tried readings of a row, by their shift of one of its relations."""
 
     row: AuditRow
     setting: Setting
@@ -39,9 +39,9 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """The share of random figures that a reading as simple as ``reading``, or simpler, would fit.
+        """Return the share of random figures that a reading as simple as ``reading``, or simpler, would fit.
 
-        ``half``: what is left open on either side of a figure; default: what the row's rounding leaves.
+        ``half``: uncertainty on either side of a figure; default: from the row's rounding.
         """
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
@@ -52,24 +52,24 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Usual slips: formulas, usual lengths and numbers of devices, peaks of known devices, factors, units."""
+        """Shifts by usual errors: formulas, usual lengths and numbers of devices, known peaks, factors, units."""
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
-            flops = [one.flops_per_token(declared.sequence) for one in self.known]
+            flops = [convention.flops_per_token(declared.sequence) for convention in self.known]
             parts.append(self._by_flops(np.log(np.array(flops) / declared.flops_per_token)))
         parts.append(self._by_length(USUAL_LENGTHS, declared.convention))
         parts.append(self._by_devices(USUAL_DEVICES))
         if declared.peak_flops_per_s is not None:
-            peaks = [one.flops_per_s for one in self.peaks]
-            every = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
-            parts.append(self._by_peak(np.log(every / declared.peak_flops_per_s)))
+            peaks = [peak.flops_per_s for peak in self.peaks]
+            tried_peaks = np.array([2 * declared.peak_flops_per_s, *peaks, *(2 * peak for peak in peaks)])
+            parts.append(self._by_peak(np.log(tried_peaks / declared.peak_flops_per_s)))
         parts.append(self._by_unit())
         return np.concatenate(parts)
 
     @cached_property
     def _unusual(self) -> Shifts:
-        """Every multiple of 64 and every power of two as length, every number of devices."""
+        """Shifts by every multiple of 64 and every power of two as length, and by every number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         multiples = np.arange(LENGTH_STEP, SEQUENCE_LONGEST + 1.0, LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
@@ -77,15 +77,15 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Another formula together with a power of two as length, or with another number of devices."""
+        """Shifts by another formula together with a power of two as length, or with another number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
             return parts[0]
         devices = self._by_devices(np.arange(1.0, DEVICES_TRIED_MAX + 1))
-        for one in self.known:
-            parts.append(self._by_length(powers, one))
-            moved = log(one.flops_per_token(declared.sequence) / declared.flops_per_token)
+        for convention in self.known:
+            parts.append(self._by_length(powers, convention))
+            moved = log(convention.flops_per_token(declared.sequence) / declared.flops_per_token)
             parts.append(devices + (moved if self._work() else 0.0))
         return np.concatenate(parts)
 
@@ -97,7 +97,7 @@ class Readings:
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """1 where the relation holds a step whose tokens follow from batch size, length and devices."""
+        """Return the exponent of the step's tokens in the relation; 0 if they do not depend on length and devices."""
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0
@@ -113,15 +113,15 @@ class Readings:
         if self._work() and convention is not None and declared.flops_per_token is not None:
             flops = 6.0 * convention.weights + convention.attention_per_position * lengths
             moved = moved + np.log(flops / declared.flops_per_token)
-        kept: Shifts = moved[moved != 0]
-        return kept
+        nonzero: Shifts = moved[moved != 0]
+        return nonzero
 
     def _by_devices(self, numbers: Shifts) -> Shifts:
         moved: Shifts = self._per_batch() * np.log(numbers / self.setting.devices)
         if self._work():
             moved = moved - np.log(numbers / self.setting.devices)
-        kept: Shifts = moved[moved != 0]
-        return kept
+        nonzero: Shifts = moved[moved != 0]
+        return nonzero
 
     def _by_peak(self, moved: Shifts) -> Shifts:
         return moved if self._of(MFU) else np.zeros(0)
@@ -140,11 +140,11 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """Share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a shift, but not of no shift."""
+    """Return the share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a nonzero shift."""
     window = max(AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
-    # A reading that moves the relation by t fits where the center is -t; a window around 0 holds both alike.
+    # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))
     low, high = np.clip(near - half, -window, window), np.clip(near + half, -window, window)
-    before = np.concatenate([[-window], high[:-1]])
-    covered = float(np.maximum(high - np.maximum(low, before), 0.0).sum())
+    previous = np.concatenate([[-window], high[:-1]])
+    covered = float(np.maximum(high - np.maximum(low, previous), 0.0).sum())
     return max(covered - 2 * half, 0.0) / (2 * (window - half))

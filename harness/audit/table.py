@@ -12,7 +12,7 @@ from trainer.model import Shape
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The declared optimizer: enough to count its memory traffic."""
+    """Declared optimizer, with the facts that determine its memory traffic."""
 
     name: str | None
     fused: bool
@@ -36,7 +36,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One published row: figures as printed, and its own declarations (None: as the table declares)."""
+    """Published row: printed figures, and its own declarations (None: as the table declares)."""
 
     name: str
     kind: str | None = None
@@ -87,6 +87,6 @@ class Table:
     compare: Sequence[tuple[str, str]] | None = None
     """(baseline, candidate); None: derived from batch sizes and isolated figures."""
     noise: Noise | None = None
-    """Of identical runs in this publication."""
+    """Noise of identical runs in this publication."""
     typical_noise: Noise | None = None
-    """Of identical runs elsewhere: shown with the verdict, never used as this table's own."""
+    """Noise of identical runs elsewhere: shown with the verdict, but it decides nothing."""

@@ -1,4 +1,4 @@
-"""Makes every sentence of an audit: a few for each row, gain and inference, and two lines for the whole table."""
+"""Writes every sentence of an audit: a few for each row, gain and inference, and two lines for the whole table."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ REASONS: Mapping[CheckReason, str] = {
     "rest of the duration": "the rest may be evaluation, checkpoints and pauses",
 }
 STATUS = {"consistent": "Consistent", "inconsistent": "Inconsistent", "apart": "Apart beyond rounding"}
-GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # words for their number, words for one
+GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # text for a number of gains, text for one gain
     "not comparable": ("not comparable", "not comparable"),
     "no ceiling": ("without a ceiling", "without a ceiling"),
     "loss with a faster data path": (
@@ -99,7 +99,7 @@ that they contradict each other. Ceilings take the isolated data time as fully e
 
 
 def conclusion(audit: Audit) -> list[str]:
-    """Two lines: of the rows, and of the gains."""
+    """Return two lines: one on the rows, one on the gains."""
     return [_rows_line(audit), _gains_line(audit)]
 
 
@@ -108,9 +108,9 @@ def _rows_line(audit: Audit) -> str:
     wrong = [row for row in audit.rows if row.status == "inconsistent"]
     text = f"{len(wrong) or 'None'} of {count(len(audit.rows), 'row')} {'is' if len(wrong) < 2 else 'are'} inconsistent"
     if wrong:
-        supported = {one.row.name for one in audit.evidence if one.supports}
-        more = {row.name: "; other rows support the sequence length" for row in wrong if row.name in supported}
-        text += ": " + "; ".join(f"{row.name} ({short(row)}{more.get(row.name, '')})" for row in wrong[:ROWS_NAMED])
+        supported = {clue.row.name for clue in audit.evidence if clue.supports}
+        support = {row.name: "; other rows support the sequence length" for row in wrong if row.name in supported}
+        text += ": " + "; ".join(f"{row.name} ({short(row)}{support.get(row.name, '')})" for row in wrong[:ROWS_NAMED])
         text += f"; and {len(wrong) - ROWS_NAMED} more" if len(wrong) > ROWS_NAMED else ""
     text += f". {states['consistent']} consistent"
     if states["apart"]:
@@ -119,24 +119,24 @@ def _rows_line(audit: Audit) -> str:
 
 
 def _gains_line(audit: Audit) -> str:
-    found = audit.gains
-    if not found:
+    judged_gains = audit.gains
+    if not judged_gains:
         return NO_COMPARISON
-    states = Counter[str](gain.verdict for gain in found)
+    states = Counter[str](gain.verdict for gain in judged_gains)
     texts = [f"{states[verdict]} {texts[0]}" for verdict, texts in GAINS.items() if states[verdict]]
-    text = f"{count(len(found), 'gain')}: {', '.join(texts)}."
+    text = f"{count(len(judged_gains), 'gain')}: {', '.join(texts)}."
     if audit.table.noise is None:
         return f"{text} No noise floor is published, so single runs decide no difference."
-    return f"{text} {sum(gain.noise == 'inside the noise' for gain in found)} inside the noise."
+    return f"{text} {sum(gain.noise == 'inside the noise' for gain in judged_gains)} inside the noise."
 
 
 def convention(one: Convention) -> str:
-    """Return the words after "FLOPs counted"."""
+    """Return the text that follows "FLOPs counted"."""
     return " and ".join(part for part in (WEIGHTS[one.counted], ATTENTION[one.attention]) if part) or PALM
 
 
 def reading(one: FittedReading, full: bool = True) -> str:
-    """Describe the change of a reading; ``full``: with other values that the digits allow."""
+    """Describe the change of a reading. ``full``: include other values that the digits allow."""
     text = _reading(one, full)
     if one.changes == 1 or one.setting.convention is None:
         return text
@@ -147,7 +147,7 @@ def reading(one: FittedReading, full: bool = True) -> str:
 
 
 def _reading(one: FittedReading, full: bool) -> str:
-    value, was = one.value or 0.0, one.was or 0.0
+    value, declared_value = one.value or 0.0, one.was or 0.0
     match one.kind:
         case "formula":
             return f"FLOPs counted {'' if one.setting.convention is None else convention(one.setting.convention)}"
@@ -156,20 +156,20 @@ def _reading(one: FittedReading, full: bool) -> str:
         case "sequence":
             allowed = f" (its figures allow {one.low or 0:,.1f} to {one.high or 0:,.1f}"
             allowed += f", {one.among} multiples of {LENGTH_STEP})" if one.among > 1 else ")"
-            declared = "" if one.was is None else f" instead of {was:,.0f}"
+            declared = "" if one.was is None else f" instead of {declared_value:,.0f}"
             return f"sequence length {value:,.0f}{declared}{allowed if full else ''}"
         case "devices":
-            text = f"{count(int(value), 'device')} instead of {was:.0f}"
+            text = f"{count(int(value), 'device')} instead of {declared_value:.0f}"
             if value == 1:
                 return f"{text} (tokens/s counts one device, not all)"
             return f"{text} (its figures allow {value:.0f} to {one.most:.0f})" if one.among > 1 and full else text
         case "total":
-            return f"TFLOP/s of all {was:.0f} devices, not of one"
+            return f"TFLOP/s of all {declared_value:.0f} devices, not of one"
         case "unit":
             size = "small" if value > 1 else "large"
             return f"{one.figures[0]} too {size} by a factor of {max(value, 1 / value):,.0f}"
         case "peak":
-            text = f"a peak of {value / 1e12:,.4g} TFLOP/s instead of {was / 1e12:,.4g}"
+            text = f"a peak of {value / 1e12:,.4g} TFLOP/s instead of {declared_value / 1e12:,.4g}"
             return f"{text}: {listing([*map(_peak, one.peaks)])}" if one.peaks else f"{text} (no known device has it)"
         case "padding":
             low, high = f"{(one.low or 0) * 100:.2f}", f"{(one.high or 0) * 100:.2f}"
@@ -229,17 +229,18 @@ def _flops(row: RowAudit) -> str:
     if implied is None or expected is None:
         return ""
     low, high = implied.low / 1e9, implied.high / 1e9
-    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4  # digits that the printed figures carry
+    # Keep the decimals that the printed figures support.
+    places = min(max(1 - floor(log10(high - low)), 0), 4) if high > low else 4
     text = (
         f"its figures amount to {low:.{places}f} to {high:.{places}f} GFLOP per token, the declared shape at sequence "
         f"{row.setting.sequence:,.0f} needs {expected:.{places}f}"
     )
-    off = "" if implied.holds(expected * 1e9) else f" ({(implied.middle / 1e9 / expected - 1) * 100:+.2f} %)"
-    return f"{text}{off}; "
+    deviation = "" if implied.holds(expected * 1e9) else f" ({(implied.middle / 1e9 / expected - 1) * 100:+.2f} %)"
+    return f"{text}{deviation}; "
 
 
 def _checks(found: Sequence[AuditCheck]) -> str:
-    """All of an inconsistent row's checks; of a consistent row's the one nearest to its limit."""
+    """Return all checks of an inconsistent row; of a consistent row only the check nearest to its limit."""
     made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
     if all(check.status == "consistent" for check in made):
         figures = [check for check in made if not check.reasons]
@@ -251,36 +252,36 @@ def _checks(found: Sequence[AuditCheck]) -> str:
 def _check(check: AuditCheck) -> str:
     agrees = "agree" if check.status == "consistent" else "disagree"
     allowed = f"rounding allows {(check.allowed or 0) * 100:.3f} %"
-    rest = "".join(f"; {REASONS[one]}" for one in check.reasons)
-    return f"{check.name} {agrees} ({(check.discrepancy or 0) * 100:+.3f} %, {allowed}{rest})"
+    remarks = "".join(f"; {REASONS[cause]}" for cause in check.reasons)
+    return f"{check.name} {agrees} ({(check.discrepancy or 0) * 100:+.3f} %, {allowed}{remarks})"
 
 
 def _explained(row: RowAudit, audit: Audit) -> Iterator[str]:
-    """Yield the readings of a row that is off, with their certainty."""
-    named = [one for one in row.readings if not one.free]
-    free = "; ".join(reading(one) for one in row.readings if one.free)
+    """Yield sentences on the readings of an inconsistent row, with their certainty."""
+    named = [fitted for fitted in row.readings if not fitted.free]
+    free = "; ".join(reading(fitted) for fitted in row.readings if fitted.free)
     unknown = [f"Cannot be known from this table (each fits any figure): {free}."] if free else []
     not_it = "; ".join(map(excluded, row.excluded))
-    contradicted = any(one.status == "inconsistent" and one.name != DURATION for one in row.checks)
-    beyond = [BEYOND] if row.status == "inconsistent" and contradicted else []
+    contradicted = any(check.status == "inconsistent" and check.name != DURATION for check in row.checks)
+    remark = [BEYOND] if row.status == "inconsistent" and contradicted else []
     if not named:
         if row.status == "apart":
-            scattered = row.scatter is not None and not row.scatter.common  # once for all rows
+            scattered = row.scatter is not None and not row.scatter.common  # described once for all rows
             yield from [] if scattered else [*unknown, *([f"Excluded: {not_it}."] if not_it else [])]
             return
         nothing = "No single change, and no pair," if not row.readings else "Nothing specific"
-        yield from [f"{nothing} makes it consistent.{f' Tried: {not_it}.' if not_it else ''}", *beyond, *unknown]
+        yield from [f"{nothing} makes it consistent.{f' Tried: {not_it}.' if not_it else ''}", *remark, *unknown]
         return
-    firm = any(one.firm for one in named)
-    listed = [f"({number}) {reading(one)}{_worth(one, audit)}" for number, one in enumerate(named, 1)]
+    firm = any(fitted.firm for fitted in named)
+    listed = [f"({number}) {reading(fitted)}{_worth(fitted, audit)}" for number, fitted in enumerate(named, 1)]
     opening = "What would make it consistent" if firm else "Possible, but chance explains it as well"
-    yield from [f"{opening}: {'; '.join(listed)}.", *([] if firm else beyond), *unknown]
-    numbers = [f"({n})" for n, one in enumerate(named, 1) if one in row.alike]
+    yield from [f"{opening}: {'; '.join(listed)}.", *([] if firm else remark), *unknown]
+    numbers = [f"({n})" for n, fitted in enumerate(named, 1) if fitted in row.alike]
     if len(numbers) > 1:
-        same = row.alike[0].gflops_per_token or 0.0
-        yield f"{listing(numbers)} count the same {same:.2f} GFLOP per token, so this row cannot distinguish them."
+        gflops = row.alike[0].gflops_per_token or 0.0
+        yield f"{listing(numbers)} count the same {gflops:.2f} GFLOP per token, so this row cannot distinguish them."
     if row.incomparable is not None:
-        slip = any(one.kind == "sequence" and one.firm and one.shared == 1 for one in row.readings)
+        slip = any(fitted.kind == "sequence" and fitted.firm and fitted.shared == 1 for fitted in row.readings)
         yield f"Do not compare its tokens/s with other rows': it {incomparable(row.incomparable)}" + (
             " (one row with another length is a usual slip of launch scripts)." if slip else "."
         )
@@ -300,20 +301,20 @@ def _worth(one: FittedReading, audit: Audit) -> str:
 
 
 def short(row: RowAudit) -> str:
-    """``fits with sequence length 4,096 instead of 2,048, or …``: a row's readings in brief."""
-    named = [one for one in row.readings if not one.free]
-    firm = [one for one in named if one.firm]
-    padded = [one for one in row.readings if one.free and one.kind == "padding"]
-    texts = [reading(one, full=False) for one in [*(firm or named), *(padded if named else [])]]
+    """Return a row's readings in brief: ``fits with sequence length 4,096 instead of 2,048, or …``."""
+    named = [fitted for fitted in row.readings if not fitted.free]
+    firm = [fitted for fitted in named if fitted.firm]
+    padded = [fitted for fitted in row.readings if fitted.free and fitted.kind == "padding"]
+    texts = [reading(fitted, full=False) for fitted in [*(firm or named), *(padded if named else [])]]
     if not texts:
         return "nothing fits" if not row.readings else "cause not known"
-    rest = len(texts) - READINGS_NAMED
-    more = f", or {count(rest, 'more reading')}" if rest > 0 else ""
-    return f"{'fits with' if firm else 'may be'} {', or '.join(texts[:READINGS_NAMED])}{more}"
+    remaining = len(texts) - READINGS_NAMED
+    ending = f", or {count(remaining, 'more reading')}" if remaining > 0 else ""
+    return f"{'fits with' if firm else 'may be'} {', or '.join(texts[:READINGS_NAMED])}{ending}"
 
 
 def incomparable(one: Incomparable) -> str:
-    """Why the tokens/s of a row cannot be compared; its name stands before it."""
+    """Return why the tokens/s of a row cannot be compared, as a clause that follows the row's name."""
     return {
         "sequence": f"may have run at sequence length {one.value or 0:,.0f}",
         "padding": "may count real tokens only",
@@ -324,26 +325,26 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Name the table's way of counting FLOPs per token, and the others that count the same."""
+    """Return the table's formula for FLOPs per token, and the formulas that fit the same rows; None if none fits."""
     formulas = [*audit.formulas.values()]
-    best = max(formulas, key=lambda one: len(one.rows), default=None)
+    best = max(formulas, key=lambda formula: len(formula.rows), default=None)
     if best is None or not best.rows:
         return None
     if 2 * len(best.rows) < best.of:
         return f"No known way of counting FLOPs per token fits more than {len(best.rows)} of {count(best.of, 'row')}."
     fits = f"fit {len(best.rows)} of {count(best.of, 'row')}"
     text = f"FLOPs per token counted {convention(best.convention)} {fits}"
-    equals = [one for one in formulas if one is not best and one.rows == best.rows]
+    equals = [formula for formula in formulas if formula is not best and formula.rows == best.rows]
     if not equals:
         return f"{text}; no other known way fits as many."
-    text += f". So do FLOPs counted {', or '.join(convention(one.convention) for one in equals)}"
-    if all(abs(one.gflops_per_token / best.gflops_per_token - 1) <= SOLVED_ROUNDING for one in equals):
+    text += f". So do FLOPs counted {', or '.join(convention(formula.convention) for formula in equals)}"
+    if all(abs(formula.gflops_per_token / best.gflops_per_token - 1) <= SOLVED_ROUNDING for formula in equals):
         text += f" (for this shape and length the same {best.gflops_per_token:.2f} GFLOP per token)"
     return f"{text}."
 
 
 def scatter_sentence(one: Scatter) -> str:
-    """Say which figures differ in several rows, and by how much."""
+    """Return a sentence on the figures that differ in several rows, and by how much."""
     text = (
         f"{one.first} and {one.second} differ beyond rounding in {len(one.rows)} of {one.of} rows "
         f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %)"
@@ -359,7 +360,7 @@ def scatter_sentence(one: Scatter) -> str:
 def _of_table(scatters: Sequence[Scatter]) -> str:
     if not scatters:
         return "(measured separately, or another setting: too few rows to know)"
-    widest = max(scatters, key=lambda one: (len(one.rows), one.typical))
+    widest = max(scatters, key=lambda scatter: (len(scatter.rows), scatter.typical))
     text = f"{widest.first} and {widest.second} differ by about"
     if widest.common:
         return f"({text} {percent((widest.low + widest.high) / 2)} in each: one shared cause, not known)"
@@ -367,7 +368,7 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Why a row that is off is not called inconsistent."""
+    """Return why a row with differing figures is not called inconsistent."""
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:
@@ -431,7 +432,7 @@ def _noise(gain: Gain, table: Table) -> str:
 
 
 def change(gain: Gain) -> str:
-    """``+0.87 %`` in tokens/s, or ``+81 to +90 %`` where the digits carry no more."""
+    """Format a change in tokens/s: ``+0.87 %``, or ``+81 to +90 %`` if the digits support no more."""
     if gain.measured is None or gain.measured_low is None or gain.measured_high is None:
         return "not given"
     if gain.measured_high - gain.measured_low < COARSE_DIGITS:
@@ -440,29 +441,29 @@ def change(gain: Gain) -> str:
 
 
 def _change(value: float) -> str:
-    """Two decimals, because ceilings of this size are the point."""
+    """Format with two decimals, because small ceilings matter."""
     return f"{(value - 1) * 100:+.2f} %"
 
 
 def clue_sentence(clue: Clue) -> str:
-    """Return the evidence for a row's reading: the fixed part of its kind, and steps as large."""
+    """Return the evidence for a row's reading: the fixed part of its kind, and rows with equally large steps."""
     parts = []
     if fixed := clue.fixed:
-        others = Interval(fixed.low_ms, fixed.high_ms)
-        span = f"{others.low:.1f} to {others.high:.1f}" if fixed.kinds > 1 else f"{others.low:.1f}"
+        fixed_range = Interval(fixed.low_ms, fixed.high_ms)
+        span = f"{fixed_range.low:.1f} to {fixed_range.high:.1f}" if fixed.kinds > 1 else f"{fixed_range.low:.1f}"
         parts.append(
             f"As declared, {clue.row.name} gives its kind a fixed {fixed.fixed_ms:.1f} ms a step; the other kinds have "
             f"{span} ms."
         )
         if fixed.odd:
             parts.append("One optimizer cannot do both: its step is probably not what is declared.")
-    for other in clue.as_large:
+    for row in clue.as_large:
         assert clue.row.tflops is not None
-        assert other.tflops is not None
+        assert row.tflops is not None
         parts.append(
-            f"At {clue.sequence:,.0f} its step holds {clue.tokens:,.0f} tokens, as does {other.name}'s, and reaches "
-            f"{clue.row.tflops.text} TFLOP/s against {other.tflops.text} "
-            f"({(clue.row.tflops.value / other.tflops.value - 1) * 100:+.1f} %)."
+            f"At {clue.sequence:,.0f} its step holds {clue.tokens:,.0f} tokens, as does {row.name}'s, and reaches "
+            f"{clue.row.tflops.text} TFLOP/s against {row.tflops.text} "
+            f"({(clue.row.tflops.value / row.tflops.value - 1) * 100:+.1f} %)."
         )
     return " ".join(parts)
 
@@ -474,8 +475,8 @@ def traffic_assumption(traffic: Traffic, table: Table) -> str:
     name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
     text = f"{name}: {traffic.update_passes} reads or writes of a tensor as large as the parameters"
     if traffic.norm_passes:
-        what = "norm" if optimizer.gradient_norm == "norm" else "norm and clipping"
-        text += f", {traffic.norm_passes} more for the gradient {what}"
+        purpose = "norm" if optimizer.gradient_norm == "norm" else "norm and clipping"
+        text += f", {traffic.norm_passes} more for the gradient {purpose}"
     return f"{text}; {traffic.parameters / 1e9:.2f} billion parameters of {optimizer.bytes_per_value} bytes"
 
 
@@ -488,10 +489,12 @@ def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str
     text += f", {full:.1f} ms at the declared bandwidth"
     if not fixed or min(fixed) <= 0:
         return f"{text}."
-    shares = sorted(full / one for one in fixed)
+    shares = sorted(full / fixed_ms for fixed_ms in fixed)
     span = percent(shares[0]) if len(shares) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
-    so = "so the optimizer alone can be the fixed part" if shares[-1] <= 1 else "more than the fixed part: check both"
-    return f"{text}: {so} (it would use {span} of that bandwidth)."
+    relation = (
+        "so the optimizer alone can be the fixed part" if shares[-1] <= 1 else "more than the fixed part: check both"
+    )
+    return f"{text}: {relation} (it would use {span} of that bandwidth)."
 
 
 def taken_as_declared(rows: Sequence[str]) -> str:

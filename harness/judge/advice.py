@@ -80,53 +80,62 @@ def advise(
     ``resolution``: the smallest change that the study can detect, if it detected none. Smaller gains are not
     recommended. ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
     """
-    own = runs.get(arm, ())
-    if (why := refusal(own)) is not None:
-        return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
+    arm_runs = runs.get(arm, ())
+    if (reason := refusal(arm_runs)) is not None:
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=reason, doubts=(reason,))
     try:
-        replays = Replays(own, ADVICE_REPLICATES)
+        replays = Replays(arm_runs, ADVICE_REPLICATES)
         plain = replays.predict(parse_edits([]))
-        found = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
+        candidates = [*_edited(arm, runs, replays), *_fed(arm, runs, replays)]
     except ReplayError as error:
-        why = doubt("not replayable", arm, where=error.gap)
-        return ArmAdvice(arm, noise_floor=noise_floor, refused=why, doubts=(why,))
-    known = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(own, replays)]
-    believed = barred(known, "recommendation") is None
-    least = max(noise_floor or 0.0, resolution or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
-    measured = [tried_speed(ledgers(arm), ledgers(one.tried_by), alike) if one.tried_by else None for one in found]
-    contradicted = [contradicts(one.speedup, one.serial, was, least) for one, was in zip(found, measured, strict=True)]
+        reason = doubt("not replayable", arm, where=error.gap)
+        return ArmAdvice(arm, noise_floor=noise_floor, refused=reason, doubts=(reason,))
+    doubts = [*prediction_doubts(plain, arm, few_blocks), *loader_doubts(arm_runs, replays)]
+    believed = barred(doubts, "recommendation") is None
+    gain_min = max(noise_floor or 0.0, resolution or 0.0, plain.validation.typical, ADVISED_GAIN_MIN)
+    measured = [
+        tried_speed(ledgers(arm), ledgers(entry.tried_by), alike) if entry.tried_by else None for entry in candidates
+    ]
+    contradicted = [
+        contradicts(entry.speedup, entry.serial, gain, gain_min)
+        for entry, gain in zip(candidates, measured, strict=True)
+    ]
     # If replay is wrong about one number of workers, it may be wrong about the others too.
-    withheld = {one.cost for one, wrong in zip(found, contradicted, strict=True) if wrong and one.cost in NUMBERS}
+    withheld = {
+        entry.cost for entry, wrong in zip(candidates, contradicted, strict=True) if wrong and entry.cost in NUMBERS
+    }
     options = []
-    for one, was, wrong in zip(found, measured, contradicted, strict=True):
-        needed = max(least, one.prediction.validation.typical)
-        promises = believed and clears(one.speedup, needed)
-        distrust = _refusal(one, arm, contradicted=wrong or one.cost in withheld) if promises else None
-        bar = _bar(one, needed, own, replays) if promises and distrust is None else None
+    for option, tried, wrong in zip(candidates, measured, contradicted, strict=True):
+        needed = max(gain_min, option.prediction.validation.typical)
+        promises = believed and clears(option.speedup, needed)
+        distrust = _refusal(option, arm, contradicted=wrong or option.cost in withheld) if promises else None
+        bar = _bar(option, needed, arm_runs, replays) if promises and distrust is None else None
         worth = promises and distrust is None and bar is None
-        options.append(Advice(one.change, one.speedup, one.cost, worth, was, one.serial, wrong, bar, distrust))
+        options.append(
+            Advice(option.change, option.speedup, option.cost, worth, tried, option.serial, wrong, bar, distrust)
+        )
     return ArmAdvice(
         arm,
-        tuple(sorted(_smallest(options), key=lambda one: -one.speedup.median)),
+        tuple(sorted(_smallest(options), key=lambda advice: -advice.speedup.median)),
         error=plain.validation.typical,
         within_tolerance=plain.validation.within_tolerance,
         from_blocks=plain.interval_from == "blocks",
         resolution=resolution,
-        doubts=in_order([*known, *_doubts_of(options, arm)]),
+        doubts=in_order([*doubts, *_doubts_of(options, arm)]),
         noise_floor=noise_floor,
-        iterable=is_iterable(arm, runs) and not all(run.record.facts.copies == 1 for run in own),
-        barred=_loader_bar(own, replays, least),
-        assumptions=tuple(dict.fromkeys(text for one in found for text in one.prediction.assumptions)),
+        iterable=is_iterable(arm, runs) and not all(run.record.facts.copies == 1 for run in arm_runs),
+        barred=_loader_bar(arm_runs, replays, gain_min),
+        assumptions=tuple(dict.fromkeys(text for entry in candidates for text in entry.prediction.assumptions)),
     )
 
 
 def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
     """Yield the doubts that bar single changes: contradicted by an arm, or workers that may share one resource."""
-    for one in options:
-        if one.contradicted:
-            yield doubt("contradicted", arm, where=one.change)
-        if one.bar == "serial":
-            yield doubt("serial", arm, where=one.change)
+    for option in options:
+        if option.contradicted:
+            yield doubt("contradicted", arm, where=option.change)
+        if option.bar == "serial":
+            yield doubt("serial", arm, where=option.change)
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
@@ -138,46 +147,50 @@ def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
     def source(run: RunData) -> object:
         return lookup(run.record.config, "data.source", None)
 
-    own = source(runs[arm][0])
-    alike = runs[arm] if own is None else [run for group in runs.values() for run in group if source(run) == own]
-    return any(run.record.facts.iterable for run in alike)
+    arm_source = source(runs[arm][0])
+    same_source = (
+        runs[arm]
+        if arm_source is None
+        else [run for group in runs.values() for run in group if source(run) == arm_source]
+    )
+    return any(run.record.facts.iterable for run in same_source)
 
 
 def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
-    records = [run.record for found in runs.values() for run in found]
+    records = [run.record for group in runs.values() for run in group]
     for change, cost in _edits(runs[arm], replays):
         edits = parse_edits([change])
         if bar_of(edits, runs[arm], replays) == "no loader":
             continue
         tried = _pretokenized(arm, runs) if cost == "pretokenized copy" else validation_arms(records, arm, edits)
-        found = replays.predict(edits)
+        prediction = replays.predict(edits)
         yield _Option(
             change,
             cost,
-            found,
+            prediction,
             next(iter(tried), None),
-            with_any_handover(replays, found).speedup,
-            serial_speedup(replays, found),
+            with_any_handover(replays, prediction).speedup,
+            serial_speedup(replays, prediction),
         )
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
     """Yield the arm's steps fed by the loaders of other arms that differ in their data path only."""
-    alone = {
-        str(found[0].record.of): found
-        for found in runs.values()
-        if found and found[0].record.control == "data-only" and found[0].record.of != arm
+    data_only = {
+        str(group[0].record.of): group
+        for group in runs.values()
+        if group and group[0].record.control == "data-only" and group[0].record.of != arm
     }
-    for name, loaders in alone.items():
+    for name, loaders in data_only.items():
         if runs.get(name) and set(_differing(arm, name, runs)) <= PATH_KEYS:
             with suppress(ReplayError):  # no block in which both finished
-                found = replays.fed_by(loaders)
-                yield _Option(name, "its data path", found, name, found.speedup)
+                prediction = replays.fed_by(loaders)
+                yield _Option(name, "its data path", prediction, name, prediction.speedup)
 
 
 def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
     """Return the arms that differ from ``arm`` only in having pretokenized documents."""
-    plain = [name for name, found in runs.items() if name != arm and found and found[0].record.control is None]
+    plain = [name for name, group in runs.items() if name != arm and group and group[0].record.control is None]
     return [
         name
         for name in plain
@@ -188,9 +201,9 @@ def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
 
 def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> dict[str, object]:
     """Return the values of ``other`` for the keys in which it differs from ``arm``."""
-    ours, theirs = (runs[name][0].record.config for name in (arm, other))
-    values = flatten(theirs)
-    return {key: values.get(key) for key in differing(ours, theirs) if key != "seed"}
+    config, other_config = (runs[name][0].record.config for name in (arm, other))
+    values = flatten(other_config)
+    return {key: values.get(key) for key in differing(config, other_config) if key != "seed"}
 
 
 def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceCost]]:
@@ -201,19 +214,19 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
     numbers = [n for n in ADVISED_WORKERS if n > workers]
     if workers >= max(ADVISED_WORKERS):  # More processes help if they wait for a disk or a network, but not for a core.
         numbers = [times * workers for times in WORKER_MULTIPLES if replays.has_cores_for(times * workers)]
-    found: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
+    changes: list[tuple[str, AdviceCost]] = [(f"workers={n}", "processes") for n in numbers]
     # Batches cost the same in any process if no worker is slow.
     if workers and facts.attached is not None and not replays.unequal and replays.slow_worker is None:
-        found.append(("workers=0", "no processes"))
+        changes.append(("workers=0", "no processes"))
     if workers:
-        found.append((f"prefetch={2 * prefetch}", "memory"))
+        changes.append((f"prefetch={2 * prefetch}", "memory"))
     if not str(lookup(config, "data.path", "")).startswith("tokens") and replays.tokenizes:
-        found.append((NO_TOKENIZING, "pretokenized copy"))
+        changes.append((NO_TOKENIZING, "pretokenized copy"))
     sync = lookup(config, "compute.sync", BEFORE["compute.sync"])
     reads_norm = sync == "norm" and lookup(config, "compute.check_finite", True) is not False
     if facts.asynchronous and (reads_norm or sync == "every-step"):
-        found.append(("sync=late", "late check"))
-    return found
+        changes.append(("sync=late", "late check"))
+    return changes
 
 
 def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
@@ -244,10 +257,13 @@ def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar |
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:
     """Return the options with at most one number of workers recommended: the smallest that is as good as the best."""
-    kept: dict[str, Advice] = {}
-    for one in options:
-        if one.worth and one.cost == "processes":
-            cheaper = kept.get(one.cost)
-            if cheaper is None or one.speedup.median > cheaper.speedup.median * (1 + AS_GOOD_WITHIN):
-                kept[one.cost] = one
-    return [replace(one, worth=False) if one.cost in kept and one is not kept[one.cost] else one for one in options]
+    recommended: dict[str, Advice] = {}
+    for option in options:
+        if option.worth and option.cost == "processes":
+            cheaper = recommended.get(option.cost)
+            if cheaper is None or option.speedup.median > cheaper.speedup.median * (1 + AS_GOOD_WITHIN):
+                recommended[option.cost] = option
+    return [
+        replace(entry, worth=False) if entry.cost in recommended and entry is not recommended[entry.cost] else entry
+        for entry in options
+    ]

@@ -151,61 +151,61 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
     """Return the cores by part (of rank 0), and the sampled cores of all processes of all ranks."""
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
-    roles = {} if not loads else {one.role: one.cores for one in loads[0].roles if one.role != "sampler"}
+    roles = {} if not loads else {role.role: role.cores for role in loads[0].roles if role.role != "sampler"}
     short_lived = lookup(config, "data.tokenize", "batched") == "processes"
-    elsewhere = (ledger.record.facts.nodes or 1) > 1
-    whole = sum(roles.values()) if roles and not short_lived and not elsewhere else None
+    multi_node = (ledger.record.facts.nodes or 1) > 1
+    all_roles = sum(roles.values()) if roles and not short_lived and not multi_node else None
     if spans is None or steps is None:
-        return {}, whole
+        return {}, all_roles
     import pyarrow.compute as pc
 
     measured = steps.filter(pc.invert(pc.fill_null(steps.column("warmup"), False)))
     if not len(measured):
-        return {}, whole
+        return {}, all_roles
     begin = measured.column("start_ns").to_numpy()
     end = begin + measured.column("wall_ns").to_numpy()
     starts = spans.column("start_ns").to_numpy()
-    place = begin.searchsorted(starts, side="right") - 1
-    inside = (place >= 0) & (starts < end[place.clip(0)])
+    position = begin.searchsorted(starts, side="right") - 1
+    is_inside = (position >= 0) & (starts < end[position.clip(0)])
     names, cpu = spans.column("name").to_pylist(), spans.column("cpu_ns").to_pylist()
-    roles_of = spans.column("role").to_pylist()
+    role_column = spans.column("role").to_pylist()
     spent: dict[tuple[bool, str], float] = {}
-    for number in inside.nonzero()[0]:
+    for number in is_inside.nonzero()[0]:
         if cpu[number] is not None:
-            key = roles_of[number] in ("main", SAMPLER), names[number]
+            key = role_column[number] in ("main", SAMPLER), names[number]
             spent[key] = spent.get(key, 0.0) + cpu[number]
     wall_ns = float((end - begin).sum())
     inline = sum(spent.get((True, name), 0.0) for name in ("read", "tokenize", "pack"))
     helpers = roles.get("loaders", 0.0) if not lookup_number(config, "data.workers", 0) else 0.0
-    everywhere = {name: sum(spent.get((main, name), 0.0) for main in (True, False)) for name in ("tokenize",)}
+    tokenizing = {name: sum(spent.get((main, name), 0.0) for main in (True, False)) for name in ("tokenize",)}
     fetch = max(0.0, spent.get((True, "fetch"), 0.0) - inline)
-    of_data = sum(spent.get((main, name), 0.0) for main in (True, False) for name in ("read", "pack"))
+    loading = sum(spent.get((main, name), 0.0) for main in (True, False) for name in ("read", "pack"))
     other_ns = float(measured.column("other_ns").to_numpy().sum())
     return {
-        "tokenization": everywhere["tokenize"] / wall_ns + helpers,
+        "tokenization": tokenizing["tokenize"] / wall_ns + helpers,
         "sync": spent.get((True, "sync"), 0.0) / wall_ns,
         "compute": sum(spent.get((True, name), 0.0) for name in COMPUTE) / wall_ns,
         "Python": (spent.get((True, "log"), 0.0) + other_ns) / wall_ns,
-        "other data": (fetch + of_data) / wall_ns,
-    }, whole
+        "other data": (fetch + loading) / wall_ns,
+    }, all_roles
 
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
     """Return the medians of ``uses``, which must not be empty."""
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
-        return from_amounts([one for use in uses if (one := value(use)) is not None])
+        return from_amounts([figure for use in uses if (figure := value(use)) is not None])
 
     def known(value: Callable[[RunUse], float | None]) -> float | None:
-        found = middle(value)
-        return None if found is None else found.median
+        estimate = middle(value)
+        return None if estimate is None else estimate.median
 
-    shares = {part: _share([one for use in uses if (one := use.shares.get(part)) is not None]) for part in PARTS}
+    shares = {part: _share([amount for use in uses if (amount := use.shares.get(part)) is not None]) for part in PARTS}
     cores = {part: known(lambda use, part=part: use.cores.get(part)) for part in PARTS}  # type: ignore[misc]
     return ArmUse(
         arm,
-        {part: one for part, one in shares.items() if one is not None},
-        {part: one for part, one in cores.items() if one is not None},
+        {part: share for part, share in shares.items() if share is not None},
+        {part: cores_used for part, cores_used in cores.items() if cores_used is not None},
         known(lambda use: use.all_cores),
         known(lambda use: use.idle_share),
         middle(lambda use: use.step_ms),
@@ -217,10 +217,10 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
 
 def _share(values: Sequence[float]) -> Estimate | None:
     """Return the median share with its interval cut to 0 to 1, because few scattered blocks may exceed that."""
-    found = from_block_values(values)
-    if found is None or found.ci_low is None or found.ci_high is None:
-        return found
-    return replace(found, ci_low=max(0.0, found.ci_low), ci_high=min(1.0, found.ci_high))
+    estimate = from_block_values(values)
+    if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
+        return estimate
+    return replace(estimate, ci_low=max(0.0, estimate.ci_low), ci_high=min(1.0, estimate.ci_high))
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
@@ -252,23 +252,25 @@ def judge(
     """
     kind = claim if isinstance(claim, ClaimKind) else CLAIMS[claim]
     common = None if isinstance(claim, ClaimKind) else claim
-    ours = uses.get(arm, {})
-    theirs = uses.get(baseline, {}) if baseline is not None else {}
+    arm_uses = uses.get(arm, {})
+    baseline_uses = uses.get(baseline, {}) if baseline is not None else {}
     values = floor = None
     if kind.ratio:
-        known = _paired(kind, theirs, ours)
-        figure = from_blocks([math.log(other / one) for one, other in known])
-        floor = _noise_floor([_paired(kind, uses.get(of, {}), uses.get(again, {})) for of, again in controls])
-        if known and kind.of == "cpu use":
-            both = [from_block_values(list(side)) for side in zip(*known, strict=True)]
-            values = tuple(one.median for one in both if one is not None)
+        pairs = _paired(kind, baseline_uses, arm_uses)
+        figure = from_blocks([math.log(candidate / base) for base, candidate in pairs])
+        floor = _noise_floor(
+            [_paired(kind, uses.get(control_arm, {}), uses.get(repeat_arm, {})) for control_arm, repeat_arm in controls]
+        )
+        if pairs and kind.of == "cpu use":
+            medians = [from_block_values(list(side)) for side in zip(*pairs, strict=True)]
+            values = tuple(estimate.median for estimate in medians if estimate is not None)
     else:
-        found = [one for _, use in sorted(ours.items()) if (one := _figure(kind, use)) is not None]
-        figure = _share(found) if kind.of in SHARES else from_amounts(found)
+        figures = [amount for _, use in sorted(arm_uses.items()) if (amount := _figure(kind, use)) is not None]
+        figure = _share(figures) if kind.of in SHARES else from_amounts(figures)
     parallel = claim in ("processes", "pool")
-    of_tokenizing = common is not None and kind.of == "tokenizing speed" and baseline_config is not None
-    untested = _same_strategy(config, baseline_config or {}) if of_tokenizing else None
-    others = _other_keys(config, baseline_config or {}, STRATEGIES if of_tokenizing else FIXES)
+    compares_tokenizing = common is not None and kind.of == "tokenizing speed" and baseline_config is not None
+    untested = _same_strategy(config, baseline_config or {}) if compares_tokenizing else None
+    differing_keys = _other_keys(config, baseline_config or {}, STRATEGIES if compares_tokenizing else FIXES)
     return JudgedClaim(
         common,
         arm,
@@ -280,7 +282,7 @@ def judge(
         int(lookup_number(config, "data.tokenize_processes", 2)) if parallel else None,
         cores if parallel else None,
         floor,
-        others if baseline_config and common is not None else (),
+        differing_keys if baseline_config and common is not None else (),
         untested,
         tuple(
             name
@@ -292,19 +294,19 @@ def judge(
 
 def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, RunUse]) -> list[tuple[float, float]]:
     pairs = [(_figure(kind, theirs[block]), _figure(kind, ours[block])) for block in sorted(set(ours) & set(theirs))]
-    return [(one, other) for one, other in pairs if one and other]
+    return [(base, candidate) for base, candidate in pairs if base and candidate]
 
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
     """Return how far from 1 the interval of an arm against its A/A control reaches: the widest of ``controls``."""
-    found = [from_blocks([math.log(other / one) for one, other in known]) for known in controls]
-    return max((reach for one in found if one is not None and (reach := one.distance) is not None), default=None)
+    ratios = [from_blocks([math.log(candidate / base) for base, candidate in pairs]) for pairs in controls]
+    return max((reach for ratio in ratios if ratio is not None and (reach := ratio.distance) is not None), default=None)
 
 
 def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
     """Return ``data.tokenize`` of both arms if it is equal, which means that the claim was not tested."""
-    here, there = (lookup(one, STRATEGY) for one in (config, baseline))
-    return str(here) if here is not None and here == there else None
+    strategy, base_strategy = (lookup(side, STRATEGY) for side in (config, baseline))
+    return str(strategy) if strategy is not None and strategy == base_strategy else None
 
 
 def _other_keys(config: JsonObject, baseline: JsonObject, claimed: Sequence[str]) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class Measured:
     @property
     def cause(self) -> Doubt | None:
         """Doubt that bars the verdict, with its remedy; None if there is a verdict."""
-        return next((one for one in self.doubts if one.kind == self.undecided), None)
+        return next((entry for entry in self.doubts if entry.kind == self.undecided), None)
 
     @property
     def figure(self) -> Estimate | None:
@@ -116,14 +116,14 @@ class Measured:
     @property
     def measured_per_step(self) -> float | None:
         """Candidate / baseline of the unit that ``measure`` counts, per step; None if it counts steps."""
-        of = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
-        return of.get(self.measure)
+        ratios = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
+        return ratios.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
         """Return True if both intervals overlap, widened by the noise floor or :data:`WITNESSES_WITHIN`."""
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
-            (it.ci_low or it.median, it.ci_high or it.median) for it in (one, other)
+            (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (one, other)
         )
         return low <= other_high * floor and other_low <= high * floor
 
@@ -176,19 +176,21 @@ def compare(
     ``allowance``: the noise floor that the scenario declares, as a fraction, used if no A/A control shows it.
     ``few_blocks``: remedy to report if there are too few blocks.
     """
-    base, other = arms.get(baseline, {}), arms.get(candidate, {})
-    without = [name for name, blocks in ((baseline, base), (candidate, other)) if not blocks]
-    if without:
-        return Missing("no finished run", tuple(dict.fromkeys(without)))
-    if not set(base) & set(other):
+    baseline_runs, candidate_runs = arms.get(baseline, {}), arms.get(candidate, {})
+    lacking = [name for name, blocks in ((baseline, baseline_runs), (candidate, candidate_runs)) if not blocks]
+    if lacking:
+        return Missing("no finished run", tuple(dict.fromkeys(lacking)))
+    if not set(baseline_runs) & set(candidate_runs):
         return Missing("no shared block")
     idle = [
-        name for name, blocks in ((baseline, base), (candidate, other)) if per_step_of(blocks, "trained_tokens") == 0
+        name
+        for name, blocks in ((baseline, baseline_runs), (candidate, candidate_runs))
+        if per_step_of(blocks, "trained_tokens") == 0
     ]
     if idle:
         return Missing("nothing trained", tuple(dict.fromkeys(idle)))
-    by_measure = ((name, rate, speed(base, other, rate)) for name, rate in MEASURES)
-    best = next(((name, rate, found) for name, rate, found in by_measure if found is not None), None)
+    by_measure = ((name, rate, speed(baseline_runs, candidate_runs, rate)) for name, rate in MEASURES)
+    best = next(((name, rate, ratio) for name, rate, ratio in by_measure if ratio is not None), None)
     if best is None:
         return Missing("no throughput")
     measure, rate, _ = best
@@ -199,43 +201,43 @@ def compare(
         alike_blocks(baseline, arms, controls),
         confidence_of_each(comparisons),
         allowance,
-        doubts=tuple(unseen_doubts((baseline, candidate), (base, other))),
-        used_lead=(used_share(base), used_share(other)),
+        doubts=tuple(unseen_doubts((baseline, candidate), (baseline_runs, candidate_runs))),
+        used_lead=(used_share(baseline_runs), used_share(candidate_runs)),
         few_blocks=few_blocks,
     )
     isolated = _isolated(baseline, candidate, controls)
-    from_waits = gain_from_waits(base)
-    found = ideal_speed(baseline, base, controls, judging.alike)
-    if isinstance(found, Estimate) and is_useless(found):
-        found = Absent("too noisy", (baseline,))
-    ideal = None if isinstance(found, Absent) else found
+    from_waits = gain_from_waits(baseline_runs)
+    ideal_or_absent = ideal_speed(baseline, baseline_runs, controls, judging.alike)
+    if isinstance(ideal_or_absent, Estimate) and is_useless(ideal_or_absent):
+        ideal_or_absent = Absent("too noisy", (baseline,))
+    ideal = None if isinstance(ideal_or_absent, Absent) else ideal_or_absent
     limit = without_data(from_waits, ideal)
-    positions = _quotient(per_step_of(other, "tokens"), per_step_of(base, "tokens"))
-    trained = _quotient(per_step_of(other, "trained_tokens"), per_step_of(base, "trained_tokens"))
+    positions = _quotient(per_step_of(candidate_runs, "tokens"), per_step_of(baseline_runs, "tokens"))
+    trained = _quotient(per_step_of(candidate_runs, "trained_tokens"), per_step_of(baseline_runs, "trained_tokens"))
     learned_from = positions if trained is None else trained
     losses = compare_losses(
         (baseline, candidate),
-        base,
-        other,
+        baseline_runs,
+        candidate_runs,
         controls.get("a-a", baseline),
         tokens_ratio=1.0
         if learned_from is None or abs(learned_from - 1) <= policy.SAME_TOKENS_WITHIN
         else learned_from,
     )
-    repeated = repeated_data(base, other)
+    repeated = repeated_data(baseline_runs, candidate_runs)
     by_rate = judging.by(rate, losses, repeated)
-    each = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
+    counted = {"trained tokens/s": trained, "tokens/s": positions}.get(measure)
     absent: dict[Figure, Absent | None] = {
         "isolated": isolated if isinstance(isolated, Absent) else None,
-        "ideal": found if isinstance(found, Absent) else None,
-        "ceiling": Absent("ranks" if open_ranks(base) else "no finite ceiling") if limit is None else None,
+        "ideal": ideal_or_absent if isinstance(ideal_or_absent, Absent) else None,
+        "ceiling": Absent("ranks" if open_ranks(baseline_runs) else "no finite ceiling") if limit is None else None,
         "noise_floor": by_rate.same if isinstance(by_rate.same, Absent) else None,
     }
     return Measured(
         measure=measure,
         ratio=by_rate.ratio,
-        tokens_ratio=speed(base, other, tokens_per_s, alike=judging.alike),
-        step_time=speed(base, other, steps_per_s, alike=judging.alike),
+        tokens_ratio=speed(baseline_runs, candidate_runs, tokens_per_s, alike=judging.alike),
+        step_time=speed(baseline_runs, candidate_runs, steps_per_s, alike=judging.alike),
         isolated=None if isinstance(isolated, Absent) else isolated,
         ceiling=limit,
         from_waits=from_waits,
@@ -244,11 +246,11 @@ def compare(
         noise_floor_of=by_rate.floor_of,
         positions_per_step=positions,
         trained_per_step=trained,
-        baseline_waits=waits_of(base),
-        candidate_waits=waits_of(other),
+        baseline_waits=waits_of(baseline_runs),
+        candidate_waits=waits_of(candidate_runs),
         verdict=by_rate.judged.verdict,
         resolution=by_rate.judged.resolution,
-        absent={figure: why for figure, why in absent.items() if why is not None},
+        absent={figure: reason for figure, reason in absent.items() if reason is not None},
         together=by_rate.together,
         comparisons=comparisons,
         undecided=by_rate.judged.undecided,
@@ -260,7 +262,7 @@ def compare(
         doubts=by_rate.judged.doubts,
         # Steps with equal work are judged by the rate of that work, so that both verdicts agree.
         steps=judging.by(
-            rate if each is not None and abs(each - 1) <= policy.SAME_TOKENS_WITHIN else steps_per_s
+            rate if counted is not None and abs(counted - 1) <= policy.SAME_TOKENS_WITHIN else steps_per_s
         ).judged,
     )
 
@@ -294,14 +296,14 @@ class _Judging:
 
     def by(self, rate: Rate, losses: Losses | None = None, repeated: tuple[float, float] | None = None) -> _ByRate:
         """Compare both arms by ``rate``, which both must have. Omit ``losses`` and ``repeated`` to judge only speed."""
-        base, other = (self.arms[name] for name in self.names)
-        ratio = speed(base, other, rate, alike=self.alike)
+        baseline_runs, candidate_runs = (self.arms[name] for name in self.names)
+        ratio = speed(baseline_runs, candidate_runs, rate, alike=self.alike)
         assert ratio is not None
-        together = speed(base, other, rate, self.confidence, self.alike)
-        same, floor_of = _same_again(*self.names, self.arms, self.controls, rate)
-        noise_floor = self.allowance if isinstance(same, Absent) else same.distance
-        steps = speed(base, other, steps_per_s, alike=self.alike)
-        whole = None if steps is None else in_total(base, other, steps.median, ratio.median)
+        together = speed(baseline_runs, candidate_runs, rate, self.confidence, self.alike)
+        same_again, floor_of = _same_again(*self.names, self.arms, self.controls, rate)
+        noise_floor = self.allowance if isinstance(same_again, Absent) else same_again.distance
+        steps = speed(baseline_runs, candidate_runs, steps_per_s, alike=self.alike)
+        total_ratio = None if steps is None else in_total(baseline_runs, candidate_runs, steps.median, ratio.median)
         judged = judge(
             together or ratio,
             noise_floor,
@@ -309,26 +311,28 @@ class _Judging:
             repeated=repeated,
             doubts=self.doubts,
             used_lead=self.used_lead,
-            same_again=None if isinstance(same, Absent) else same,
-            in_total=None if whole is None else whole.least,
+            same_again=None if isinstance(same_again, Absent) else same_again,
+            in_total=None if total_ratio is None else total_ratio.least,
             shown=ratio,
             step_time=steps,
-            cores=cores_of((base, other)),
-            no_floor=_floor_remedy(same, self.few_blocks),
+            cores=cores_of((baseline_runs, candidate_runs)),
+            no_floor=_floor_remedy(same_again, self.few_blocks),
             few_blocks=self.few_blocks,
         )
-        return _ByRate(ratio, together, same, floor_of, noise_floor, whole, replace(judged, of=together or ratio))
+        return _ByRate(
+            ratio, together, same_again, floor_of, noise_floor, total_ratio, replace(judged, of=together or ratio)
+        )
 
 
 def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
     """Yield a doubt for each arm whose main thread waited for a core, or was blocked in untimed code."""
     for name, blocks in zip(names, sides, strict=True):
-        found = unseen_of([run.record.facts for run in blocks.values()])
-        for one in () if found is None else found.doubts(name):
-            if one.kind == "no core":
-                yield replace(one, cores=cores_of([blocks]))
-            elif one.kind == "blocked":
-                yield one
+        unseen = unseen_of([run.record.facts for run in blocks.values()])
+        for entry in () if unseen is None else unseen.doubts(name):
+            if entry.kind == "no core":
+                yield replace(entry, cores=cores_of([blocks]))
+            elif entry.kind == "blocked":
+                yield entry
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
@@ -337,16 +341,16 @@ def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
     Other processes: the median over blocks, of the arm with more. All cores: the largest number of any run.
     """
     runs = [[*blocks.values()] for blocks in sides]
-    others = [[one.other_cpu_cores for one in side if one.other_cpu_cores is not None] for side in runs]
-    every = [cores for side in runs for one in side if (cores := _cores_of(one.record))]
-    used = [median(side) for side in others if side]
-    return (max(used), float(max(every))) if used and every else None
+    others_by_side = [[run.other_cpu_cores for run in side if run.other_cpu_cores is not None] for side in runs]
+    totals = [cores for side in runs for run in side if (cores := _cores_of(run.record))]
+    used = [median(side) for side in others_by_side if side]
+    return (max(used), float(max(totals))) if used and totals else None
 
 
 def _cores_of(record: RunRecord) -> float | None:
     """Return the cores that the run could use, or its machine's cores if the record lacks them."""
-    known = record.facts.cores or record.environment.get("cores")
-    return float(known) if isinstance(known, int | float) else None
+    cores = record.facts.cores or record.environment.get("cores")
+    return float(cores) if isinstance(cores, int | float) else None
 
 
 def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind:
@@ -368,11 +372,11 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
     """
     if not arms.get(baseline):
         return None
-    plain = [one for one in arms.values() if one and next(iter(one.values())).record.control is None]
-    pairs = [(arms[baseline], one) for one in plain if one is not arms[baseline]]
-    own = [(arms.get(arm, {}), one) for (kind, arm), one in controls.by.items() if kind == "a-a" and one]
-    found = [speed_logs(base, other, steps_per_s) or [] for base, other in (*pairs, *own)]
-    return likeness(found, INDEPENDENT_BLOCKS if own else INDEPENDENT_BLOCKS_ALONE)
+    plain = [blocks for blocks in arms.values() if blocks and next(iter(blocks.values())).record.control is None]
+    pairs = [(arms[baseline], blocks) for blocks in plain if blocks is not arms[baseline]]
+    repeated = [(arms.get(arm, {}), blocks) for (kind, arm), blocks in controls.by.items() if kind == "a-a" and blocks]
+    logs = [speed_logs(base, compared, steps_per_s) or [] for base, compared in (*pairs, *repeated)]
+    return likeness(logs, INDEPENDENT_BLOCKS if repeated else INDEPENDENT_BLOCKS_ALONE)
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
@@ -382,13 +386,13 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
     compute something else.
     """
     control = controls.get("ideal-data", arm)
-    found = speed(blocks, control, steps_per_s, alike=alike)
-    if found is None:
+    ratio = speed(blocks, control, steps_per_s, alike=alike)
+    if ratio is None:
         return Absent("no ideal-data control", (arm,))
     positions = _quotient(per_step_of(control, "tokens"), per_step_of(blocks, "tokens"))
     if positions is not None and abs(positions - 1) > policy.CONTROL_POSITIONS_WITHIN:
         return Absent("ideal-data of another length", (arm,), positions=positions)
-    return found
+    return ratio
 
 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
@@ -399,26 +403,26 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
     control's interval is wide and includes both 1 and the replay's interval, the control measured noise: replay's
     figure is used.
     """
-    known = [one for one in (ideal, from_waits) if one is not None]
-    if len(known) < 2:
-        return next(iter(known), None)
-    first, second = known
+    estimates = [ratio for ratio in (ideal, from_waits) if ratio is not None]
+    if len(estimates) < 2:
+        return next(iter(estimates), None)
+    first, second = estimates
     if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
         return first
-    inside = first.ci_low <= min(1.0, second.ci_low) and second.ci_high <= first.ci_high
-    if inside and first.ci_high > policy.CEILING_INTERVAL_MAX * first.ci_low:
+    contains = first.ci_low <= min(1.0, second.ci_low) and second.ci_high <= first.ci_high
+    if contains and first.ci_high > policy.CEILING_INTERVAL_MAX * first.ci_low:
         return second
     return Estimate(first.median, min(first.ci_low, second.ci_low), max(first.ci_high, second.ci_high), first.n)
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
     """Return the speed ratio of the data paths alone, in positions per second, or else in steps per second."""
-    ours, theirs = controls.get("data-only", baseline), controls.get("data-only", candidate)
-    found = speed(ours, theirs, tokens_per_s) or speed(ours, theirs, steps_per_s)
-    if found is not None:
-        return found
-    without = tuple(arm for arm, runs in ((baseline, ours), (candidate, theirs)) if not runs)
-    return Absent("no data-only control", without) if without else Absent("data-only controls apart")
+    base_runs, candidate_runs = controls.get("data-only", baseline), controls.get("data-only", candidate)
+    ratio = speed(base_runs, candidate_runs, tokens_per_s) or speed(base_runs, candidate_runs, steps_per_s)
+    if ratio is not None:
+        return ratio
+    lacking = tuple(arm for arm, runs in ((baseline, base_runs), (candidate, candidate_runs)) if not runs)
+    return Absent("no data-only control", lacking) if lacking else Absent("data-only controls apart")
 
 
 def _same_again(
@@ -433,7 +437,7 @@ def _same_again(
     The noise floor is the distance of the ratio's interval from 1. The arm is the baseline if it has a control, else
     another arm on the same device.
     """
-    why = Absent("no a-a control")
+    reason = Absent("no a-a control")
     device = _device(arms[baseline])
     controlled = [arm for kind, arm in controls.by if kind == "a-a" and _device(arms.get(arm, {})) == device]
     for arm in sorted(controlled, key=lambda arm: (arm != baseline, arm != candidate, arm)):
@@ -441,8 +445,8 @@ def _same_again(
         if ratio is not None and ratio.distance is not None:
             return ratio, arm
         if ratio is not None:
-            why = Absent("too few a-a blocks", blocks=ratio.n)
-    return why, None
+            reason = Absent("too few a-a blocks", blocks=ratio.n)
+    return reason, None
 
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
@@ -452,8 +456,8 @@ def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowanc
     """
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:
-            same, _ = _same_again(arm, arm, arms, controls, rate)
-            return allowance if isinstance(same, Absent) else same.distance
+            ratio, _ = _same_again(arm, arm, arms, controls, rate)
+            return allowance if isinstance(ratio, Absent) else ratio.distance
     return None
 
 

@@ -153,7 +153,7 @@ def confounds(
     Losses that diverged or differ come first, declared or not, because a speed difference means little without them.
     Rows that only one arm repeats come next (``repeated``: shares by arm).
     """
-    found = [
+    differences = [
         *_losses(losses, names),
         *([] if repeated is None else [Confound("repeated data", names, values=repeated)]),
         *_mixed(baseline, candidate, names),
@@ -167,7 +167,8 @@ def confounds(
         *_sessions(baseline, candidate),
         *_blocks(baseline, candidate, records, names, blocks),
     ]
-    return tuple({repr(one): one for one in found}.values())  # values may be lists, which have no hash
+    # Values may be lists, which have no hash.
+    return tuple({repr(confound): confound for confound in differences}.values())
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
@@ -182,22 +183,22 @@ def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]
 def _losses(losses: Losses | None, names: tuple[str, str]) -> list[Confound]:
     if losses is None:
         return []
-    found = [Confound("diverged", key=arm) for arm in losses.diverged]
+    differences = [Confound("diverged", key=arm) for arm in losses.diverged]
     if losses.differ:
         values = losses.baseline, losses.candidate
-        found.append(Confound("losses", names, values=values, explained=not losses.unlike))
-    return found
+        differences.append(Confound("losses", names, values=values, explained=not losses.unlike))
+    return differences
 
 
 def _mixed(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     """Return a confound for each arm whose blocks read different data or ran different code."""
-    found = []
+    differences = []
     for name, blocks in zip(names, (baseline, candidate), strict=True):
         for key, kind in IN_ALL_BLOCKS.items():
-            seen = {getattr(run.record.facts, key) for run in blocks.values()}
-            if len(seen - {None}) > 1:
-                found.append(Confound(kind, (name, ""), key))
-    return found
+            facts = {getattr(run.record.facts, key) for run in blocks.values()}
+            if len(facts - {None}) > 1:
+                differences.append(Confound(kind, (name, ""), key))
+    return differences
 
 
 def _pairs(baseline: Blocks, candidate: Blocks) -> Iterable[tuple[RunRecord, RunRecord]]:
@@ -211,19 +212,21 @@ def _declared(*records: RunRecord) -> set[str]:
 
 def _covered(key: str, declared: Iterable[str]) -> bool:
     """Return True if a declared key equals ``key``, contains it, or lies inside it (a section that was None before)."""
-    return any(key == one or key.startswith(f"{one}.") or one.startswith(f"{key}.") for one in declared)
+    return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in declared)
 
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
     """Return the section around ``key`` that is None on one side. Declaring one of its keys also adds its defaults."""
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
-    return next((p for p in parents if any(p in side and side[p] is None for side in (first, second))), None)
+    return next(
+        (parent for parent in parents if any(parent in side and side[parent] is None for side in (first, second))), None
+    )
 
 
 def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
-    found = []
-    for ours, theirs in _pairs(baseline, candidate):
-        first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
+    differences = []
+    for base, compared in _pairs(baseline, candidate):
+        first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         for key in sorted(set(first) | set(second)):
             if first.get(key) == second.get(key) or _covered(key, declared) or _covered(COMMAND, declared):
                 continue
@@ -231,36 +234,36 @@ def _configuration(baseline: Blocks, candidate: Blocks) -> list[Confound]:
                 continue  # One of the two code states does not have this key.
             section = _absent_section(key, first, second)
             if section is None or not _covered(section, declared):
-                found.append(Confound("configuration", key=key, values=(first.get(key), second.get(key))))
-    return found
+                differences.append(Confound("configuration", key=key, values=(first.get(key), second.get(key))))
+    return differences
 
 
 def _facts(baseline: Blocks, candidate: Blocks) -> list[Confound]:
-    found = []
-    for ours, theirs in _pairs(baseline, candidate):
-        declared = _declared(ours, theirs)
-        first, second = ours.facts.to_json(), theirs.facts.to_json()
+    differences = []
+    for base, compared in _pairs(baseline, candidate):
+        declared = _declared(base, compared)
+        first, second = base.facts.to_json(), compared.facts.to_json()
         for key in sorted(set(first) & set(second)):
-            one, other = first[key], second[key]
+            base_fact, other_fact = first[key], second[key]
             if (roots := REASONS.get(key, ())) is MEASURED:
                 continue
             explained = any(name == root or name.startswith(f"{root}.") for name in declared for root in roots)
             if CODE in declared and key in OF_USER_CODE:
-                explained |= all(lookup(side.config, OF_USER_CODE[key]) is not None for side in (ours, theirs))
-            if one != other and not explained:
-                found.append(Confound("fact", key=key, values=(one, other)))
-    return found
+                explained |= all(lookup(side.config, OF_USER_CODE[key]) is not None for side in (base, compared))
+            if base_fact != other_fact and not explained:
+                differences.append(Confound("fact", key=key, values=(base_fact, other_fact)))
+    return differences
 
 
 def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
-    found = []
-    for ours, theirs in _pairs(baseline, candidate):
-        declared = OWN_STATE if CODE in _declared(ours, theirs) else set()
-        for key in sorted((set(ours.environment) | set(theirs.environment)) - declared):
-            one, other = ours.environment.get(key), theirs.environment.get(key)
-            if not alike_environment(key, one, other):
-                found.append(Confound("environment", key=key, values=(one, other)))
-    return found
+    differences = []
+    for base, compared in _pairs(baseline, candidate):
+        declared = OWN_STATE if CODE in _declared(base, compared) else set()
+        for key in sorted((set(base.environment) | set(compared.environment)) - declared):
+            base_value, other_value = base.environment.get(key), compared.environment.get(key)
+            if not alike_environment(key, base_value, other_value):
+                differences.append(Confound("environment", key=key, values=(base_value, other_value)))
+    return differences
 
 
 def alike_environment(key: str, one: Json, other: Json) -> bool:
@@ -271,10 +274,14 @@ def alike_environment(key: str, one: Json, other: Json) -> bool:
 
 
 def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    ours, theirs = useful_fraction(baseline), useful_fraction(candidate)
-    if ours is None or theirs is None or abs(theirs - ours) <= policy.USEFUL_TOKENS_WITHIN * max(ours, theirs):
+    base_share, other_share = useful_fraction(baseline), useful_fraction(candidate)
+    if (
+        base_share is None
+        or other_share is None
+        or abs(other_share - base_share) <= policy.USEFUL_TOKENS_WITHIN * max(base_share, other_share)
+    ):
         return []
-    return [Confound("useful tokens", names, values=(ours, theirs))]
+    return [Confound("useful tokens", names, values=(base_share, other_share))]
 
 
 def useful_fraction(blocks: Blocks) -> float | None:
@@ -291,16 +298,16 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
     An arm with more loader workers has more warm-up steps, so it measures later batches of the same order. These may be
     different work if lengths grow during a training or documents differ much.
     """
-    for ours, theirs in _pairs(baseline, candidate):
-        first, second, declared = flatten(ours.config), flatten(theirs.config), _declared(ours, theirs)
+    for base, compared in _pairs(baseline, candidate):
+        first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
         differing = {key for key in (*first, *second) if first.get(key) != second.get(key)}
         if declared & {CODE, COMMAND} or any(_covered(key, BATCHES) for key in differing):
             return []
     for name in COUNTED:
         per_step = per_step_of(baseline, name), per_step_of(candidate, name)
         if per_step[0] is not None and per_step[1] is not None:
-            apart = abs(per_step[1] - per_step[0]) > policy.SAME_TOKENS_WITHIN * per_step[0]
-            return [Confound("other batches", names, name, per_step)] if apart else []
+            differs = abs(per_step[1] - per_step[0]) > policy.SAME_TOKENS_WITHIN * per_step[0]
+            return [Confound("other batches", names, name, per_step)] if differs else []
     return []
 
 
@@ -312,12 +319,12 @@ def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) ->
     logs: list[float] = []
     lengths: tuple[int, int] | None = None
     for block in sorted(set(baseline) & set(candidate)):
-        ours, theirs = baseline[block], candidate[block]
-        counts = len(ours.step_ms), len(theirs.step_ms)
-        if alternated(ours, theirs) or max(counts) - min(counts) <= policy.BLOCK_STEPS_WITHIN * max(counts):
+        base, compared = baseline[block], candidate[block]
+        counts = len(base.step_ms), len(compared.step_ms)
+        if alternated(base, compared) or max(counts) - min(counts) <= policy.BLOCK_STEPS_WITHIN * max(counts):
             continue
         lengths = lengths or counts
-        logs.append(math.log(ours.step_ms[: min(counts)].sum() / theirs.step_ms[: min(counts)].sum()))
+        logs.append(math.log(base.step_ms[: min(counts)].sum() / compared.step_ms[: min(counts)].sum()))
     if lengths is None:
         return []
     return [Confound("other steps", names, values=lengths, ratio=math.exp(float(np.median(logs))))]
@@ -326,23 +333,23 @@ def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) ->
 def _load(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
     medians = []
     for blocks in (baseline, candidate):
-        known = [run.other_cpu_cores for run in blocks.values() if run.other_cpu_cores is not None]
-        if not known:
+        core_counts = [run.other_cpu_cores for run in blocks.values() if run.other_cpu_cores is not None]
+        if not core_counts:
             return []
-        medians.append(float(np.median(known)))
+        medians.append(float(np.median(core_counts)))
     if max(medians) <= policy.OTHER_CORES_MAX:  # also if both are equal, because the load takes cores and adds noise
         return []
     return [Confound("host load", names, values=(medians[0], medians[1]))]
 
 
 def _sessions(baseline: Blocks, candidate: Blocks) -> list[Confound]:
-    apart = tuple(
-        ours.block
-        for ours, theirs in _pairs(baseline, candidate)
-        if "slices" in (ours.interleave, theirs.interleave)
-        and (ours.interleave, ours.session) != (theirs.interleave, theirs.session)
+    split_blocks = tuple(
+        base.block
+        for base, compared in _pairs(baseline, candidate)
+        if "slices" in (base.interleave, compared.interleave)
+        and (base.interleave, base.session) != (compared.interleave, compared.session)
     )
-    return [Confound("sessions", blocks=apart)] if apart else []
+    return [Confound("sessions", blocks=split_blocks)] if split_blocks else []
 
 
 def _blocks(
@@ -352,14 +359,14 @@ def _blocks(
     names: tuple[str, str],
     blocks: int,
 ) -> list[Confound]:
-    found = []
+    differences = []
     for name, finished in zip(names, (baseline, candidate), strict=True):
-        bad = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
-        if bad:
-            found.append(Confound("unfinished", key=name, blocks=tuple(bad)))
+        missing = sorted({record.block for record in records.get(name, ()) if record.block not in finished})
+        if missing:
+            differences.append(Confound("unfinished", key=name, blocks=tuple(missing)))
     if len(baseline) != len(candidate):
-        found.append(Confound("block counts", names, values=(len(baseline), len(candidate))))
+        differences.append(Confound("block counts", names, values=(len(baseline), len(candidate))))
     shared = len(set(baseline) & set(candidate))
     if shared < blocks:
-        found.append(Confound("compared blocks", values=(shared, blocks)))
-    return found
+        differences.append(Confound("compared blocks", values=(shared, blocks)))
+    return differences

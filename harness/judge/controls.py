@@ -83,23 +83,23 @@ def data_paths(
 def _baseline_of(arm: str, named: str, arms: Sequence[str]) -> str:
     """Return the arm ``named`` at the matrix point of ``arm``, or ``named`` itself if that arm does not exist."""
     _, at, point = arm.partition("@")
-    same = f"{named}{at}{point}"
-    return same if same in arms else named
+    with_point = f"{named}{at}{point}"
+    return with_point if with_point in arms else named
 
 
 def _path(arm: str, baseline: str, ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare) -> DataPath:
-    alone, training = controls.get("data-only", arm), ledgers.get(arm, {})
-    found = compared(baseline, arm)
-    measured = None if isinstance(found, Missing) else found
+    data_only, training = controls.get("data-only", arm), ledgers.get(arm, {})
+    comparison = compared(baseline, arm)
+    measured = None if isinstance(comparison, Missing) else comparison
     return DataPath(
         arm=arm,
         baseline=baseline,
-        sample_ms=_per_block(alone, _sample_ms(alone)),
-        tokens_per_s=_per_block(alone, tokens_per_s),
-        trained_tokens_per_s=_per_block(alone, trained_tokens_per_s),
-        times=speed(controls.get("data-only", baseline), alone, tokens_per_s),
-        loop_ms=mean_over(list(alone.values()), _loop_ms),
-        step_ms=_per_block(training, lambda one: (one.wall_ns / 1e6, float(one.steps))),
+        sample_ms=_per_block(data_only, _sample_ms(data_only)),
+        tokens_per_s=_per_block(data_only, tokens_per_s),
+        trained_tokens_per_s=_per_block(data_only, trained_tokens_per_s),
+        times=speed(controls.get("data-only", baseline), data_only, tokens_per_s),
+        loop_ms=mean_over(list(data_only.values()), _loop_ms),
+        step_ms=_per_block(training, lambda run: (run.wall_ns / 1e6, float(run.steps))),
         waited_ms=waited_over(list(training.values())),
         mean_step_ms=mean_over(list(training.values()), lambda run: run.mean_step_ms),
         training_times=None if measured is None else measured.figure,
@@ -180,8 +180,8 @@ def _costs(arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks]) -> Iterator
     kinds = {
         (arm.of, arm.control): arm.name for arm in arms if arm.of and arm.control and is_probe_control(arm.control)
     }
-    for of in dict.fromkeys(of for of, control in kinds if control == BARE):
-        runs = {control: ledgers.get(name, {}) for (owner, control), name in kinds.items() if owner == of}
+    for parent in dict.fromkeys(parent_arm for parent_arm, control in kinds if control == BARE):
+        runs = {control: ledgers.get(name, {}) for (owner, control), name in kinds.items() if owner == parent}
         ledger = runs.pop(LEDGER, {})
         bare = runs.pop(BARE)
         carried = [name for name in SAMPLED if runs.get(f"{ALONE}{name}")]  # Every measured run has these.
@@ -190,7 +190,7 @@ def _costs(arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks]) -> Iterator
             if control != PROFILED:
                 yield from _cost((control.removeprefix(ALONE),), "ledger", ledger, blocks)
         if carried:
-            yield from _cost(("ledger", *carried), "nothing", bare, ledgers.get(of, {}))
+            yield from _cost(("ledger", *carried), "nothing", bare, ledgers.get(parent, {}))
 
 
 def _cost(
@@ -245,8 +245,8 @@ class Scaling:
         """Interval of :attr:`efficiency`; None without an interval of the speed."""
         if self.speedup.ci_low is None or self.speedup.ci_high is None:
             return None
-        each = self.ranks[0] / self.ranks[1]
-        return self.speedup.ci_low * each, self.speedup.ci_high * each
+        share = self.ranks[0] / self.ranks[1]
+        return self.speedup.ci_low * share, self.speedup.ci_high * share
 
 
 def scaling(
@@ -262,7 +262,7 @@ def scaling(
         return None
     if ranks[1] < ranks[0]:
         return scaling((names[1], names[0]), (runs[1], runs[0]), inverse(speedup))
-    curves = [{run.record.block: one for run in arm if (one := _steps(run)) is not None} for arm in runs]
+    curves = [{run.record.block: columns for run in arm if (columns := _steps(run)) is not None} for arm in runs]
     shared = sorted(set(curves[0]) & set(curves[1]))
     steps = [(curves[0][block], curves[1][block]) for block in shared]
     per_step = _tokens_per_step(runs)
@@ -272,34 +272,40 @@ def scaling(
         threads = facts[0].threads * ranks[0], facts[1].threads * ranks[1]
     weak = None if per_step is None else _is_weak(per_step[1] / per_step[0], ranks[1] / ranks[0])
     cores = facts[1].cores and facts[1].cores * (facts[1].nodes or 1)
-    found = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, cores, differs=_other_keys(runs))
-    blocks = [both for pair in steps if (both := _curves(*pair)) is not None]
+    result = Scaling(*names, (ranks[0], ranks[1]), speedup, weak, per_step, threads, cores, differs=_other_keys(runs))
+    blocks = [pair_of_curves for pair in steps if (pair_of_curves := _curves(*pair)) is not None]
     if not blocks:
-        return found
+        return result
     reached, fallen = [], True
-    for both in blocks:
-        ends = [float(one.loss[-1]) for one in both]
-        fallen &= all(float(one.loss[0]) - max(ends) > LOSS_FALL_ERRORS * one.error for one in both)
-        reached.append((*ends, max(ends), *(float(one.seconds[np.argmax(one.loss <= max(ends))]) for one in both)))
+    for pair_of_curves in blocks:
+        ends = [float(curve.loss[-1]) for curve in pair_of_curves]
+        fallen &= all(float(curve.loss[0]) - max(ends) > LOSS_FALL_ERRORS * curve.error for curve in pair_of_curves)
+        reached.append(
+            (*ends, max(ends), *(float(curve.seconds[np.argmax(curve.loss <= max(ends))]) for curve in pair_of_curves))
+        )
     losses, target, seconds = np.split(np.mean(reached, axis=0), (2, 3))
-    found = replace(found, losses=(float(losses[0]), float(losses[1])))
-    return replace(found, target=float(target[0]), seconds=(float(seconds[0]), float(seconds[1]))) if fallen else found
+    result = replace(result, losses=(float(losses[0]), float(losses[1])))
+    return (
+        replace(result, target=float(target[0]), seconds=(float(seconds[0]), float(seconds[1]))) if fallen else result
+    )
 
 
 def _other_keys(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[str, ...]:
     """Return the configuration keys in which the arms differ, except ranks and their batch."""
     keys = differing(*(arm[0].record.config for arm in runs))
-    return tuple(sorted(key for key in keys if not any(key == one or key.startswith(f"{one}.") for one in OF_RANKS)))
+    return tuple(
+        sorted(key for key in keys if not any(key == prefix or key.startswith(f"{prefix}.") for prefix in OF_RANKS))
+    )
 
 
 def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple[float, float] | None:
     """Return mean tokens per step over all ranks and steps, by arm; None if they were not counted."""
-    found = []
+    means = []
     for arm in runs:
         tables = [table for run in arm if (table := run.step_columns(["tokens"])) is not None and len(table)]
         counts = np.concatenate([column(table, "tokens") for table in tables]) if tables else np.full(1, np.nan)
-        found.append(float(counts.mean()))
-    return (found[0], found[1]) if all(np.isfinite(one) and one > 0 for one in found) else None
+        means.append(float(counts.mean()))
+    return (means[0], means[1]) if all(np.isfinite(mean) and mean > 0 for mean in means) else None
 
 
 def _is_weak(batch: float, ranks: float) -> bool | None:
@@ -324,9 +330,9 @@ def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
 
 def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) -> tuple[LossCurve, LossCurve] | None:
     """Return both curves up to the tokens that both arms trained on; None if either is too short."""
-    most = min(one[0].sum(), other[0].sum())
-    found = [_curve(*steps, most) for steps in (one, other)]
-    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+    tokens_max = min(one[0].sum(), other[0].sum())
+    curves = [_curve(*steps, tokens_max) for steps in (one, other)]
+    return (curves[0], curves[1]) if curves[0] is not None and curves[1] is not None else None
 
 
 def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> LossCurve | None:
@@ -337,6 +343,8 @@ def _curve(tokens: Float, seconds: Float, loss: Float, most: float) -> LossCurve
         return None
     sums = np.concatenate([[0.0], np.cumsum(loss[:until])])
     means = (sums[width:] - sums[:-width]) / width
-    apart = np.diff(loss[:until])
-    error = float(np.sqrt(np.mean((apart - apart.mean()) ** 2) / 2 / width)) if len(apart) > 1 else 0.0
+    differences = np.diff(loss[:until])
+    error = (
+        float(np.sqrt(np.mean((differences - differences.mean()) ** 2) / 2 / width)) if len(differences) > 1 else 0.0
+    )
     return LossCurve(reached[width - 1 : until], np.cumsum(seconds)[width - 1 : until], means, error)

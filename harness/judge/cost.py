@@ -111,12 +111,12 @@ class ArmMeasurement:
     @property
     def step(self) -> Spread:
         """One step: median with interval, and the slowest of the last :data:`WORST_OF_STEPS` as the worst case."""
-        found = from_amounts(self.plain_s)
-        assert found is not None, "an arm is measured with at least one settled step"
+        estimate = from_amounts(self.plain_s)
+        assert estimate is not None, "an arm is measured with at least one settled step"
         slowest = max(self.plain_s[-WORST_OF_STEPS:])
-        low = found.median if found.ci_low is None else found.ci_low
-        high = found.median if found.ci_high is None else found.ci_high
-        return Spread(found.median, low, high, max(slowest, found.median))
+        low = estimate.median if estimate.ci_low is None else estimate.ci_low
+        high = estimate.median if estimate.ci_high is None else estimate.ci_high
+        return Spread(estimate.median, low, high, max(slowest, estimate.median))
 
     @property
     def slowest_step(self) -> int:
@@ -128,7 +128,7 @@ class ArmMeasurement:
     def recurring_s(self) -> tuple[float, ...]:
         """:attr:`plain_s` without the long steps before the first usual one, which are caused by the start-up."""
         usual_s = COSTED_LONG_RATIO * self.step.likely
-        first = next(place for place, seconds in enumerate(self.plain_s) if seconds <= usual_s)
+        first = next(position for position, seconds in enumerate(self.plain_s) if seconds <= usual_s)
         return self.plain_s[first:]
 
     @property
@@ -144,25 +144,25 @@ class ArmMeasurement:
         mean's own upper bound (Student's t). The worst case is then the slowest recurring step. It is never below the
         interval's upper end.
         """
-        step, mean, found = self.step, self.mean_step_s, self.recurring_s
+        step, mean, recurring_s = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
             return replace(step, worst=max(step.worst, step.high))
-        high = mean + reach_of_mean(found)
-        return Spread(mean, step.low, high, max(*found, step.worst, high))
+        high = mean + reach_of_mean(recurring_s)
+        return Spread(mean, step.low, high, max(*recurring_s, step.worst, high))
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
         """Doubts that a report of these steps would have, by precedence. Some bar a prediction."""
-        found = []
+        doubts = []
         if self.waiting_share > CORE_WAIT_SHARE_MAX:
-            found.append(doubt("no core", self.arm, share=self.waiting_share))
+            doubts.append(doubt("no core", self.arm, share=self.waiting_share))
         step_ms, typical_ms = np.array(self.recurring_s) * 1e3, self.step.likely * 1e3
         long = long_steps(step_ms, np.full(len(step_ms), NO_PHASE, dtype=np.int8), PHASES, typical_ms)
         if long is not None:
-            found.append(doubt("rare long steps", self.arm, share=long.steps / long.of))
+            doubts.append(doubt("rare long steps", self.arm, share=long.steps / long.of))
         if (drift := self._drift) is not None and abs(drift.median - 1) > DRIFT_MIN:
-            found.append(doubt("drift", self.arm, share=drift.median - 1, remedy="more steps"))
-        return in_order(found)
+            doubts.append(doubt("drift", self.arm, share=drift.median - 1, remedy="more steps"))
+        return in_order(doubts)
 
     @property
     def _drift(self) -> Estimate | None:
@@ -171,10 +171,15 @@ class ArmMeasurement:
         half = len(steps_s) // 2
         if len(steps_s) < DRIFT_STEPS_MIN:
             return None
-        found = from_blocks(np.log(steps_s[-half:] / steps_s[:half]).tolist())
-        if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 1 <= found.ci_high:
+        log_ratio = from_blocks(np.log(steps_s[-half:] / steps_s[:half]).tolist())
+        if (
+            log_ratio is None
+            or log_ratio.ci_low is None
+            or log_ratio.ci_high is None
+            or log_ratio.ci_low <= 1 <= log_ratio.ci_high
+        ):
             return None
-        return found
+        return log_ratio
 
     @property
     def evaluation_pass(self) -> Spread:
@@ -288,8 +293,8 @@ class ArmCost:
     @property
     def total(self) -> Spread:
         """Sum of all parts."""
-        found = self.startup + self.steps + self.evaluation + self.answering + self.saving + self.ending
-        return found + exactly(self.work.other_s)
+        spread = self.startup + self.steps + self.evaluation + self.answering + self.saving + self.ending
+        return spread + exactly(self.work.other_s)
 
     @property
     def has_long_steps(self) -> bool:
@@ -299,11 +304,11 @@ class ArmCost:
 
 def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     """Return the time that ``work`` takes at the speeds in ``measured``."""
-    each, first_s = measured.each_of_many, measured.steps_s[0]
+    later_s, first_s = measured.each_of_many, measured.steps_s[0]
     first = min(work.starts, work.steps)
-    steps = exactly(first_s).times(first) + each.times(work.steps - first)
+    steps = exactly(first_s).times(first) + later_s.times(work.steps - first)
     if measured.waits:
-        steps = replace(steps, worst=steps.worst + each.worst * work.most_extra)
+        steps = replace(steps, worst=steps.worst + later_s.worst * work.most_extra)
     evaluation = measured.evaluation_pass.times(work.passes)
     answering = measured.answering_pass.times(work.answers)
     startup = exactly(
@@ -312,18 +317,18 @@ def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
     ending = exactly(measured.ending_s * work.starts)
     every_s = work.checkpoint_every_s
     if work.checkpoint_every_steps is not None:
-        every_s = work.checkpoint_every_steps * each.likely
+        every_s = work.checkpoint_every_steps * later_s.likely
         # A checkpoint at the end is the last one.
-        within = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps
+        saves = (work.steps - work.last_checkpoint) // work.checkpoint_every_steps
     else:
-        within = 0 if every_s is None else int((steps + evaluation + answering).likely // every_s)
-    saving = measured.one_checkpoint(every_s).times(within)
+        saves = 0 if every_s is None else int((steps + evaluation + answering).likely // every_s)
+    saving = measured.one_checkpoint(every_s).times(saves)
     if work.last_checkpoint:
         saving += measured.last_checkpoint.times(work.starts)
-    count = within + (work.starts if work.last_checkpoint else 0)
+    count = saves + (work.starts if work.last_checkpoint else 0)
     count = 0 if measured.checkpoint is None else count
     return ArmCost(
-        measured.arm, work, measured.step, each, first_s, startup, steps, evaluation, answering, count, saving,
+        measured.arm, work, measured.step, later_s, first_s, startup, steps, evaluation, answering, count, saving,
         ending, measured.slowest_step,
     )  # fmt: skip
 
@@ -335,10 +340,10 @@ def cost_of_trials(measured: ArmMeasurement, trials: int, work: ArmWork) -> Spre
 
 def sum_of(spreads: Iterable[Spread]) -> Spread:
     """Return the sum of ``spreads``."""
-    found = NO_TIME
-    for one in spreads:
-        found += one
-    return found
+    total = NO_TIME
+    for spread in spreads:
+        total += spread
+    return total
 
 
 @dataclass(frozen=True)
@@ -391,12 +396,12 @@ class SpendingLimit:
 
     def seconds(self, per_hour_usd: float | None) -> float | None:
         """Return the seconds until the limit; None without a limit, or for a limit in dollars without a price."""
-        found = [] if self.hours is None else [self.hours * HOUR_S]
+        limits = [] if self.hours is None else [self.hours * HOUR_S]
         if self.usd is not None:
             if per_hour_usd is None:
                 return None
-            found.append(self.usd / per_hour_usd * HOUR_S)
-        return min(found, default=None)
+            limits.append(self.usd / per_hour_usd * HOUR_S)
+        return min(limits, default=None)
 
 
 @dataclass(frozen=True)
@@ -419,50 +424,50 @@ class PredictedCost:
     standing: Standing = "unfinished"
 
     def __post_init__(self) -> None:
-        same = len(self.measured) == len(self.work) == len(self.prices)
-        if not same or not all(one.plain_s for one in self.measured):
+        same_length = len(self.measured) == len(self.work) == len(self.prices)
+        if not same_length or not all(arm.plain_s for arm in self.measured):
             raise ValueError("its arms do not belong together")
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:
         """Predicted cost of each arm."""
-        return tuple(arm_cost(one, work) for one, work in zip(self.measured, self.work, strict=True))
+        return tuple(arm_cost(measurement, work) for measurement, work in zip(self.measured, self.work, strict=True))
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
         """Doubts of every arm, by precedence."""
-        return in_order(found for one in self.measured for found in one.doubts)
+        return in_order(entry for measurement in self.measured for entry in measurement.doubts)
 
     @property
     def total(self) -> Spread:
         """Sum over all arms."""
-        return sum_of(one.total for one in self.arms)
+        return sum_of(arm.total for arm in self.arms)
 
     @property
     def per_hour_usd(self) -> float | None:
         """Price per hour, averaged by expected time if arms differ; None if any price is unknown."""
-        found = [one.per_hour_usd for one in self.prices if one is not None]
-        if len(found) < len(self.prices):
+        rates = [price.per_hour_usd for price in self.prices if price is not None]
+        if len(rates) < len(self.prices):
             return None
-        if len(set(found)) == 1:
-            return found[0]
-        seconds = [one.total.likely for one in self.arms]
-        return math.fsum(usd * one for usd, one in zip(found, seconds, strict=True)) / math.fsum(seconds)
+        if len(set(rates)) == 1:
+            return rates[0]
+        seconds = [arm.total.likely for arm in self.arms]
+        return math.fsum(usd * amount_s for usd, amount_s in zip(rates, seconds, strict=True)) / math.fsum(seconds)
 
     @property
     def total_usd(self) -> Spread | None:
         """US dollars of all arms, each at its own price; None if any price is unknown."""
-        found = [
-            arm.total.times(one.per_hour_usd / HOUR_S)
-            for arm, one in zip(self.arms, self.prices, strict=True)
-            if one is not None
+        totals = [
+            arm.total.times(price.per_hour_usd / HOUR_S)
+            for arm, price in zip(self.arms, self.prices, strict=True)
+            if price is not None
         ]
-        return sum_of(found) if len(found) == len(self.prices) else None
+        return sum_of(totals) if len(totals) == len(self.prices) else None
 
     @property
     def prices_differ(self) -> bool:
         """True if arms differ in price per hour. Time not recorded by arm is then costed at the average price."""
-        return len({None if one is None else one.per_hour_usd for one in self.prices}) > 1
+        return len({None if price is None else price.per_hour_usd for price in self.prices}) > 1
 
     def usd(self, seconds: float) -> float | None:
         """Return the US dollars for ``seconds`` at the average price of the arms; None without a price."""
@@ -479,8 +484,8 @@ class PredictedCost:
         A resumed training starts and ends once more, however few steps are left. A study resumes with complete runs.
         """
         total = self.total.likely
-        once = sum_of(one.startup + one.ending for one in self.arms).likely if self.of == "training" else 0.0
-        return once + (total - once) * (1 - done) if done < 1 else 0.0
+        fixed_s = sum_of(arm.startup + arm.ending for arm in self.arms).likely if self.of == "training" else 0.0
+        return fixed_s + (total - fixed_s) * (1 - done) if done < 1 else 0.0
 
     def exceeds(self, done: float = 0.0) -> bool:
         """Return True if the time spent plus the expected rest exceeds the limit."""

@@ -84,8 +84,8 @@ def computes(part: StepPart) -> bool:
     """Return True if the line calls a function of the model, so that it is part of the training."""
     if evaluates(part):
         return False
-    package, _, rest = part.called.partition(".")
-    is_library = package == "torch" and rest.partition(".")[0] in MODEL_LIBRARIES
+    package, _, member = part.called.partition(".")
+    is_library = package == "torch" and member.partition(".")[0] in MODEL_LIBRARIES
     return part.kind == "code" and (is_library or part.called == BACKWARD)
 
 
@@ -109,11 +109,11 @@ def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> 
     waits = on_core is not None and on_core < MOSTLY_CPU_SHARE
     if is_made and reads_cheap_rows(arm.causes) and not waits:
         return "whole batches"
-    if advice is not None and any(one.worth and one.measured is None for one in advice.options):
+    if advice is not None and any(option.worth and option.measured is None for option in advice.options):
         return "advice"
     if not is_made:
         return "fewer objects"
-    if advice is not None and any(one.bar == "serial" for one in advice.options):
+    if advice is not None and any(option.bar == "serial" for option in advice.options):
         return "more workers"
     if part.name == "tokenize":
         return "tokenize before"
@@ -147,7 +147,7 @@ def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) 
     """Return a function that returns ``remedy`` if the setting ``name`` is on, and ``otherwise`` if it is off."""
 
     def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
-        return remedy if any(one.kind == SETTING and one.place == name for one in arm.causes) else otherwise
+        return remedy if any(cause.kind == SETTING and cause.place == name for cause in arm.causes) else otherwise
 
     return chosen
 
@@ -242,20 +242,23 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     if wall is None or wall.on_cores_ms <= 0:
         return ()
     noted = _noted(wall, arm)
-    growing = {part.name for one in noted if one.kind == GROWING for part in _lines_of(one, wall)}
+    growing = {part.name for entry in noted if entry.kind == GROWING for part in _lines_of(entry, wall)}
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm, but=growing)) is not None]
-    found = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
-    found = [one for one in found if one.share >= FINDING_SHARE_MIN and _above_noise(one)]
+    findings = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
+    findings = [finding for finding in findings if finding.share >= FINDING_SHARE_MIN and _above_noise(finding)]
     # If other processes cause waits for a core, the waits are no property of the program.
-    found = sorted((one for one in found if arm.crowded or one.kind != "cores too few"), key=lambda one: -one.ms.median)
-    named = [one for one in found if one.kind != "unknown"]
+    findings = sorted(
+        (finding for finding in findings if arm.crowded or finding.kind != "cores too few"),
+        key=lambda finding: -finding.ms.median,
+    )
+    named = [finding for finding in findings if finding.kind != "unknown"]
     if named and named[0].share >= DIAGNOSED_SHARE_MIN:
         first = named[0]
     elif sum(wall.share(part) for part in _model(wall)) >= COMPUTE_SHARE_MIN:
         first = _compute_bound(wall, arm)
     else:
-        first = next((one for one in found if one.kind == "unknown"), _no_part(wall, arm))
-    return first, *(one for one in found if one is not first)
+        first = next((finding for finding in findings if finding.kind == "unknown"), _no_part(wall, arm))
+    return first, *(finding for finding in findings if finding is not first)
 
 
 def _model(wall: Wall) -> list[StepPart]:
@@ -265,7 +268,7 @@ def _model(wall: Wall) -> list[StepPart]:
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
     """Return the diagnoses of causes that make phases longer but are no part of a step."""
-    found = []
+    findings = []
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
             continue
@@ -274,7 +277,7 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         share = ms.median / wall.on_cores_ms
         kind: PartKind = "code" if cause.place else "phase"
         part = StepPart(cause.place or cause.phase or noted.place, ms, share, kind)
-        line = next((one for one in wall.parts if one.kind == CODE), None)
+        line = next((code_part for code_part in wall.parts if code_part.kind == CODE), None)
         share_of_part = 1.0
         if cause.kind == GROWING and part.name == noted.place and line is not None and line.ms.median >= ms.median / 2:
             part = line  # The line takes most of the growth outside of all phases.
@@ -283,8 +286,8 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
         saving = replace(saving, ci_high=None) if noted.at_least else saving
         remedy = noted.remedy(cause)
         at_most = _has_workers(arm)
-        found.append(Diagnosis(noted.kind, part.name, ms, share, saving, at_most, remedy, part, share_of_part))
-    return found
+        findings.append(Diagnosis(noted.kind, part.name, ms, share, saving, at_most, remedy, part, share_of_part))
+    return findings
 
 
 def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
@@ -315,8 +318,8 @@ def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
     """Return the sum. Its interval adds the ends, because parts may vary together."""
-    lows, highs = ([getattr(one, end) for one in values] for end in ("ci_low", "ci_high"))
-    total = sum(one.median for one in values)
+    lows, highs = ([getattr(estimate, end) for estimate in values] for end in ("ci_low", "ci_high"))
+    total = sum(estimate.median for estimate in values)
     if None in lows or None in highs:
         return Estimate(total, None, None, values[0].n)
     return Estimate(total, sum(lows), sum(highs), values[0].n)
@@ -325,22 +328,22 @@ def _sum(values: Sequence[Estimate]) -> Estimate:
 def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | None) -> Diagnosis:
     rule = cost.rule
     # the place of an evaluation, not its kind
-    largest = next((one for one in cost.parts if one.kind != one.name), cost.parts[0])
+    largest = next((part for part in cost.parts if part.kind != part.name), cost.parts[0])
     # A device or other ranks may work at the same time as the host.
     may_hide = arm.unseen is not None and (arm.unseen.device or arm.unseen.ranks > 1)
     # A line that waits for another thread would wait longer without the lines before it.
     saved, at_most = cost.ms, may_hide or rule.at_most(arm) or any(is_wait(part.called) for part in cost.parts)
     whole_ms = wall.step_ms.median if rule.kind == "cores too few" else wall.on_cores_ms
-    own = whole_ms / wall.step_ms.median
+    share = whole_ms / wall.step_ms.median
     ideal = arm.explained.ideal_predicted if arm.explained.within_tolerance else None
     if rule.kind == "input-bound" and ideal is not None and largest.name in (*STAGES, "fetch"):
         # Replay predicts the loader; tokenizing in the loop itself is added.
-        saved = _saved(ideal, own * (arm.totals.mean_step_ms or wall.step_ms.median))
+        saved = _saved(ideal, share * (arm.totals.mean_step_ms or wall.step_ms.median))
         saved, at_most = _sum([saved, *(part.ms for part in cost.parts if part.name == IN_LOOP)]), False
     remedy = rule.remedy(largest, arm, advice)
     if arm.workers and rule.kind != "input-bound":  # No step can be shorter than the workers take for its batch.
         pace_ms = sum(arm.totals.work_ms.get(stage, 0.0) for stage in BUILT) / (arm.workers - arm.idle_workers or 1)
-        most_ms = own * max(0.0, wall.step_ms.median - pace_ms)
+        most_ms = share * max(0.0, wall.step_ms.median - pace_ms)
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
             remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
@@ -379,7 +382,7 @@ def _phase_of(part: StepPart) -> str:
 
 def _saved(ratio: Estimate, step_ms: float) -> Estimate:
     """Return the milliseconds that a step of ``step_ms`` saves if it becomes ``ratio`` times as fast."""
-    ends = [None if one is None else step_ms * (1 - 1 / one) for one in (ratio.ci_low, ratio.ci_high)]
+    ends = [None if bound is None else step_ms * (1 - 1 / bound) for bound in (ratio.ci_low, ratio.ci_high)]
     return Estimate(step_ms * (1 - 1 / ratio.median), ends[0], ends[1], ratio.n)
 
 
@@ -404,8 +407,8 @@ def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)
     saving = _speedup(Estimate(0.0, None, None, ms.n) if data is None else data.ms, wall.on_cores_ms)
-    lines = [one for one in arm.causes if one.kind == CODE and one.phase in COMPUTE]
-    line = max(lines, key=lambda one: one.spent_ms, default=None)
+    lines = [cause for cause in arm.causes if cause.kind == CODE and cause.phase in COMPUTE]
+    line = max(lines, key=lambda cause: cause.spent_ms, default=None)
     part = parts[0]
     if line is not None and line.least_share >= COMPUTE_SHARE_MIN:
         line_ms = Estimate(line.step_ms, None, None, ms.n)

@@ -174,17 +174,17 @@ RULES = (
     DoubtRule("other processes", "Other processes computed on the device.", "nothing", "quiet machine"),
 )
 RULE_OF: Mapping[DoubtKind, DoubtRule] = {rule.kind: rule for rule in RULES}
-_PRECEDENCE = {rule.kind: place for place, rule in enumerate(RULES)}
+_PRECEDENCE = {rule.kind: rank for rank, rule in enumerate(RULES)}
 
 
 def in_order(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
     """Return ``doubts`` by precedence, without duplicates."""
-    return tuple(sorted(dict.fromkeys(doubts), key=lambda one: _PRECEDENCE[one.kind]))
+    return tuple(sorted(dict.fromkeys(doubts), key=lambda entry: _PRECEDENCE[entry.kind]))
 
 
 def barred(doubts: Iterable[Doubt], claim: Claim) -> Doubt | None:
     """Return the first doubt by precedence that bars ``claim``; None if the claim may be stated."""
-    return next((one for one in in_order(doubts) if claim in CLAIMS_OF[one.bars]), None)
+    return next((entry for entry in in_order(doubts) if claim in CLAIMS_OF[entry.bars]), None)
 
 
 def doubt(
@@ -198,8 +198,8 @@ def doubt(
     remedy: RemedyKind | None = None,
 ) -> Doubt:
     """Return a doubt with ``remedy`` or the usual one of its rule. ``blocks``, ``steps``: see :class:`Remedy`."""
-    asked = remedy or RULE_OF[kind].remedy
-    return Doubt(kind, arms, share, None if asked is None else Remedy(asked, blocks, steps), where, cores)
+    action = remedy or RULE_OF[kind].remedy
+    return Doubt(kind, arms, share, None if action is None else Remedy(action, blocks, steps), where, cores)
 
 
 _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
@@ -237,30 +237,30 @@ class Unseen:
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
         """Return the doubts about unseen time, by precedence. ``recorded``: one stream of the device was recorded."""
         arms = (arm,) if arm else ()
-        found = []
+        entries = []
         if self.waiting > CORE_WAIT_SHARE_MAX:
-            found.append(doubt("no core", *arms, share=self.waiting))
+            entries.append(doubt("no core", *arms, share=self.waiting))
         if self.blocked > UNSEEN_SHARE_MAX:
-            found.append(doubt("blocked", *arms, share=self.blocked, where=self.place or ""))
+            entries.append(doubt("blocked", *arms, share=self.blocked, where=self.place or ""))
         if self.device:
-            found.append(doubt("one stream" if recorded else "device", *arms))
+            entries.append(doubt("one stream" if recorded else "device", *arms))
         if self.ranks > 1:
-            found.append(doubt("ranks", *arms))
+            entries.append(doubt("ranks", *arms))
         if self.evaluating_steps:
-            found.append(doubt("evaluation left out", *arms, share=self.evaluating))
-        return in_order(found)
+            entries.append(doubt("evaluation left out", *arms, share=self.evaluating))
+        return in_order(entries)
 
     @property
     def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
         """Reason why the effect of a change cannot be predicted; None if it can."""
-        found = barred(self.doubts(), "prediction")
-        return None if found is None else _REASONS[found.kind]
+        first = barred(self.doubts(), "prediction")
+        return None if first is None else _REASONS[first.kind]
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:
     """Return the mean share of the time in which the main thread had no core; None unless runs are attached."""
-    known = [one.waiting_share for one in facts if one.waiting_share is not None]
-    return sum(known) / len(known) if known else None
+    shares = [run.waiting_share for run in facts if run.waiting_share is not None]
+    return sum(shares) / len(shares) if shares else None
 
 
 def unseen(runs: Sequence[RunData]) -> Unseen | None:
@@ -270,34 +270,34 @@ def unseen(runs: Sequence[RunData]) -> Unseen | None:
 
 def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
     """Return what was not seen of attached runs; None if no run is attached."""
-    facts = [one for one in runs if one.attached is not None]
+    facts = [run for run in runs if run.attached is not None]
     if not facts:
         return None
-    blocked = sum(one.unseen_share or 0.0 for one in facts) / len(facts)
+    blocked = sum(run.unseen_share or 0.0 for run in facts) / len(facts)
     return Unseen(
         blocked=blocked,
         place=_place(facts, blocked),
-        waiting=sum(one.waiting_share or 0.0 for one in facts) / len(facts),
-        sampling=sum(one.sampling_share or 0.0 for one in facts) / len(facts),
-        workers=max(one.workers or 0 for one in facts),
-        persistent_workers=all(one.persistent_workers for one in facts),
-        restarting=sum(one.restarting_share or 0.0 for one in facts) / len(facts),
-        never_restarted=max(one.workers or 0 for one in facts) if all(one.epoch_ends == 0 for one in facts) else 0,
-        tokenizing=sum(one.tokenizing_share or 0.0 for one in facts) / len(facts),
-        evaluating_steps=sum(one.evaluating_steps or 0 for one in facts),
-        evaluating=sum(one.evaluating_share or 0.0 for one in facts) / len(facts),
-        device=any(one.asynchronous for one in facts),
-        ranks=max(one.ranks or 1 for one in facts),
+        waiting=sum(run.waiting_share or 0.0 for run in facts) / len(facts),
+        sampling=sum(run.sampling_share or 0.0 for run in facts) / len(facts),
+        workers=max(run.workers or 0 for run in facts),
+        persistent_workers=all(run.persistent_workers for run in facts),
+        restarting=sum(run.restarting_share or 0.0 for run in facts) / len(facts),
+        never_restarted=max(run.workers or 0 for run in facts) if all(run.epoch_ends == 0 for run in facts) else 0,
+        tokenizing=sum(run.tokenizing_share or 0.0 for run in facts) / len(facts),
+        evaluating_steps=sum(run.evaluating_steps or 0 for run in facts),
+        evaluating=sum(run.evaluating_share or 0.0 for run in facts) / len(facts),
+        device=any(run.asynchronous for run in facts),
+        ranks=max(run.ranks or 1 for run in facts),
     )
 
 
 def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
     """Return the sampled line with most of the ``blocked`` share of the time, else the place that the agent noted."""
-    sampled = [one for one in slow_causes(facts) if one.kind == CODE and not one.phase and one.place]
-    most = max(sampled, key=lambda one: one.spent_share, default=None)
-    if most is not None and most.spent_share >= blocked / 2:
-        return f"{most.place} ({most.code})" if most.code else most.place
-    return next((one.unseen_place for one in facts if one.unseen_place is not None), None)
+    sampled = [cause for cause in slow_causes(facts) if cause.kind == CODE and not cause.phase and cause.place]
+    costliest = max(sampled, key=lambda cause: cause.spent_share, default=None)
+    if costliest is not None and costliest.spent_share >= blocked / 2:
+        return f"{costliest.place} ({costliest.code})" if costliest.code else costliest.place
+    return next((run.unseen_place for run in facts if run.unseen_place is not None), None)
 
 
 StudyProblemKind = Literal[
@@ -347,8 +347,8 @@ class ProbeProblem:
 
 def failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> tuple[RunFailure, ...]:
     """Return the first failure of each arm that has one."""
-    bad = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
-    return tuple(_failure(found[0]) for found in bad if found)
+    unfinished = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
+    return tuple(_failure(group[0]) for group in unfinished if group)
 
 
 def study_problems(
@@ -359,23 +359,25 @@ def study_problems(
     blocks: int,
 ) -> tuple[StudyProblem, ...]:
     """Return the problems of ``study``, most important first. ``records`` and ``ledgers`` are by arm."""
-    found = []
+    problems = []
     profiled = {arm.name for arm in arms if arm.control == PROFILED}
-    known = {arm.name for arm in study.arms}
-    stray = [arm.name for arm in arms if known and arm.name not in known]
+    names = {arm.name for arm in study.arms}
+    stray = [arm.name for arm in arms if names and arm.name not in names]
     planned = _planned(study, [arm for arm in arms if arm.name not in stray], records)
     done = {(name, block) for name, group in ledgers.items() for block in group}
-    done |= {(name, one.block) for name in profiled for one in records.get(name, ()) if one.status == "done"}
+    done |= {
+        (name, attempt.block) for name in profiled for attempt in records.get(name, ()) if attempt.status == "done"
+    }
     absent = [f"{name}/{block}" for name, block in planned if (name, block) not in done]
     finished = len(planned) - len(absent)
     if not finished:
-        found.append(StudyProblem("nothing finished"))
+        problems.append(StudyProblem("nothing finished"))
     elif absent:
-        found.append(StudyProblem("partial", finished, len(planned), names=tuple(absent)))
+        problems.append(StudyProblem("partial", finished, len(planned), names=tuple(absent)))
     if stray:
-        found.append(StudyProblem("stray", names=tuple(stray)))
+        problems.append(StudyProblem("stray", names=tuple(stray)))
     if study.status != "done":
-        found.append(StudyProblem("status", status=study.status))
+        problems.append(StudyProblem("status", status=study.status))
     endings: dict[RunFailure | str, list[int]] = {}  # one entry for all blocks of an arm that ended alike
     for name, group in records.items():
         for record in group if name not in stray else ():
@@ -383,28 +385,32 @@ def study_problems(
                 endings.setdefault(_failure(record), []).append(record.block)
             elif name not in profiled and record.block not in ledgers.get(name, {}):
                 endings.setdefault(name, []).append(record.block)
-    for ending, where in endings.items():
+    for ending, block_list in endings.items():
         if isinstance(ending, RunFailure):
-            found.append(StudyProblem("ended", failure=ending, blocks=tuple(where)))
+            problems.append(StudyProblem("ended", failure=ending, blocks=tuple(block_list)))
         else:
-            found.append(StudyProblem("no measured step", arm=ending, blocks=tuple(where)))
-    found += _diverged(study, arms, ledgers)
-    found += _compiled(records)
-    found += _lead(study, arms, ledgers)
-    found += [StudyProblem("left out", arm=arm, names=tuple(missing)) for arm, missing in study.left_out.items()]
+            problems.append(StudyProblem("no measured step", arm=ending, blocks=tuple(block_list)))
+    problems += _diverged(study, arms, ledgers)
+    problems += _compiled(records)
+    problems += _lead(study, arms, ledgers)
+    problems += [StudyProblem("left out", arm=arm, names=tuple(missing)) for arm, missing in study.left_out.items()]
     if finished and blocks < MIN_BLOCKS:
         attached = any(record.facts.attached is not None for group in records.values() for record in group)
         one_run = attached and not any(COMMAND in arm.declared for arm in arms)  # Its blocks are parts of one run.
         kind: StudyProblemKind = "few parts" if study.is_training else "few steps" if one_run else "few blocks"
-        found.append(StudyProblem(kind, blocks))
-    return tuple(found)
+        problems.append(StudyProblem(kind, blocks))
+    return tuple(problems)
 
 
 def _planned(
     study: StudyRecord, arms: Sequence[ArmRecord], records: Mapping[str, Sequence[RunRecord]]
 ) -> list[tuple[str, int]]:
     """Return (arm, block) of every run of ``study``, in the order of the blocks. An arm is profiled once."""
-    blocks = range(study.blocks) if study.blocks else sorted({one.block for group in records.values() for one in group})
+    blocks = (
+        range(study.blocks)
+        if study.blocks
+        else sorted({record.block for group in records.values() for record in group})
+    )
     return [(arm.name, block) for block in blocks for arm in arms if block == blocks[0] or arm.control != PROFILED]
 
 
@@ -426,9 +432,9 @@ def _lead(
 ) -> Iterator[StudyProblem]:
     """Yield a problem for each arm that consumed prefetched batches. Skip an A/A control whose arm did so too."""
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
-    worth = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
+    affected = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:
-        if arm.name in worth and not (arm.control == "a-a" and arm.of in worth):
+        if arm.name in affected and not (arm.control == "a-a" and arm.of in affected):
             attached = any(run.record.facts.attached is not None for run in ledgers[arm.name].values())
             remedy: LeadRemedy = "command" if attached else "runs" if study.interleave == "runs" else "slices"
             yield StudyProblem("lead", arm=arm.name, lead_use=uses[arm.name], remedy=remedy)
@@ -443,11 +449,11 @@ def _compiled(records: Mapping[str, Sequence[RunRecord]]) -> Iterator[StudyProbl
 
 def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:
     """Return the problems that probes reported, each once."""
-    where: dict[str, list[str]] = {}
+    runs_by_text: dict[str, list[str]] = {}
     for run in runs:
         for problem in dict.fromkeys(run.probes.problems):
-            where.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
-    return tuple(ProbeProblem(text, tuple(names), len(names) == len(runs)) for text, names in where.items())
+            runs_by_text.setdefault(problem, []).append(f"{run.record.arm}/{run.record.block}")
+    return tuple(ProbeProblem(text, tuple(names), len(names) == len(runs)) for text, names in runs_by_text.items())
 
 
 def _failure(record: RunRecord) -> RunFailure:

@@ -55,10 +55,10 @@ def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
 
 def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
     """Return the median share ``name`` of ``passes``; None if it is unknown for any, or if a run diverged."""
-    values = [getattr(one, name) for one in passes]
-    if not values or any(one is None or not math.isfinite(one) for one in values):
+    values = [getattr(entry, name) for entry in passes]
+    if not values or any(share is None or not math.isfinite(share) for share in values):
         return None
-    questions = min(one.questions or 0 for one in passes)
+    questions = min(entry.questions or 0 for entry in passes)
     middle = float(median(values))
     return RightShare(middle, *wilson(round(middle * questions), questions)) if questions else None
 
@@ -107,8 +107,8 @@ class ArmCurves:
 
     @property
     def accuracy(self) -> float | None:
-        known = [run.accuracy for run in self.runs if run.accuracy is not None]
-        return median(known) if known else None
+        accuracies = [run.accuracy for run in self.runs if run.accuracy is not None]
+        return median(accuracies) if accuracies else None
 
     @property
     def final_steps(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class Learning:
         for block, facts in runs:
             by_block.setdefault(block, []).append(facts)
         parts = [zip(*group, strict=True) for group in by_block.values()]
-        return any(len({one for one in values if one is not None}) > 1 for part in parts for values in part)
+        return any(len({value for value in values if value is not None}) > 1 for part in parts for values in part)
 
 
 def learning(
@@ -200,8 +200,15 @@ def learning(
         for name, group in evaluated.items()
         if group
     )
-    pairs = [(one, evaluated.get(one.baseline), evaluated.get(one.candidate)) for one in comparisons]
-    compared = tuple(_compared(one, ours, theirs) for one, ours, theirs in pairs if ours and theirs)
+    pairs = [
+        (comparison, evaluated.get(comparison.baseline), evaluated.get(comparison.candidate))
+        for comparison in comparisons
+    ]
+    compared = tuple(
+        _compared(comparison, base_runs, candidate_runs)
+        for comparison, base_runs, candidate_runs in pairs
+        if base_runs and candidate_runs
+    )
     return Learning(arms, compared) if arms else None
 
 
@@ -224,7 +231,7 @@ def _joined(parts: Sequence[RunCurves]) -> RunCurves:
         sum(part.evaluate_s for part in parts),
         sum(part.steps_s for part in parts),
         parts[-1].workers,
-        choices=tuple(sorted({one.step: one for part in parts for one in part.choices}.values(), key=_step)),
+        choices=tuple(sorted({choice.step: choice for part in parts for choice in part.choices}.values(), key=_step)),
     )
 
 
@@ -241,10 +248,10 @@ def _curves(run: RunData) -> RunCurves:
             accuracy, labels = of_documents[-1]["accuracy"], of_documents[-1]["tokens"]
         lasted = column(run.evaluations, "end_ns") - column(run.evaluations, "start_ns")
     steps, losses = StepLosses(run).by_step()
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), CURVE_POINTS_MAX)).astype(np.int64))
+    thinned = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), CURVE_POINTS_MAX)).astype(np.int64))
     return RunCurves(
         run.record.block,
-        tuple(zip(steps[kept].tolist(), losses[kept].tolist(), strict=True)) if len(steps) else (),
+        tuple(zip(steps[thinned].tolist(), losses[thinned].tolist(), strict=True)) if len(steps) else (),
         _passes(run),
         accuracy,
         float(lasted.sum()) / 1e9,
@@ -270,33 +277,44 @@ def _curves(run: RunData) -> RunCurves:
 
 def _compared(pair: ComparisonRecord, ours: Sequence[RunData], theirs: Sequence[RunData]) -> CurvesCompared:
     blocks = training = validation = not_finite = ours_alone = theirs_alone = 0
-    found: list[LossDifference] = []
-    others = {run.record.block: run for run in theirs}
+    differences: list[LossDifference] = []
+    their_runs = {run.record.block: run for run in theirs}
     for run in ours:
-        if (other := others.get(run.record.block)) is None:
+        if (their_run := their_runs.get(run.record.block)) is None:
             continue
         blocks += 1
-        for of, base, candidate in _pairs(run, other):
-            steps, here, there = _at_common_steps(base, candidate)
-            training += len(steps) * (of == "training")
-            validation += len(steps) * (of == "validation")
+        for kind, base, candidate in _pairs(run, their_run):
+            steps, base_losses, candidate_losses = _at_common_steps(base, candidate)
+            training += len(steps) * (kind == "training")
+            validation += len(steps) * (kind == "validation")
             ours_alone += len(base[0]) - len(steps)
             theirs_alone += len(candidate[0]) - len(steps)
-            finite = np.isfinite(here) & np.isfinite(there)
+            finite = np.isfinite(base_losses) & np.isfinite(candidate_losses)
             not_finite += int((~finite).sum())
-            if len(apart := np.flatnonzero((here != there) & ~(np.isnan(here) & np.isnan(there)))):
-                at = int(apart[0])
-                size = np.maximum(np.abs(here[finite]), np.finfo(np.float64).tiny)
-                largest = float((np.abs(there - here)[finite] / size).max(initial=0.0))
-                found.append(
-                    LossDifference(of, run.record.block, int(steps[at]), float(here[at]), float(there[at]), largest)
+            if len(
+                differing := np.flatnonzero(
+                    (base_losses != candidate_losses) & ~(np.isnan(base_losses) & np.isnan(candidate_losses))
                 )
-    first = min(found, key=lambda one: (one.step, one.block), default=None)
+            ):
+                position = int(differing[0])
+                size = np.maximum(np.abs(base_losses[finite]), np.finfo(np.float64).tiny)
+                largest = float((np.abs(candidate_losses - base_losses)[finite] / size).max(initial=0.0))
+                differences.append(
+                    LossDifference(
+                        kind,
+                        run.record.block,
+                        int(steps[position]),
+                        float(base_losses[position]),
+                        float(candidate_losses[position]),
+                        largest,
+                    )
+                )
+    first = min(differences, key=lambda difference: (difference.step, difference.block), default=None)
     if first is not None:
-        largest = max(one.largest for one in found)
+        largest = max(difference.largest for difference in differences)
         first = LossDifference(first.of, first.block, first.step, first.baseline, first.candidate, largest)
-    alone = ours_alone, theirs_alone
-    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first, not_finite, alone)
+    unmatched = ours_alone, theirs_alone
+    return CurvesCompared(pair.baseline, pair.candidate, blocks, training, validation, first, not_finite, unmatched)
 
 
 _Losses = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -314,5 +332,5 @@ def _arrays(curve: Curve) -> _Losses:
 def _at_common_steps(
     ours: _Losses, theirs: _Losses
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    steps, here, there = np.intersect1d(ours[0], theirs[0], return_indices=True)
-    return steps, ours[1][here], theirs[1][there]
+    steps, our_index, their_index = np.intersect1d(ours[0], theirs[0], return_indices=True)
+    return steps, ours[1][our_index], theirs[1][their_index]

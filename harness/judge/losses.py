@@ -50,10 +50,10 @@ class Losses:
         """
         if self.baseline is None or self.candidate is None:
             return True
-        apart = self.candidate - self.baseline
-        expected = apart * math.log(self.tokens_ratio) <= 0 if self.tokens_ratio > 0 else True
-        most = explained_by(self.tokens_ratio) if expected else policy.OTHER_DOCUMENTS_WITHIN
-        return abs(apart) <= most * min(abs(self.baseline), abs(self.candidate))
+        difference = self.candidate - self.baseline
+        expected = difference * math.log(self.tokens_ratio) <= 0 if self.tokens_ratio > 0 else True
+        explained = explained_by(self.tokens_ratio) if expected else policy.OTHER_DOCUMENTS_WITHIN
+        return abs(difference) <= explained * min(abs(self.baseline), abs(self.candidate))
 
 
 def explained_by(tokens_ratio: float) -> float:
@@ -83,19 +83,21 @@ def compare_losses(
         for name, runs in zip(names, (baseline, candidate), strict=True)
         if any(run.diverged for run in runs.values())
     )
-    ours, theirs = (loss_of(list(runs.values())) for runs in (baseline, candidate))
-    if ours is None or theirs is None:
-        return Losses(ours, theirs, diverged)
+    base_loss, candidate_loss = (loss_of(list(runs.values())) for runs in (baseline, candidate))
+    if base_loss is None or candidate_loss is None:
+        return Losses(base_loss, candidate_loss, diverged)
     pairs = _pairs(baseline, candidate)
     if pairs:
-        ours, theirs = (median(side) for side in zip(*pairs, strict=True))
+        base_loss, candidate_loss = (median(side) for side in zip(*pairs, strict=True))
     if _differ(pairs, baseline, control):
-        return Losses(ours, theirs, diverged, differ=True, tokens_ratio=tokens_ratio)
-    if tokens_ratio == 1 and (apart := _apart(pairs, baseline, control)):  # Other ratios mean other documents.
-        ours, theirs = (median(side) for side in zip(*apart, strict=True))
-        some = len(apart), len(pairs)
-        return Losses(ours, theirs, diverged, len(apart) >= policy.BLOCKS_APART_MIN, tokens_ratio, some)
-    return Losses(ours, theirs, diverged, tokens_ratio=tokens_ratio)
+        return Losses(base_loss, candidate_loss, diverged, differ=True, tokens_ratio=tokens_ratio)
+    if tokens_ratio == 1 and (clear_pairs := _apart(pairs, baseline, control)):  # Other ratios mean other documents.
+        base_loss, candidate_loss = (median(side) for side in zip(*clear_pairs, strict=True))
+        counts = len(clear_pairs), len(pairs)
+        return Losses(
+            base_loss, candidate_loss, diverged, len(clear_pairs) >= policy.BLOCKS_APART_MIN, tokens_ratio, counts
+        )
+    return Losses(base_loss, candidate_loss, diverged, tokens_ratio=tokens_ratio)
 
 
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
@@ -107,16 +109,16 @@ def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | 
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
     if last < 0 or (rows := 2**last) < policy.ROWS_COMPARED_MIN:
         return None
-    ours, theirs = (sum(counts[last] for counts in side) / (len(side) * rows) for side in sides)
-    return (ours, theirs) if abs(ours - theirs) > policy.REPEATED_ROWS_WITHIN else None
+    base_share, candidate_share = (sum(counts[last] for counts in side) / (len(side) * rows) for side in sides)
+    return (base_share, candidate_share) if abs(base_share - candidate_share) > policy.REPEATED_ROWS_WITHIN else None
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
     """Return the median loss of ``runs``; None if no loss was measured or any loss is not finite."""
     if any(run.loss is None and run.diverged for run in runs):
         return None
-    known = [run.loss for run in runs if run.loss is not None]
-    return median(known) if known else None
+    losses = [run.loss for run in runs if run.loss is not None]
+    return median(losses) if losses else None
 
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
@@ -124,12 +126,12 @@ def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
 
     Both are at the same steps: warm-up steps train too, and arms with more workers have more of them.
     """
-    found = (
+    pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
         for block in sorted(set(baseline) & set(other))
         if baseline[block].loss is not None and other[block].loss is not None
     )
-    return [pair for pair in found if pair is not None]
+    return [pair for pair in pairs if pair is not None]
 
 
 def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> bool:
@@ -139,43 +141,49 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
     chance, equal arms do the latter in 1 of 80 comparisons of three blocks, the minimum. One of C(6, 3) = 20 orders of
     six sizes has this pattern, with equal signs in one of four cases. The control is read only if needed.
     """
-    found = _difference(pairs)
-    if found is None or found.ci_low is None or found.ci_high is None:  # too few blocks
+    difference = _difference(pairs)
+    if difference is None or difference.ci_low is None or difference.ci_high is None:  # too few blocks
         return False
-    size = median(abs(ours) for ours, _ in pairs)
-    surely = not found.ci_low <= 0 <= found.ci_high or abs(found.median) > policy.LOSSES_CLEARLY_APART * size
-    apart = [theirs - ours for ours, theirs in pairs]
+    size = median(abs(base) for base, _ in pairs)
+    is_certain = (
+        not difference.ci_low <= 0 <= difference.ci_high or abs(difference.median) > policy.LOSSES_CLEARLY_APART * size
+    )
+    gaps = [candidate - base for base, candidate in pairs]
     # smallest difference in the common direction; negative if the directions differ
-    least = max(min(apart), -max(apart))
-    if not surely and least <= policy.LOSSES_WITHIN * size:
+    smallest = max(min(gaps), -max(gaps))
+    if not is_certain and smallest <= policy.LOSSES_WITHIN * size:
         return False
-    alike = _pairs(baseline, control)
-    most = max((abs(theirs - ours) for ours, theirs in alike), default=0.0)
-    if len(alike) >= len(apart) and least > max(most, policy.LOSSES_WITHIN * size):
+    control_pairs = _pairs(baseline, control)
+    control_gap = max((abs(repeated - base) for base, repeated in control_pairs), default=0.0)
+    if len(control_pairs) >= len(gaps) and smallest > max(control_gap, policy.LOSSES_WITHIN * size):
         return True
-    scatter = _difference(alike)
+    scatter = _difference(control_pairs)
     reach = 0.0
     if scatter is not None and scatter.ci_low is not None and scatter.ci_high is not None:
         reach = max(abs(scatter.ci_low), abs(scatter.ci_high))
-    return surely and abs(found.median) > max(reach, policy.LOSSES_WITHIN * size)
+    return is_certain and abs(difference.median) > max(reach, policy.LOSSES_WITHIN * size)
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
     """Return the ``pairs`` that are clearly apart, each judged alone, and far beyond the A/A ``control``."""
     far = [
-        (ours, theirs)
-        for ours, theirs in pairs
-        if abs(theirs - ours) > policy.LOSSES_CLEARLY_APART * min(abs(ours), abs(theirs))
+        (base, candidate)
+        for base, candidate in pairs
+        if abs(candidate - base) > policy.LOSSES_CLEARLY_APART * min(abs(base), abs(candidate))
     ]
-    alike = _pairs(baseline, control)
-    if not far or not alike:  # Without a control, the scatter of equal trainings is unknown.
+    control_pairs = _pairs(baseline, control)
+    if not far or not control_pairs:  # Without a control, the scatter of equal trainings is unknown.
         return []
-    most = max(abs(theirs - ours) for ours, theirs in alike)
-    return [(ours, theirs) for ours, theirs in far if abs(theirs - ours) > policy.LOSSES_BEYOND_CONTROL * most]
+    control_gap = max(abs(repeated - base) for base, repeated in control_pairs)
+    return [
+        (base, candidate)
+        for base, candidate in far
+        if abs(candidate - base) > policy.LOSSES_BEYOND_CONTROL * control_gap
+    ]
 
 
 def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
-    return from_block_values([theirs - ours for ours, theirs in pairs], policy.LOSS_CONFIDENCE)
+    return from_block_values([candidate - base for base, candidate in pairs], policy.LOSS_CONFIDENCE)
 
 
 @dataclass(frozen=True)
@@ -214,10 +222,10 @@ def learned(
     failed: int = 0,
 ) -> Learned:
     """Return one arm's result. ``runs``: by block. ``records``: of these runs. ``failed``: number of other runs."""
-    curves = [one for run in runs.values() if len((one := run.losses.recorded())[0])]
+    curves = [curve for run in runs.values() if len((curve := run.losses.recorded())[0])]
     last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]
-    diverged = sum(not math.isfinite(one) for one in last)
+    diverged = sum(not math.isfinite(loss) for loss in last)
     steps = _steps(first)
     return Learned(
         arm=arm,
@@ -226,12 +234,12 @@ def learned(
         steps=steps,
         tokens=None if steps is None or tokens_per_step is None else steps.median * tokens_per_step,
         seconds=None if steps is None or step_ms is None else steps.median * step_ms / 1e3,
-        reached=sum(one is not None for one in first),
+        reached=sum(count is not None for count in first),
         runs=len(curves),
         trained_steps=min((int(steps[-1]) + 1 for steps, _ in curves), default=None),
-        peak_memory_bytes=_median([one.peak_memory_bytes for one in records]),
-        peak_device_bytes=_median([one.peak_device_bytes for one in records]),
-        left=sum(one is not None and not end <= target for one, end in zip(first, last, strict=True)),
+        peak_memory_bytes=_median([record.peak_memory_bytes for record in records]),
+        peak_device_bytes=_median([record.peak_device_bytes for record in records]),
+        left=sum(count is not None and not end <= target for count, end in zip(first, last, strict=True)),
         diverged=diverged,
         failed=failed,
     )
@@ -239,9 +247,9 @@ def learned(
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
     """Return the median over runs; None if at least half are None. Without any None, it has an interval."""
-    if all(one is not None for one in first):
-        return from_amounts([float(one) for one in first if one is not None])
-    middle = median(math.inf if one is None else one for one in first)
+    if all(count is not None for count in first):
+        return from_amounts([float(count) for count in first if count is not None])
+    middle = median(math.inf if count is None else count for count in first)
     return Estimate(float(middle), None, None, len(first)) if math.isfinite(middle) else None
 
 
@@ -253,10 +261,10 @@ def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64
     if len(losses) < LOSS_STEPS:
         return None
     means = np.lib.stride_tricks.sliding_window_view(losses, LOSS_STEPS).mean(axis=1)
-    below = np.flatnonzero(means <= target)
-    return int(steps[below[0] + LOSS_STEPS - 1]) + 1 if len(below) else None
+    reached = np.flatnonzero(means <= target)
+    return int(steps[reached[0] + LOSS_STEPS - 1]) + 1 if len(reached) else None
 
 
 def _median(values: Sequence[int | None]) -> float | None:
-    known = [one for one in values if one]
-    return float(median(known)) if known else None
+    measured = [value for value in values if value]
+    return float(median(measured)) if measured else None

@@ -84,9 +84,9 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
     """Return why ``runs`` cannot be predicted under ``edits``; None if they can."""
     claims: list[Claim] = ["workers"] if edits.workers is not None and edits.workers != replays.workers else []
     claims += ["prefetch"] if edits.prefetch is not None else []
-    known = [*loader_doubts(runs, replays)] if claims else []
-    found = next((one for claim in claims if (one := barred(known, claim)) is not None), None)
-    return None if found is None else BARS[found.kind]
+    doubts = [*loader_doubts(runs, replays)] if claims else []
+    bar = next((first for claim in claims if (first := barred(doubts, claim)) is not None), None)
+    return None if bar is None else BARS[bar.kind]
 
 
 def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
@@ -118,16 +118,19 @@ def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
     if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
         return found
     costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
-    others = [replays.predict(found.edits.with_text(f"transfer={cost_ms:.6f}ms")) for cost_ms in costs_ms]
+    predictions = [replays.predict(found.edits.with_text(f"transfer={cost_ms:.6f}ms")) for cost_ms in costs_ms]
     return replace(
         found,
-        step_ms=_covering(found.step_ms, [one.step_ms for one in others]),
-        speedup=_covering(found.speedup, [one.speedup for one in others]),
+        step_ms=_covering(found.step_ms, [prediction.step_ms for prediction in predictions]),
+        speedup=_covering(found.speedup, [prediction.speedup for prediction in predictions]),
     )
 
 
 def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
-    lows, highs = [one.ci_low for one in (likely, *others)], [one.ci_high for one in (likely, *others)]
+    lows, highs = (
+        [interval.ci_low for interval in (likely, *others)],
+        [interval.ci_high for interval in (likely, *others)],
+    )
     return replace(
         likely,
         ci_low=None if None in lows else min(low for low in lows if low is not None),
@@ -167,8 +170,8 @@ class StudyRuns:
 
     def blocks(self, arm: str) -> Blocks:
         """Return the ledgers of an arm by block."""
-        found = ((run.record.block, measure(run)) for run in self.runs.get(arm, ()))
-        return {block: ledger for block, ledger in found if ledger is not None}
+        ledgers = ((run.record.block, measure(run)) for run in self.runs.get(arm, ()))
+        return {block: ledger for block, ledger in ledgers if ledger is not None}
 
     @property
     def all_blocks(self) -> Mapping[str, Blocks]:
@@ -180,7 +183,11 @@ class StudyRuns:
         """Controls of every arm."""
         first = {name: runs[0].record for name, runs in self.runs.items() if runs}
         return Controls(
-            {(one.control, one.of): self.blocks(name) for name, one in first.items() if one.control and one.of}
+            {
+                (record.control, record.of): self.blocks(name)
+                for name, record in first.items()
+                if record.control and record.of
+            }
         )
 
     def floor(self, arm: str) -> float | None:
@@ -204,8 +211,8 @@ def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate 
     positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
     if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
         return None
-    found = speed(own, other, steps_per_s, alike=alike)
-    return None if found is None or is_useless(found) else found
+    speedup = speed(own, other, steps_per_s, alike=alike)
+    return None if speedup is None or is_useless(speedup) else speedup
 
 
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
@@ -214,14 +221,14 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
         *prediction_doubts(found, arm, few_blocks_remedy(among.study)),
         *loader_doubts(among.runs[arm], replays),
     ]
-    least = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
-    where, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
-    if clears(found.speedup, least) and is_serial(serial, least):
-        doubts.append(doubt("serial", arm, where=where))
-    for other in among.tried_by(arm, found.edits):
-        measured = tried_speed(among.blocks(arm), among.blocks(other), among.alike(arm))
-        if contradicts(found.speedup, serial, measured, least):
-            doubts.append(doubt("contradicted", arm, where=where))
+    gain_min = max(among.floor(arm) or 0.0, found.validation.typical, ADVISED_GAIN_MIN)
+    edit_names, serial = ", ".join(found.edits.texts), serial_speedup(replays, found)
+    if clears(found.speedup, gain_min) and is_serial(serial, gain_min):
+        doubts.append(doubt("serial", arm, where=edit_names))
+    for tried_arm in among.tried_by(arm, found.edits):
+        measured = tried_speed(among.blocks(arm), among.blocks(tried_arm), among.alike(arm))
+        if contradicts(found.speedup, serial, measured, gain_min):
+            doubts.append(doubt("contradicted", arm, where=edit_names))
     return in_order(doubts)
 
 
@@ -230,9 +237,9 @@ def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Seque
 
     A candidate that already is the edited baseline (for example two ranks instead of one) checks the prediction.
     """
-    asked = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
+    edit_list = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
     among = StudyRuns(study, runs)
-    return tuple(_whatif(among, names, edits) for edits in (Edits(), *asked)) if asked else ()
+    return tuple(_whatif(among, names, edits) for edits in (Edits(), *edit_list)) if edit_list else ()
 
 
 def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
@@ -244,7 +251,7 @@ def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
         return WhatIf(written, reason=error.gap)
     if base is None:
         return WhatIf(written, doubts=doubts)
-    found = WhatIf(
+    whatif = WhatIf(
         written,
         base.over_blocks(base.step_ms),
         waits_ms=sum(base.waits_ms.values()),
@@ -252,31 +259,31 @@ def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
         doubts=doubts,
     )
     try:
-        other, more = _predicted(among, other_name, edits)
+        other, other_doubts = _predicted(among, other_name, edits)
     except ReplayError as error:
-        return replace(found, candidate_reason=error.gap)
-    found = replace(found, doubts=in_order([*doubts, *more]))
+        return replace(whatif, candidate_reason=error.gap)
+    whatif = replace(whatif, doubts=in_order([*doubts, *other_doubts]))
     if other is None:
-        return found
-    return replace(found, candidate_ms=other.over_blocks(other.step_ms), ratio=_ratio(base, other))
+        return whatif
+    return replace(whatif, candidate_ms=other.over_blocks(other.step_ms), ratio=_ratio(base, other))
 
 
 def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | None, tuple[Doubt, ...]]:
     """Return the prediction for an arm and its doubts. The prediction is None if a doubt bars it."""
-    own = among.runs.get(arm, ())
-    if own and (why := refusal(own)) is not None:
-        return None, (why,)
-    replays = Replays(own)
-    if bar_of(edits, own, replays) is not None:
-        return None, in_order(loader_doubts(own, replays))
-    found = with_any_handover(replays, replays.predict(edits))
-    return found, edit_doubts(among, arm, replays, found)
+    arm_runs = among.runs.get(arm, ())
+    if arm_runs and (reason := refusal(arm_runs)) is not None:
+        return None, (reason,)
+    replays = Replays(arm_runs)
+    if bar_of(edits, arm_runs, replays) is not None:
+        return None, in_order(loader_doubts(arm_runs, replays))
+    prediction = with_any_handover(replays, replays.predict(edits))
+    return prediction, edit_doubts(among, arm, replays, prediction)
 
 
 def step_ms_of(runs: Sequence[RunData]) -> Estimate | None:
     """Return the mean step time in milliseconds over the blocks of one arm; None without a measurement."""
     ledgers = [ledger for run in runs if (ledger := measure(run)) is not None]
-    return estimate({one.record.block: {0: (one.mean_step_ms, 1.0)} for one in ledgers})
+    return estimate({block_ledger.record.block: {0: (block_ledger.mean_step_ms, 1.0)} for block_ledger in ledgers})
 
 
 def _ratio(base: Prediction, other: Prediction) -> Estimate | None:
@@ -300,10 +307,10 @@ def explain_arm(
 
     ``alike``: similarity of neighbouring blocks, which widens the interval of its ideal-data control.
     """
-    own = runs.get(arm, ())
-    if not own:
+    arm_runs = runs.get(arm, ())
+    if not arm_runs:
         return ArmExplained()
-    syncs = tuple(_mean_syncs([sync_audit(run) for run in own]))
+    syncs = tuple(_mean_syncs([sync_audit(run) for run in arm_runs]))
     ideal = ideal_speed(arm, ledgers, controls, alike)
     uneven = uneven_waits([*ledgers.values()])
     measured = ArmExplained(
@@ -315,23 +322,27 @@ def explain_arm(
         else uneven_speed(uneven, _by_block(ledgers, controls.get("ideal-data", arm))),
         doses=_doses(arm, ledgers, controls),
     )
-    hidden = unseen(own)
+    hidden = unseen(arm_runs)
     if hidden is not None and hidden.reason is not None:
         return measured  # Unseen time may be the wait for data.
     try:
-        replays = Replays(own)
+        replays = Replays(arm_runs)
     except ReplayError:
         return measured  # recorded by another trainer, without the spans that a replay needs
-    without = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
+    no_data_work = replays.predict(parse_edits([f"{stage}=0" for stage in STAGES]))
     return replace(
         measured,
-        replay_error=without.validation.median,
-        resampled_error=without.validation.resampled_median,
-        within_tolerance=without.validation.within_tolerance,
-        ideal_predicted=without.over_blocks(without.gain),
+        replay_error=no_data_work.validation.median,
+        resampled_error=no_data_work.validation.resampled_median,
+        within_tolerance=no_data_work.validation.within_tolerance,
+        ideal_predicted=no_data_work.over_blocks(no_data_work.gain),
         predicted_in_blocks=uneven_speed(
             uneven,
-            {block: without.unedited_ms[block] / ms for block, ms in without.block_ms.items() if block in ledgers},
+            {
+                block: no_data_work.unedited_ms[block] / ms
+                for block, ms in no_data_work.block_ms.items()
+                if block in ledgers
+            },
         ),
         removals=replays.removals(),
         critical_path_ms=replays.critical_path_ms(),
@@ -340,8 +351,8 @@ def explain_arm(
 
 def _by_block(ledgers: Blocks, control: Blocks) -> dict[int, float]:
     """Return how many times as fast the steps of ``control`` are, by block."""
-    found = {block: speed({block: one}, control, steps_per_s) for block, one in ledgers.items()}
-    return {block: one.median for block, one in found.items() if one is not None}
+    speeds = {block: speed({block: ledger}, control, steps_per_s) for block, ledger in ledgers.items()}
+    return {block: speedup.median for block, speedup in speeds.items() if speedup is not None}
 
 
 def explain(
@@ -366,13 +377,13 @@ def explain(
 
 
 def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...]:
-    by_what: dict[What, dict[int, Blocks]] = {}
+    by_slowdown: dict[What, dict[int, Blocks]] = {}
     for (control, arm), dosed in controls.by.items():
-        found = parse_control(control)
-        if arm == baseline and found is not None:
-            by_what.setdefault(found[0], {})[found[1]] = dosed
+        parsed = parse_control(control)
+        if arm == baseline and parsed is not None:
+            by_slowdown.setdefault(parsed[0], {})[parsed[1]] = dosed
     workers = max(((run.record.facts.workers or 0) for run in blocks.values()), default=0)
-    return tuple(dose(blocks, doses, what, workers) for what, doses in by_what.items())
+    return tuple(dose(blocks, doses, slowed, workers) for slowed, doses in by_slowdown.items())
 
 
 def _data_replaced(
@@ -383,18 +394,18 @@ def _data_replaced(
     It predicts the ratio before the candidate is trained.
     """
     baseline, candidate = names
-    if (why := _not_replayable(names, runs)) is not None:
-        return why
-    alone = [
+    if (reason := _not_replayable(names, runs)) is not None:
+        return reason
+    data_only = [
         run
-        for found in runs.values()
-        for run in found
+        for group in runs.values()
+        for run in group
         if (run.record.control, run.record.of) == ("data-only", candidate)
     ]
-    if not alone:
+    if not data_only:
         return Absent("no data-only control", (candidate,))
     try:
-        replayed = replace_data(runs[baseline], alone)
+        replayed = replace_data(runs[baseline], data_only)
     except ReplayError as error:
         return Absent("replay refused", detail=error.gap)
     return PredictedRatio(
@@ -410,8 +421,8 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
     if not first or not second:
         return Absent("no tables")
     differs = differing(first[0].record.config, second[0].record.config)
-    other = [key for key in differs if key != "seed" and not key.startswith(REPLAYABLE)]
-    return Absent("more than the data path differs", detail=other[0]) if other else None
+    blocking = [key for key in differs if key != "seed" and not key.startswith(REPLAYABLE)]
+    return Absent("more than the data path differs", detail=blocking[0]) if blocking else None
 
 
 def _in_measure(
@@ -424,13 +435,13 @@ def _in_measure(
     per_step = measured.trained_per_step if name == "trained_tokens" else measured.positions_per_step
     if name is None or per_step is None or abs(per_step - 1) <= SAME_TOKENS_WITHIN:
         return found.over_blocks(found.speedup)
-    base, other, logs = arms[names[0]], arms[names[1]], []
-    for block in sorted(set(found.block_ms) & set(base) & set(other)):
-        ours, theirs = base[block], other[block]
-        first, second = getattr(ours, name), getattr(theirs, name)
+    base_blocks, candidate_blocks, logs = arms[names[0]], arms[names[1]], []
+    for block in sorted(set(found.block_ms) & set(base_blocks) & set(candidate_blocks)):
+        base_run, other_run = base_blocks[block], candidate_blocks[block]
+        first, second = getattr(base_run, name), getattr(other_run, name)
         if first and second:
-            tokens = second / len(theirs.step_ms) / (first / len(ours.step_ms))
-            logs.append(math.log(ours.mean_step_ms / found.block_ms[block] * tokens))
+            tokens = second / len(other_run.step_ms) / (first / len(base_run.step_ms))
+            logs.append(math.log(base_run.mean_step_ms / found.block_ms[block] * tokens))
     return from_blocks(logs)
 
 

@@ -220,7 +220,7 @@ class ArmReport:
 
         The larger of its share in ``parts`` and the mean over runs, which differ if few blocks waited most.
         """
-        waits = sum(one.share for one in self.parts if one.kind == "core")
+        waits = sum(part.share for part in self.parts if part.kind == "core")
         return waits if self.unseen is None else max(waits, self.unseen.waiting)
 
     @property
@@ -360,4 +360,4 @@ class StudyReport:
     @property
     def compared(self) -> tuple[Comparison, ...]:
         """Comparisons that have measurements."""
-        return tuple(one for one in self.comparisons if isinstance(one, Comparison))
+        return tuple(comparison for comparison in self.comparisons if isinstance(comparison, Comparison))

@@ -112,14 +112,14 @@ def analyse(
     records = [record for group in arms.records.values() for record in group]
     uses = _uses(study, arms)  # also of A/A controls, because they limit the certainty of a claim
     plain = {arm.name for arm in arms.declared if arm.control is None}
-    comparisons = tuple(_comparison(study, (one.baseline, one.candidate), arms) for one in study.comparisons)
+    comparisons = tuple(_comparison(study, (pair.baseline, pair.candidate), arms) for pair in study.comparisons)
     advice = _advice(comparisons, arms, declared_floor(study))
     # A profiled run is not part of its arm's figures, because the profiler slows it.
-    found = tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED)
-    saving = {arm.name for arm in found if any(one.kind == "checkpoint-bound" for one in arm.diagnoses)}
+    reports = tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED)
+    saving = {arm.name for arm in reports if any(diagnosis.kind == "checkpoint-bound" for diagnosis in arm.diagnoses)}
     return StudyReport(
         study=study,
-        arms=found,
+        arms=reports,
         comparisons=comparisons,
         problems=study_problems(study, arms.declared, arms.records, arms.ledgers, arms.blocks),
         emulated=any(bool(record.facts.emulated) for record in records),
@@ -129,7 +129,7 @@ def analyse(
         advice=advice,
         step_times=step_times([run for group in arms.runs.values() for run in group], saving),
         learned=_learned(study, arms),
-        uses=tuple(arm_use(name, [*found.values()]) for name, found in uses.items() if name in plain),
+        uses=tuple(arm_use(name, [*by_block.values()]) for name, by_block in uses.items() if name in plain),
         claims=_claims(study, arms, uses),
         learning=learning(
             {arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons, study.is_training
@@ -158,23 +158,23 @@ def _uses(study: StudyRecord, arms: _Arms) -> dict[str, dict[int, RunUse]]:
 
 def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, RunUse]]) -> tuple[JudgedClaim, ...]:
     named = study.scenario_text.get("claims")
-    found = []
-    for one in named if isinstance(named, list) else []:
-        if isinstance(one, Mapping) and (kind := _claimed(one)) is not None:
-            of = one["arms"] if isinstance(one.get("arms"), list) else [one.get("arm"), one.get("baseline")]
-            arm, name = str(of[0]), None if len(of) < 2 or of[1] is None else str(of[1])
+    judged = []
+    for claim in named if isinstance(named, list) else []:
+        if isinstance(claim, Mapping) and (kind := _claimed(claim)) is not None:
+            names = claim["arms"] if isinstance(claim.get("arms"), list) else [claim.get("arm"), claim.get("baseline")]
+            arm, name = str(names[0]), None if len(names) < 2 or names[1] is None else str(names[1])
             records = arms.records.get(arm, [])
-            others = [] if name is None else arms.records.get(name, [])
+            baseline_records = [] if name is None else arms.records.get(name, [])
             controls = [
-                (str(again.of), again.name)
-                for again in arms.declared
-                if again.control == "a-a" and again.of in (arm, name)
+                (str(control.of), control.name)
+                for control in arms.declared
+                if control.control == "a-a" and control.of in (arm, name)
             ]
             config = records[0].config if records else {}
             cores = records[0].facts.cores if records else None
-            other = others[0].config if others else None
-            found.append(judge(kind, arm, name, uses, config, cores, other, controls))
-    return tuple(found)
+            baseline_config = baseline_records[0].config if baseline_records else None
+            judged.append(judge(kind, arm, name, uses, config, cores, baseline_config, controls))
+    return tuple(judged)
 
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
@@ -189,15 +189,15 @@ def _learned(study: StudyRecord, arms: _Arms) -> tuple[Learned, ...]:
     target = study.scenario_text.get("target_loss")
     if not isinstance(target, float | int) or isinstance(target, bool):
         return ()
-    found = []
+    results = []
     for arm in arms.declared:
         if arm.control is None and (blocks := arms.of(arm.name)):
             totals = _totals(blocks)
             records = [run.record for run in blocks.values()]
             step_ms = None if totals.step_ms is None else totals.step_ms.median
-            failed = sum(one.status == "failed" for one in arms.records.get(arm.name, ()))
-            found.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms, failed))
-    return tuple(found)
+            failed = sum(record.status == "failed" for record in arms.records.get(arm.name, ()))
+            results.append(learned(arm.name, float(target), blocks, records, totals.tokens_per_step, step_ms, failed))
+    return tuple(results)
 
 
 def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[RunData], None]) -> _Arms:
@@ -218,8 +218,8 @@ def _by_arm(study: StudyRecord, runs: Sequence[RunData], while_whole: Callable[[
         if ledger is not None:
             ledgers.setdefault(run.record.arm, {})[run.record.block] = ledger
             measured.setdefault(run.record.arm, []).append(run)
-    for name, found in measured.items():
-        if found[0].record.control is None and not _splits(found, ledgers[name]):
+    for name, arm_runs in measured.items():
+        if arm_runs[0].record.control is None and not _splits(arm_runs, ledgers[name]):
             ledgers[name] = {block: without_split(ledger) for block, ledger in ledgers[name].items()}
     declared = _arms(study, records)
     controls = {(arm.control, arm.of): ledgers.get(arm.name, {}) for arm in declared if arm.control and arm.of}
@@ -241,11 +241,11 @@ def _advice(
     comparisons: Sequence[Comparison | NotCompared], arms: _Arms, allowance: float | None
 ) -> tuple[ArmAdvice, ...]:
     """Return the advice for each baseline, or for each arm if nothing is compared."""
-    compared = [one for one in comparisons if isinstance(one, Comparison)]
-    floors = {one.baseline: one.measured.noise_floor for one in compared}
+    compared = [comparison for comparison in comparisons if isinstance(comparison, Comparison)]
+    floors = {comparison.baseline: comparison.measured.noise_floor for comparison in compared}
     if not comparisons:
-        alone = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
-        floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in alone}
+        plain = [arm.name for arm in arms.declared if arm.control is None and arms.runs.get(arm.name)]
+        floors = {name: arm_floor(name, arms.ledgers, arms.controls, allowance) for name in plain}
     return tuple(
         advise(arm, arms.runs, arms.of, floor, arms.alike(arm), arms.few_blocks, _resolution(compared, arm))
         for arm, floor in floors.items()
@@ -254,10 +254,10 @@ def _advice(
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
     """Return the smallest detectable change if no comparison with ``baseline`` found a difference; None otherwise."""
-    own = [one.measured for one in compared if one.baseline == baseline]
-    if not own or any(one.verdict != "none" for one in own):
+    ratios = [comparison.measured for comparison in compared if comparison.baseline == baseline]
+    if not ratios or any(measured.verdict != "none" for measured in ratios):
         return None
-    return min((one.resolution for one in own if one.resolution is not None), default=None)
+    return min((measured.resolution for measured in ratios if measured.resolution is not None), default=None)
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
@@ -277,24 +277,24 @@ def _comparison(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Comp
     if isinstance(measured, Missing):
         return NotCompared(*names, replace(measured, failures=failures(names, arms.records)))
     by_name = {arm.name: arms.of(arm.name) for arm in arms.declared}
-    base, other = (by_name[name] for name in names)
+    base_runs, candidate_runs = (by_name[name] for name in names)
     cards = device_health({name: arms.runs.get(name, ()) for name in names})
     compared = Comparison(
         *names,
         measured=measured,
-        drift=drift(base, other, measured.noise_floor, len(study.comparisons)),
-        enough_steps=_enough_steps(base, other),
+        drift=drift(base_runs, candidate_runs, measured.noise_floor, len(study.comparisons)),
+        enough_steps=_enough_steps(base_runs, candidate_runs),
         scaling=scaling(names, (arms.runs.get(names[0], ()), arms.runs.get(names[1], ())), measured.tokens_ratio),
         explained=explain(study, names, measured, arms.runs, by_name, arms.controls),
         confounds=(
-            *confounds(base, other, arms.records, names, arms.blocks, measured.losses, measured.repeated),
+            *confounds(base_runs, candidate_runs, arms.records, names, arms.blocks, measured.losses, measured.repeated),
             *used_lead(measured.used_lead, measured.ratio.median - 1, names),
             *differences(cards, *names),
         ),
     )
     explained = compared.explained
-    if (found := barred(measured.doubts, "prediction")) is not None:
-        explained = replace(explained, predicted=Absent("doubted", doubt=found))
+    if (first := barred(measured.doubts, "prediction")) is not None:
+        explained = replace(explained, predicted=Absent("doubted", doubt=first))
     return replace(compared, measured=without_doubted(measured), explained=explained)
 
 
@@ -304,8 +304,8 @@ def _shown(found: Measured | Missing) -> Measured | Missing:
 
 def without_doubted(m: Measured) -> Measured:
     """Drop each figure that a doubt bars, so that no reader can show it. ``ratio`` stays: readers use ``figure``."""
-    if (found := barred(m.doubts, "prediction")) is not None:
-        m = replace(m, ceiling=None, from_waits=None, absent={**m.absent, "ceiling": Absent("doubted", doubt=found)})
+    if (first := barred(m.doubts, "prediction")) is not None:
+        m = replace(m, ceiling=None, from_waits=None, absent={**m.absent, "ceiling": Absent("doubted", doubt=first)})
     if barred(m.doubts, "ratio") is not None:
         m = replace(m, tokens_ratio=None, step_time=None, together=None)
     return m
@@ -314,44 +314,44 @@ def without_doubted(m: Measured) -> Measured:
 def _arms(study: StudyRecord, records: Mapping[str, Sequence[RunRecord]]) -> list[ArmRecord]:
     """Return the study's arms in order, each followed by its controls. Arms known only from their runs come last."""
     arms = list(study.arms)
-    known = {arm.name for arm in arms}
+    names = {arm.name for arm in arms}
     for name, group in records.items():
-        if name not in known:
+        if name not in names:
             first = group[0]
             arms.append(ArmRecord(name, first.control, first.of, first.declared))
     plain = [arm for arm in arms if not arm.control]
     ordered = []
     for arm in plain:
-        ordered += [arm, *(one for one in arms if one.control and one.of == arm.name)]
+        ordered += [arm, *(control for control in arms if control.control and control.of == arm.name)]
     return ordered + [arm for arm in arms if arm not in ordered]
 
 
 def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
-    name, control, of = arm.name, arm.control, arm.of
+    name, control, parent = arm.name, arm.control, arm.of
     blocks = arms.of(name)
     totals = _totals(blocks) if blocks else ArmTotals()
     facts = next(iter(blocks.values())).record.facts if blocks else RunFacts()
-    alike = arms.alike(of or name)
+    likeness = arms.alike(parent or name)
     hidden = unseen(arms.runs.get(name, ()))
-    explained = ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, alike)
+    explained = ArmExplained() if control else explain_arm(name, arms.runs, blocks, arms.controls, likeness)
     idle = min((run.idle_workers for run in blocks.values()), default=0)
     ranks_here = max(1, sum(name in arms.ranks for name in arms.runs)) if (facts.ranks or 1) > 1 else 1
     causes = slow_causes([run.record.facts for run in arms.runs.get(name, ())])
     parts = None if totals.p50_ms is None else wall(arms.runs[name], blocks, totals.p50_ms)
     # Loader workers, or the demand of all other threads and child processes.
-    others = max(facts.workers or 0, busy_cores(causes))
-    busy = (facts.threads or 1) + others
+    helpers = max(facts.workers or 0, busy_cores(causes))
+    busy = (facts.threads or 1) + helpers
     return ArmReport(
         name=name,
         control=control,
-        of=of,
+        of=parent,
         declared=dict(arm.declared),
         blocks=len(blocks),
         totals=totals,
         speed=_model_speed(control, totals, facts) if blocks else _NO_RUN,
         lead_use=arm_lead(blocks),
         explained=explained,
-        against_arm=speed(arms.of(of), blocks, steps_per_s, alike=alike) if control and of else None,
+        against_arm=speed(arms.of(parent), blocks, steps_per_s, alike=likeness) if control and parent else None,
         attached=facts.attached,
         step_ends=facts.step_ends,
         unseen=hidden,
@@ -359,7 +359,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         doubts=arm_doubts(name, totals, hidden, explained, blocks, arms.few_blocks),
         causes=causes if parts is None else without_waits(causes, parts, totals.phase_ms),
         optimizer_steps=sum(
-            one.step_count for one in arms.runs.get(name, ()) if one.record.facts.skipped_steps is not None
+            run.step_count for run in arms.runs.get(name, ()) if run.record.facts.skipped_steps is not None
         ),
         skipped_steps=_skipped_steps(arms.runs.get(name, ())),
         ranks=ranks_of(arms.runs.get(name, ())),
@@ -370,7 +370,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         loading=Loading() if facts.attached is None else loading_of(arms.runs[name]),
         ended={} if facts.attached is None else ended_costs(arms.runs[name]),
         iterable=bool(facts.iterable),
-        free_cores=None if facts.cores is None else max(0, int(facts.cores / ranks_here - 1 - others)),
+        free_cores=None if facts.cores is None else max(0, int(facts.cores / ranks_here - 1 - helpers)),
         crowded=facts.cores is not None and busy * ranks_here > facts.cores,
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         sampled=any(row["kind"] == SAMPLED for run in arms.runs.get(name, ()) for row in run.record.facts.causes or ()),
@@ -381,23 +381,23 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
 
 
 def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice]) -> ArmReport:
-    return replace(arm, diagnoses=diagnose(arm, next((one for one in advice if one.arm == arm.name), None)))
+    return replace(arm, diagnoses=diagnose(arm, next((entry for entry in advice if entry.arm == arm.name), None)))
 
 
 def _epoch_steps(blocks: Blocks) -> float | None:
-    known = [one for run in blocks.values() if (one := run.record.facts.epoch_steps) is not None]
-    return float(np.median(known)) if known else None
+    lengths = [steps for run in blocks.values() if (steps := run.record.facts.epoch_steps) is not None]
+    return float(np.median(lengths)) if lengths else None
 
 
 def _copies(blocks: Blocks) -> int:
     """Return ``ArmReport.copies``. Recorded values of 1 become 0, because all workers built different batches."""
-    most = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
-    return most if most > 1 else 0
+    copies = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
+    return copies if copies > 1 else 0
 
 
 def _skipped_steps(runs: Sequence[RunData]) -> int | None:
-    known = [one for run in runs if (one := run.record.facts.skipped_steps) is not None]
-    return sum(known) if known else None
+    counts = [skipped for run in runs if (skipped := run.record.facts.skipped_steps) is not None]
+    return sum(counts) if counts else None
 
 
 ONLY_CONVENTION = "palm"  # used before runs recorded their convention
@@ -415,7 +415,7 @@ def _totals(blocks: Blocks) -> ArmTotals:
         steps=len(steps),
         tokens_per_s=_over_repetitions(runs, tokens_per_s),
         trained_tokens_per_s=_over_repetitions(runs, trained_tokens_per_s),
-        step_ms=_over_repetitions(runs, lambda one: (one.wall_ns / 1e6, float(one.steps))),
+        step_ms=_over_repetitions(runs, lambda run: (run.wall_ns / 1e6, float(run.steps))),
         p50_ms=typical_ms,
         p95_ms=float(np.percentile(steps, 95)),
         long_steps=long_steps(steps, np.concatenate([run.longest for run in runs]), PHASES, typical_ms),
@@ -458,28 +458,28 @@ def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
 def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:
     """Return model FLOP/s from the trainer's own count. MFU requires a device profile; it is never estimated."""
     device = facts.device
-    found = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
+    result = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
     if control == "data-only":
-        return replace(found, no_mfu=NoMfu("no compute"))
+        return replace(result, no_mfu=NoMfu("no compute"))
     flops, peak = facts.flops_per_token, facts.peak_flops_per_s
     if flops is None:
-        return replace(found, no_mfu=NoMfu("no flops"))
-    found = replace(found, convention=facts.flops_convention or ONLY_CONVENTION)
+        return replace(result, no_mfu=NoMfu("no flops"))
+    result = replace(result, convention=facts.flops_convention or ONLY_CONVENTION)
     if totals.tokens_per_s is None:
-        return found
+        return result
     flops_per_s = float(flops) * totals.tokens_per_s.median
     if not peak:
-        return replace(found, flops_per_s=flops_per_s)
+        return replace(result, flops_per_s=flops_per_s)
     source = str(facts.peak_source or facts.profile)
-    whole = float(peak) * (facts.ranks or 1)  # tokens/s cover all ranks.
-    return replace(found, flops_per_s=flops_per_s, mfu=flops_per_s / whole, mfu_of=source, no_mfu=None)
+    all_ranks = float(peak) * (facts.ranks or 1)  # tokens/s cover all ranks.
+    return replace(result, flops_per_s=flops_per_s, mfu=flops_per_s / all_ranks, mfu_of=source, no_mfu=None)
 
 
 def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None:
     values: dict[int, dict[int, tuple[float, float]]] = {}
     for run in runs:
-        found = {number: value(totals) for number, totals in run.repetitions.items()}
-        values[run.record.block] = {number: one for number, one in found.items() if one is not None}
+        rates = {number: value(totals) for number, totals in run.repetitions.items()}
+        values[run.record.block] = {number: rate for number, rate in rates.items() if rate is not None}
     return estimate(values)
 
 
@@ -495,28 +495,28 @@ def arm_doubts(
     few_blocks: RemedyKind = "more blocks",
 ) -> tuple[Doubt, ...]:
     """Return the doubts about the figures of one arm, by precedence."""
-    found = [*hidden.doubts(arm)] if hidden is not None else []
+    entries = [*hidden.doubts(arm)] if hidden is not None else []
     attached = hidden is not None
     if 0 < len(blocks) < MIN_BLOCKS:  # For an attached program, blocks are parts of its one run.
-        found.append(
+        entries.append(
             doubt("too few blocks", arm, blocks=ENOUGH_BLOCKS, remedy="more steps" if attached else few_blocks)
         )
     if explained.replay_error is not None and not explained.within_tolerance:
-        found.append(doubt("replay off", arm, share=explained.replay_error))
-    found += [doubt("diverged", arm, share=totals.diverged / len(blocks))] if totals.diverged else []
-    found += [doubt("uneven", arm)] if totals.uneven is not None else []
+        entries.append(doubt("replay off", arm, share=explained.replay_error))
+    entries += [doubt("diverged", arm, share=totals.diverged / len(blocks))] if totals.diverged else []
+    entries += [doubt("uneven", arm)] if totals.uneven is not None else []
     if totals.step_kinds is not None:
-        found.append(doubt("step kinds", arm, share=totals.step_kinds.above_share))
+        entries.append(doubt("step kinds", arm, share=totals.step_kinds.above_share))
     if totals.long_steps is not None:
-        found.append(doubt("rare long steps", arm, share=totals.long_steps.steps / totals.long_steps.of))
+        entries.append(doubt("rare long steps", arm, share=totals.long_steps.steps / totals.long_steps.of))
     use = arm_lead(blocks)
     if use is not None and use.is_worth_saying:
         sliced = any(run.record.interleave == "slices" for run in blocks.values())
-        how: RemedyKind = "more --warmup steps" if attached else "longer slices" if sliced else "more warm-up steps"
-        found.append(doubt("used lead", arm, share=use.share, remedy=how))
+        remedy: RemedyKind = "more --warmup steps" if attached else "longer slices" if sliced else "more warm-up steps"
+        entries.append(doubt("used lead", arm, share=use.share, remedy=remedy))
     compiled = sum(bool(run.record.facts.measured_compilations) for run in blocks.values())
-    found += [doubt("compiled", arm, share=compiled / len(blocks))] if compiled else []
-    return in_order(found)
+    entries += [doubt("compiled", arm, share=compiled / len(blocks))] if compiled else []
+    return in_order(entries)
 
 
 def _enough_steps(base: Blocks, other: Blocks) -> int:
@@ -526,32 +526,32 @@ def _enough_steps(base: Blocks, other: Blocks) -> int:
     :data:`HORIZON_TIMES` the measured steps.
     """
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
-    epochs = [one for blocks in (base, other) if (one := _epoch_steps(blocks)) is not None]
+    epochs = [epoch for blocks in (base, other) if (epoch := _epoch_steps(blocks)) is not None]
     return math.ceil(max(HORIZON_EPOCHS * max(epochs, default=0.0), HORIZON_TIMES * measured))
 
 
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     """Return the doubts about the verdict, and the undeclared differences of both arms, by precedence."""
     m = c.measured
-    found = [*m.doubts]
-    for one in c.confounds:
-        if one.kind not in ("diverged", "losses", "repeated data", "lead"):  # included in the verdict's own doubts
-            found.append(doubt(_KINDS[one.kind], *(name for name in one.names if name), where=one.key))
+    entries = [*m.doubts]
+    for confound in c.confounds:
+        if confound.kind not in ("diverged", "losses", "repeated data", "lead"):  # included in the verdict's own doubts
+            entries.append(doubt(_KINDS[confound.kind], *(name for name in confound.names if name), where=confound.key))
     if m.ceilings is not None:
-        found.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))
+        entries.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))
     if c.drift is not None:
-        found.append(doubt("drift", c.candidate, share=c.drift.median - 1, steps=c.enough_steps))
-    return in_order(found)
+        entries.append(doubt("drift", c.candidate, share=c.drift.median - 1, steps=c.enough_steps))
+    return in_order(entries)
 
 
 def study_doubts(report: StudyReport) -> tuple[Doubt, ...]:
     """Return every doubt about a figure of ``report``, without duplicates."""
     return in_order(
         [
-            *(one for arm in report.arms for one in arm.doubts),
-            *(one for c in report.compared for one in comparison_doubts(c)),
-            *(one for advice in report.advice for one in advice.doubts),
-            *(doubt("probe problem", *one.runs) for one in report.probe_problems),
+            *(entry for arm in report.arms for entry in arm.doubts),
+            *(entry for c in report.compared for entry in comparison_doubts(c)),
+            *(entry for advice in report.advice for entry in advice.doubts),
+            *(doubt("probe problem", *problem.runs) for problem in report.probe_problems),
             *(doubt("profiled", arm.name) for arm in report.study.arms if arm.control == PROFILED),
         ]
     )

@@ -109,7 +109,7 @@ def judge(
     - ``cores``: (used by other processes, all cores). ``no_floor``, ``few_blocks``: remedies for either problem.
     """
     if ratio.distance is None:
-        found = in_order(
+        all_doubts = in_order(
             [
                 *doubts,
                 doubt("too few blocks", blocks=policy.ENOUGH_BLOCKS, remedy=few_blocks),
@@ -117,12 +117,12 @@ def judge(
                 *_of_data(repeated),
             ]
         )
-        return Judged("undecided", None, barred(found, "gain"), doubts=found)
+        return Judged("undecided", None, barred(all_doubts, "gain"), doubts=all_doubts)
     missing = [doubt("no noise floor", remedy=no_floor, blocks=policy.ENOUGH_BLOCKS)] if noise_floor is None else []
     floor = noise_floor or 0.0
     direction, resolution = _direction(ratio, floor), max(ratio.distance, floor)
     unnoticed = resolution + max(used_lead) if direction == "none" else resolution
-    found = in_order(
+    all_doubts = in_order(
         [
             *doubts,
             *missing,
@@ -135,12 +135,12 @@ def judge(
             *_of_total(direction, unnoticed, floor, in_total),
         ]
     )
-    cause = barred(found, direction)
+    cause = barred(all_doubts, direction)
     if missing:
-        return Judged("undecided", None, cause, doubts=found)
+        return Judged("undecided", None, cause, doubts=all_doubts)
     if cause is None:
-        return Judged(direction, unnoticed, doubts=found)
-    return Judged("undecided", unnoticed if cause.kind == "long steps" else resolution, cause, doubts=found)
+        return Judged(direction, unnoticed, doubts=all_doubts)
+    return Judged("undecided", unnoticed if cause.kind == "long steps" else resolution, cause, doubts=all_doubts)
 
 
 def is_useless(ratio: Estimate) -> bool:
@@ -196,14 +196,14 @@ def _of_noise(
 def _of_lead(
     direction: Direction, ratio: Estimate, resolution: float, used_lead: tuple[float, float]
 ) -> Iterator[Doubt]:
-    most = max(used_lead)
+    lead_max = max(used_lead)
     applies = {
-        "none": 0 < most >= resolution or (resolution <= policy.COARSE_RESOLUTION < resolution + most),
+        "none": 0 < lead_max >= resolution or (resolution <= policy.COARSE_RESOLUTION < resolution + lead_max),
         "loss": ratio.median * (1 + used_lead[0]) >= 1 > ratio.median,
         "gain": ratio.median / (1 + used_lead[1]) <= 1 < ratio.median,
     }
     if applies[direction]:
-        yield doubt("lead", share=most)
+        yield doubt("lead", share=lead_max)
 
 
 def _of_losses(losses: Losses | None) -> Iterator[Doubt]:
@@ -246,8 +246,13 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
     """Return True if step times are steady and only the work per step varies. A quieter machine does not help then."""
-    steps, found = (_spread(one) for one in (step_time, ratio))
-    return steps is not None and found is not None and steps <= policy.COARSE_RESOLUTION < found and 2 * steps < found
+    steps, ratio_spread = (_spread(estimate) for estimate in (step_time, ratio))
+    return (
+        steps is not None
+        and ratio_spread is not None
+        and steps <= policy.COARSE_RESOLUTION < ratio_spread
+        and 2 * steps < ratio_spread
+    )
 
 
 def _spread(one: Estimate | None) -> float | None:
@@ -265,11 +270,11 @@ def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None
     centre, level = math.log(ratio.median), (1 + CONFIDENCE) / 2
-    below, above = centre - math.log(ratio.ci_low), math.log(ratio.ci_high) - centre
-    now = student_t(level, ratio.n - 1) / math.sqrt(ratio.n)
+    lower, upper = centre - math.log(ratio.ci_low), math.log(ratio.ci_high) - centre
+    half_width = student_t(level, ratio.n - 1) / math.sqrt(ratio.n)
     for blocks in range(ratio.n + 1, policy.BLOCKS_ASKED_MAX + 1):
-        shrunk = student_t(level, blocks - 1) / math.sqrt(blocks) / now
-        low, high, floor = centre - below * shrunk, centre + above * shrunk, noise_floor * shrunk
+        shrunk = student_t(level, blocks - 1) / math.sqrt(blocks) / half_width
+        low, high, floor = centre - lower * shrunk, centre + upper * shrunk, noise_floor * shrunk
         decided = not low <= 0 <= high and abs(math.expm1(centre)) > floor
         if decided or max(math.expm1(max(abs(low), abs(high))), floor) <= policy.COARSE_RESOLUTION:
             return blocks
@@ -306,27 +311,27 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
     base, other = ([blocks[block] for block in shared] for blocks in (baseline, candidate))
     # Use one bound for both, so that equal steps are not long in one arm and typical in the other.
     long_ms = LONG_STEP_FACTOR * max(float(np.median(run.step_ms)) for run in (*base, *other))
-    ours, theirs = (_Times.of(runs, long_ms) for runs in (base, other))
-    found = ours.mean_ms() / theirs.mean_ms()
-    usual = ours.usual_ms.sum() / ours.steps.sum() / (theirs.usual_ms.sum() / theirs.steps.sum())
-    apart, by_long = math.log(found / steps), math.log(found / usual)
-    if abs(apart) <= math.log1p(TOTAL_APART_MIN):
+    base_times, other_times = (_Times.of(runs, long_ms) for runs in (base, other))
+    total = base_times.mean_ms() / other_times.mean_ms()
+    usual = base_times.usual_ms.sum() / base_times.steps.sum() / (other_times.usual_ms.sum() / other_times.steps.sum())
+    log_gap, by_long = math.log(total / steps), math.log(total / usual)
+    if abs(log_gap) <= math.log1p(TOTAL_APART_MIN):
         return None
-    runs = other if apart < 0 else base
+    runs = other if log_gap < 0 else base
     long = None
-    if by_long / apart >= 0.5:  # Otherwise blocks differ.
+    if by_long / log_gap >= 0.5:  # Otherwise blocks differ.
         long = _long(runs, long_ms)
-    least = steps
+    smallest = steps
     if len(shared) > 1:
-        without = [ours.mean_ms(but=one) / theirs.mean_ms(but=one) for one in range(len(shared))]
-        least = min(without, key=lambda one: abs(math.log(one / steps)))
+        left_out = [base_times.mean_ms(but=index) / other_times.mean_ms(but=index) for index in range(len(shared))]
+        smallest = min(left_out, key=lambda value: abs(math.log(value / steps)))
     return InTotal(
-        measured * found / steps,
-        measured * least / steps,
-        "candidate" if apart < 0 else "baseline",
+        measured * total / steps,
+        measured * smallest / steps,
+        "candidate" if log_gap < 0 else "baseline",
         long,
         sum(_count(run.left_out.step_ms, long_ms) for run in runs) if long is not None else 0,
-        _with_long(runs, long_ms) if long is not None else _slower(base, other, steps, apart),
+        _with_long(runs, long_ms) if long is not None else _slower(base, other, steps, log_gap),
         len(runs),
     )
 
@@ -335,8 +340,8 @@ def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
     """Return the steps above ``long_ms``, including the first of a repetition; None if they are not rare."""
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
-    found = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
-    return found if found is not None and found.steps <= LONG_STEPS_SHARE_MAX * found.of else None
+    steps = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
+    return steps if steps is not None and steps.steps <= LONG_STEPS_SHARE_MAX * steps.of else None
 
 
 def _with_long(runs: Sequence[RunLedger], long_ms: float) -> int:
@@ -349,7 +354,10 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
     """Return the number of blocks that deviate from the median by more than half of ``apart``, in its direction."""
-    logs = [math.log(one.mean_step_ms / two.mean_step_ms / steps) for one, two in zip(base, other, strict=True)]
+    logs = [
+        math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
+        for base_run, other_run in zip(base, other, strict=True)
+    ]
     return sum(log * math.copysign(1, apart) > abs(apart) / 2 for log in logs)
 
 
@@ -367,19 +375,19 @@ class _Times:
 
     @classmethod
     def of(cls, runs: Sequence[RunLedger], long_ms: float) -> _Times:
-        found = []
+        rows = []
         for run in runs:
             typical_ms = float(np.median(run.step_ms))
             left_ms = np.where(run.left_out.step_ms > long_ms, run.left_out.step_ms, typical_ms)
             times_ms = np.concatenate([run.step_ms, left_ms])
             usual_ms = np.where(times_ms > long_ms, typical_ms, times_ms)
-            found.append((float(len(times_ms)), float(times_ms.sum()), float(usual_ms.sum())))
-        return cls(*np.array(found).T)
+            rows.append((float(len(times_ms)), float(times_ms.sum()), float(usual_ms.sum())))
+        return cls(*np.array(rows).T)
 
     def mean_ms(self, but: int | None = None) -> float:
         """Return milliseconds per step. ``but``: index of a run to leave out."""
-        kept = np.arange(len(self.steps)) != (-1 if but is None else but)
-        return float(self.total_ms[kept].sum() / self.steps[kept].sum())
+        used = np.arange(len(self.steps)) != (-1 if but is None else but)
+        return float(self.total_ms[used].sum() / self.steps[used].sum())
 
 
 def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: int = 1) -> Estimate | None:
@@ -398,10 +406,10 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
         if (candidates := _log_change(other[block], base[block])) is not None
         and (baselines := _log_change(base[block], other[block])) is not None
     ]
-    found = from_blocks(logs, confidence_of_each(comparisons))
-    if found is None or found.ci_low is None or found.ci_high is None or found.ci_low <= 1 <= found.ci_high:
+    change = from_blocks(logs, confidence_of_each(comparisons))
+    if change is None or change.ci_low is None or change.ci_high is None or change.ci_low <= 1 <= change.ci_high:
         return None
-    return found if abs(found.median - 1) > max(DRIFT_MIN, noise_floor or 0.0) else None
+    return change if abs(change.median - 1) > max(DRIFT_MIN, noise_floor or 0.0) else None
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:

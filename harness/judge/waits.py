@@ -52,20 +52,20 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
     if not runs or any(run.waited_ms is None for run in runs):
         return None
     typical_ms = median(run.mean_step_ms for run in runs)  # One long step does not shorten a block's wait.
-    known = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
-    shares = [share for _, share in known]
+    run_shares = [(run, (run.waited_ms or 0.0) / typical_ms) for run in runs]
+    shares = [share for _, share in run_shares]
     middle = (min(shares) + max(shares)) / 2
-    more = [run for run, share in known if share > middle]
-    others = [run for run, share in known if share <= middle]
+    longer = [run for run, share in run_shares if share > middle]
+    shorter = [run for run, share in run_shares if share <= middle]
     if abs(mean(shares) - median(shares)) <= UNEVEN_APART_MIN and not _two_kinds(shares, middle):
         return None
-    waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (more, others))
-    step_ms = mean(run.mean_step_ms for run in more)
+    waited_ms, others_ms = ([run.waited_ms or 0.0 for run in kind] for kind in (longer, shorter))
+    step_ms = mean(run.mean_step_ms for run in longer)
     # The longest wait may belong to the longest steps, so scale it by them.
-    of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in more]
+    of_step_ms = [(run.waited_ms or 0.0) / run.mean_step_ms * step_ms for run in longer]
     return UnevenWaits(
-        blocks=tuple(run.record.block for run in more),
-        of=len(known),
+        blocks=tuple(run.record.block for run in longer),
+        of=len(run_shares),
         waited_ms=mean(waited_ms),
         step_ms=step_ms,
         others_ms=mean(others_ms),
@@ -88,9 +88,9 @@ def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> Une
     """Return the median speeds of both kinds; None if blocks are alike or one kind has none. ``speeds``: by block."""
     if uneven is None:
         return None
-    more = [value for block, value in speeds.items() if block in uneven.blocks]
-    others = [value for block, value in speeds.items() if block not in uneven.blocks]
-    return UnevenSpeed(median(more), median(others)) if more and others else None
+    longer = [value for block, value in speeds.items() if block in uneven.blocks]
+    shorter = [value for block, value in speeds.items() if block not in uneven.blocks]
+    return UnevenSpeed(median(longer), median(shorter)) if longer and shorter else None
 
 
 @dataclass(frozen=True)
@@ -134,24 +134,24 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
     nothing from its own shorter waits, so the gain is that of all ranks together; None if it is unknown.
     """
     likely: list[float] = []
-    least: list[float] = []
-    most: list[float] = []
+    lows: list[float] = []
+    highs: list[float] = []
     for run in split_runs([*blocks.values()]):
         several = run.ranks > 1
         waited, wall = run.data_costs_all_ms if several else run.waited_ms, run.mean_step_ms
         if waited is None:
             return None
         costs = (waited,) * 3 if several else _least_likely_most(run, waited)
-        for logs, cost in zip((least, likely, most), costs, strict=True):
+        for logs, cost in zip((lows, likely, highs), costs, strict=True):
             if cost >= wall * (1 - 1e-6):  # only waiting: no finite ceiling
                 return None
             logs.append(math.log(wall / (wall - cost)))
-    found = from_blocks(likely)
-    if found is None:
+    gain = from_blocks(likely)
+    if gain is None:
         return None
-    others = [one for logs in (least, most) if logs != likely and (one := from_blocks(logs)) is not None]
-    found = holding(found, others)
-    return found if found.ci_low is None else replace(found, ci_low=min(found.median, max(1.0, found.ci_low)))
+    bounds = [estimate for logs in (lows, highs) if logs != likely and (estimate := from_blocks(logs)) is not None]
+    gain = holding(gain, bounds)
+    return gain if gain.ci_low is None else replace(gain, ci_low=min(gain.median, max(1.0, gain.ci_low)))
 
 
 def open_ranks(blocks: Blocks) -> bool:
@@ -182,7 +182,7 @@ def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
     def end(run: RunLedger, place: int) -> float | None:
         return None if run.waited_ms is None else _least_likely_most(run, run.waited_ms)[place]
 
-    low, high = (part_over(runs, lambda run, place=place: end(run, place), split_runs(runs)) for place in (0, 2))  # type: ignore[misc]
+    low, high = (part_over(runs, lambda run, position=bound: end(run, position), split_runs(runs)) for bound in (0, 2))  # type: ignore[misc]
     return None if low is None or high is None else (low, high)
 
 
@@ -225,10 +225,10 @@ def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float
 
     All means use the same runs, so that they add up to no more than the whole.
     """
-    known = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
+    measured = [run for run in (runs if name in ("phase_ms", "starved_ms") else split_runs(runs)) if getattr(run, name)]
     means = {}
-    for key in dict.fromkeys(key for run in known for key in getattr(run, name)):
-        found = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), known)  # type: ignore[misc]
-        assert found is not None
-        means[key] = found
+    for key in dict.fromkeys(key for run in measured for key in getattr(run, name)):
+        average = part_over(runs, lambda run, key=key: getattr(run, name).get(key, 0.0), measured)  # type: ignore[misc]
+        assert average is not None
+        means[key] = average
     return means

@@ -97,10 +97,10 @@ def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None
     mounts = read_mounts(root)
     # A controller belongs to one version at a time. The other version then has no files for it.
     if controller in of_v1:
-        at = [mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options]
-        return _group(1, of_v1[controller], at[-1], root) if at else None
-    at = [mount for mount in mounts if mount.kind == "cgroup2"]
-    return _group(2, of_v2, at[-1], root) if at and of_v2 is not None else None
+        candidates = [mount for mount in mounts if mount.kind == "cgroup" and controller in mount.options]
+        return _group(1, of_v1[controller], candidates[-1], root) if candidates else None
+    candidates = [mount for mount in mounts if mount.kind == "cgroup2"]
+    return _group(2, of_v2, candidates[-1], root) if candidates and of_v2 is not None else None
 
 
 def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
@@ -108,12 +108,12 @@ def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
     if group is None:
         return None
     read = _quota_v2 if group.version == 2 else _quota_v1
-    found = [
+    quotas = [
         CpuQuota(quota_us / period_us, period_us, folder, group.version)
         for folder in group.lineage()
         for quota_us, period_us in read(folder)
     ]
-    return min(found, key=lambda quota: quota.cores, default=None)
+    return min(quotas, key=lambda quota: quota.cores, default=None)
 
 
 def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
@@ -163,8 +163,8 @@ def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
     of_v1: dict[str, str] = {}
     of_v2 = None
     for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        number, _, tail = line.partition(":")
+        controllers, _, path = tail.partition(":")
         if number == "0" and not controllers:
             of_v2 = path
         else:
@@ -175,8 +175,8 @@ def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
 def _group(version: Literal[1, 2], path: str, mount: Mount, root: Path) -> ControlGroup:
     """Return the process's folder below the mount, or the mount if the path belongs to another namespace."""
     point = below(root, mount.point)
-    inside = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
-    folder = point if ".." in Path(inside).parts else below(point, inside)
+    relative = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
+    folder = point if ".." in Path(relative).parts else below(point, relative)
     return ControlGroup(version, folder if folder.is_dir() else point, point)
 
 

@@ -35,10 +35,10 @@ class Environment:
 
     def to_json(self) -> JsonObject:
         """Return every fact by name, with the packages at the same level."""
-        found: dict[str, Json] = {}
+        entries: dict[str, Json] = {}
         for name, value in asdict(self).items():
-            found |= value if name == "packages" else {name: value}
-        return found
+            entries |= value if name == "packages" else {name: value}
+        return entries
 
 
 def read_environment(checkout: Path = Path(__file__).parent) -> Environment:

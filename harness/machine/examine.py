@@ -108,8 +108,8 @@ class Examination:
 
     def facts(self) -> JsonObject:
         """Return every fact by name, {"problem": why} for a failed reading. "load" is set after :meth:`checks`."""
-        found = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
-        return {**found, "load": None if self._load_found is None else asdict(self._load_found)}
+        looks = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
+        return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
 
     def _imports(self) -> Iterable[Check]:
         return software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
@@ -143,8 +143,8 @@ class Examination:
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())
-            after = load.read_counters(processor.allowed, self._root)
-            self._load_found = None if after is None else load.load_between(self._before, after)
+            later = load.read_counters(processor.allowed, self._root)
+            self._load_found = None if later is None else load.load_between(self._before, later)
         return processors.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:

@@ -78,19 +78,23 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
     """Return the mounts of this process in order. A later mount on the same point hides an earlier one."""
     mounts = []
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, rest = before.split(), after.split()
-        if len(fields) < 6 or len(rest) < 3:
+        head, _, tail = line.partition(" - ")
+        fields, filesystem = head.split(), tail.split()
+        if len(fields) < 6 or len(filesystem) < 3:
             continue
-        options = (*fields[5].split(","), *rest[2].split(","))
-        mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3]), rest[0], options))
+        options = (*fields[5].split(","), *filesystem[2].split(","))
+        mounts.append(Mount(_unescape(fields[4]), _unescape(fields[3]), filesystem[0], options))
     return mounts
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
     """Return the mount of an absolute path: the deepest one, and the last of equals."""
-    on = [mount for mount in mounts if path.is_relative_to(mount.point)]
-    return max(enumerate(on), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1] if on else None
+    candidates = [mount for mount in mounts if path.is_relative_to(mount.point)]
+    return (
+        max(enumerate(candidates), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1]
+        if candidates
+        else None
+    )
 
 
 def below(root: Path, path: str) -> Path:

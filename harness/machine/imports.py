@@ -32,8 +32,8 @@ def read_imports() -> dict[str, str]:
     Imports run in parallel in separate processes, so that a library that crashes or hangs does not affect the others.
     """
     tries = {package: Look(partial(_try, module), IMPORT_LIMIT_S + KILL_S) for package, module in MODULES.items()}
-    found = {package: _outcome(tried) for package, tried in tries.items()}
-    return {package: problem for package, problem in found.items() if problem is not None}
+    outcomes = {package: _outcome(tried) for package, tried in tries.items()}
+    return {package: problem for package, problem in outcomes.items() if problem is not None}
 
 
 def _try(module: str) -> str | None:

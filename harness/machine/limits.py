@@ -54,8 +54,8 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
     """Return the JSON object that ``python -m module`` prints. A crash of its libraries affects only that program."""
-    own = Path(__file__).resolve().parents[2]
-    safe = [] if Path.cwd() == own else ["-P"]  # The user's folder may contain its own trainer.py or harness/.
+    own_root = Path(__file__).resolve().parents[2]
+    safe = [] if Path.cwd() == own_root else ["-P"]  # The user's folder may contain its own trainer.py or harness/.
     status, output, errors = output_of([sys.executable, *safe, "-m", module], limit_s)
     if status != 0 or not output:
         lines = errors.strip().splitlines()

@@ -54,13 +54,13 @@ class Load:
 def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:
     """Read the counters; None if /proc/stat is not available."""
     busy = stolen = 0
-    found = False
+    has_cpu_line = False
     for line in (read_text(root / "proc/stat") or "").splitlines():
         name, *cells = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in allowed and len(cells) >= 8:
             user, nice, system, _, _, irq, softirq, steal = map(int, cells[:8])
-            busy, stolen, found = busy + user + nice + system + irq + softirq, stolen + steal, True
-    if not found:
+            busy, stolen, has_cpu_line = busy + user + nice + system + irq + softirq, stolen + steal, True
+    if not has_cpu_line:
         return None
     times = os.times()
     return LoadReading(
@@ -86,7 +86,7 @@ def load_between(before: LoadReading, after: LoadReading) -> Load:
 
 def _processes(root: Path) -> dict[int, tuple[str, float]]:
     """Return name and CPU time in seconds by process id, without this process."""
-    found = {}
+    times_by_process = {}
     try:
         ids = [int(entry.name) for entry in (root / "proc").iterdir() if entry.name.isdigit()]
     except OSError:
@@ -95,8 +95,8 @@ def _processes(root: Path) -> dict[int, tuple[str, float]]:
         text = read_text(root / "proc" / str(pid) / "stat")
         if text is None or pid == os.getpid():
             continue
-        before, _, after = text.rpartition(")")  # The name is in brackets and may contain brackets itself.
-        fields = after.split()
+        head, _, tail = text.rpartition(")")  # The name is in brackets and may contain brackets itself.
+        fields = tail.split()
         if len(fields) > 12:
-            found[pid] = (before.partition("(")[2], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
-    return found
+            times_by_process[pid] = (head.partition("(")[2], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+    return times_by_process

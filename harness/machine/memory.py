@@ -48,13 +48,13 @@ def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory |
     """Read /dev/shm; None if it does not exist. Call it with a timeout, because it may hang with its file system."""
     folder = root / "dev/shm"
     try:
-        at = os.statvfs(folder)
+        usage = os.statvfs(folder)
     except OSError:
         return None
     mount = mount_of(Path("/dev/shm"), mounts)
     size = _size(mount.option("size")) if mount is not None and mount.point == "/dev/shm" else None
-    total = at.f_blocks * at.f_frsize if size is None else size
-    return SharedMemory(total, min(at.f_bavail * at.f_frsize, total), os.access(folder, os.W_OK | os.X_OK))
+    total = usage.f_blocks * usage.f_frsize if size is None else size
+    return SharedMemory(total, min(usage.f_bavail * usage.f_frsize, total), os.access(folder, os.W_OK | os.X_OK))
 
 
 def _size(text: str | None) -> int | None:
@@ -80,9 +80,9 @@ def session_peak_bytes(session: int) -> int | None:
             if int(fields[3]) != session:
                 continue
             lines = (folder / "status").read_bytes().splitlines()
-            found = next((line for line in lines if line.startswith(b"VmHWM")), None)
+            peak_line = next((line for line in lines if line.startswith(b"VmHWM")), None)
         except OSError:  # The process has ended, or is not readable for this user.
             continue
-        if found is not None:
-            total += int(found.split()[1]) * 1024
+        if peak_line is not None:
+            total += int(peak_line.split()[1]) * 1024
     return total or None

@@ -39,17 +39,17 @@ def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
     if group is None:
         return None
     limits = [
-        TaskLimit(most, read_int(folder / "pids.current"), f"pids.max of {folder}")
+        TaskLimit(tasks_max, read_int(folder / "pids.current"), f"pids.max of {folder}")
         for folder in group.lineage()
-        if (most := read_int(folder / "pids.max")) is not None
+        if (tasks_max := read_int(folder / "pids.max")) is not None
     ]
     return min(limits, key=lambda limit: limit.most - (limit.used or 0), default=None)
 
 
 def tightest(limits: Iterable[TaskLimit | None]) -> TaskLimit | None:
     """Return the limit that leaves the least room; None without one."""
-    known = [limit for limit in limits if limit is not None]
-    return min(known, key=lambda limit: limit.most - (limit.used or 0), default=None)
+    readable = [limit for limit in limits if limit is not None]
+    return min(readable, key=lambda limit: limit.most - (limit.used or 0), default=None)
 
 
 def user_task_limit() -> TaskLimit | None:

@@ -14,16 +14,16 @@ LOOPBACK = "127."
 
 def own_addresses() -> dict[str, str]:
     """Return the first IPv4 address of each interface that has one, by the interface's name, loopback last."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:_NAME_BYTES])
             with suppress(OSError):  # The interface has no address.
                 answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return dict(sorted(found.items(), key=lambda one: one[1].startswith(LOOPBACK)))
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return dict(sorted(addresses.items(), key=lambda entry: entry[1].startswith(LOOPBACK)))
 
 
 def interface_of(address: str) -> str:
     """Return the name of the interface whose first address is ``address``; "" without one."""
-    return next((name for name, own in own_addresses().items() if own == address), "")
+    return next((name for name, interface_address in own_addresses().items() if interface_address == address), "")

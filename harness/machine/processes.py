@@ -71,17 +71,17 @@ class ProcessState:
 
 def read_session(session: int, root: Path = ROOT) -> list[ProcessState]:
     """Return the processes of ``session`` (a process id) in the order of their start."""
-    found = []
+    members = []
     for folder in (root / "proc").iterdir():
         if folder.name.isdecimal() and (process := _read(folder)) is not None and process[0] == session:
-            found.append(process[1])
-    return sorted(found, key=lambda process: (process.started_ticks, process.pid))
+            members.append(process[1])
+    return sorted(members, key=lambda process: (process.started_ticks, process.pid))
 
 
 def read_process(pid: int, root: Path = ROOT) -> ProcessState | None:
     """Return the state of one process; None if it does not exist."""
-    found = _read(root / "proc" / str(pid))
-    return None if found is None else found[1]
+    process = _read(root / "proc" / str(pid))
+    return None if process is None else process[1]
 
 
 def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
@@ -92,19 +92,19 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
             fields = (read_text(folder / "stat") or "").rpartition(")")[2].split()
             if len(fields) > 1:
                 children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found: list[int] = []
+    descendant_pids: list[int] = []
     waiting = list(pids)
     while waiting:
-        below = sorted(children.pop(waiting.pop(0), ()))
-        found += below
-        waiting += below
-    return found
+        child_pids = sorted(children.pop(waiting.pop(0), ()))
+        descendant_pids += child_pids
+        waiting += child_pids
+    return descendant_pids
 
 
 def children(pid: int, root: Path = ROOT) -> list[int]:
     """Return the living processes that the threads of ``pid`` started; empty if this kernel does not list them."""
     lists = (root / "proc" / str(pid) / "task").glob("*/children")
-    return sorted(int(child) for one in lists for child in (read_text(one) or "").split())
+    return sorted(int(child) for path in lists for child in (read_text(path) or "").split())
 
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
@@ -112,30 +112,30 @@ def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
 
     Their own children, such as loader workers, are ``rank-1-child-0``. /proc is searched only if there are ranks.
     """
-    found: dict[int, str] = {}
+    roles: dict[int, str] = {}
     for rank in children(pid, root):
         name = (read_text(root / "proc" / str(rank) / "comm") or "").strip()
         if name.startswith(RANK_NAME):
-            found[rank] = f"rank-{name.removeprefix(RANK_NAME)}"
-    for rank, role in list(found.items()):
-        found |= {pid: f"{role}-child-{number}" for number, pid in enumerate(descendants([rank], root))}
-    return found
+            roles[rank] = f"rank-{name.removeprefix(RANK_NAME)}"
+    for rank, role in list(roles.items()):
+        roles |= {pid: f"{role}-child-{number}" for number, pid in enumerate(descendants([rank], root))}
+    return roles
 
 
 def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
     """Return the processes that were started with this environment variable, including those without a parent."""
     entry = f"{name}={value}"
-    found = []
+    pids = []
     for folder in (root / "proc").iterdir():
         if folder.name.isdecimal() and entry in (read_text(folder / "environ") or "").split("\0"):
-            found.append(int(folder.name))
-    return sorted(found)
+            pids.append(int(folder.name))
+    return sorted(pids)
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:
     """Return the session and the state of the process of ``folder``."""
-    head, bracket, rest = (read_text(folder / "stat") or "").rpartition(")")
-    fields = rest.split()
+    head, bracket, tail = (read_text(folder / "stat") or "").rpartition(")")
+    fields = tail.split()
     if not bracket or len(fields) < 20:
         return None
     try:

@@ -27,8 +27,8 @@ def allow_tracing() -> None:
 
 def find_py_spy() -> str | None:
     """Return the py-spy program: in this Python's folder (with any active environment), else the first on PATH."""
-    own = Path(sys.executable).with_name("py-spy")
-    return str(own) if os.access(own, os.X_OK) else shutil.which("py-spy")
+    beside_python = Path(sys.executable).with_name("py-spy")
+    return str(beside_python) if os.access(beside_python, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
@@ -37,7 +37,7 @@ def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> st
     ``root`` is the file system with /proc and /run; ``environment`` identifies containers and batch systems.
     """
     scope = read_int(root / "proc/sys/kernel/yama/ptrace_scope")
-    where = _container(root, environment)
+    container = _container(root, environment)
     if scope == 3:
         return "kernel.yama.ptrace_scope is 3, which only a reboot lifts: start the machine with it at 1 or less"
     if not _dumpable():
@@ -45,17 +45,17 @@ def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> st
             "this process is not dumpable, as it has changed its user or group: start it as its final user, or give "
             "py-spy the capability: sudo setcap cap_sys_ptrace+ep PATH/TO/py-spy"
         )
-    if scope == 2 and where is None:
+    if scope == 2 and container is None:
         return _for_slurm("sudo sysctl kernel.yama.ptrace_scope=1", environment)
-    if where == "kubernetes":
+    if container == "kubernetes":
         return "add to the container's spec: securityContext: {capabilities: {add: [SYS_PTRACE]}}"
-    if where == "apptainer":
+    if container == "apptainer":
         return (
             "have the node's administrator set sysctl kernel.yama.ptrace_scope=1, or as root: apptainer exec "
             "--add-caps CAP_SYS_PTRACE"
         )
-    if where is not None:
-        return f"start the container with: {where} run --cap-add SYS_PTRACE"
+    if container is not None:
+        return f"start the container with: {container} run --cap-add SYS_PTRACE"
     if scope == 1:
         return _for_slurm("sudo sysctl kernel.yama.ptrace_scope=0", environment)
     return _for_slurm("give py-spy the capability: sudo setcap cap_sys_ptrace+ep PATH/TO/py-spy", environment)

@@ -73,8 +73,8 @@ def _look() -> Torch:
 
 
 def _triton() -> str | None:
-    found = map(package_version, ("triton", "pytorch-triton", "triton-windows"))
-    return next((version for version in found if version is not None), None)
+    versions = map(package_version, ("triton", "pytorch-triton", "triton-windows"))
+    return next((version for version in versions if version is not None), None)
 
 
 def _line(problem: object) -> str:

@@ -79,10 +79,10 @@ def compare_series(
     """
     if is_same_study(baseline, candidate):
         return Across(candidate.arm, _same_study(candidate, limits))
-    found = differences(baseline, candidate)
+    all_differences = differences(baseline, candidate)
     allowed = set(allowed)
-    refused = [one for one in found if one.forbids and one.key not in allowed]
-    warned = [one for one in found if one not in refused]
+    refused = [difference for difference in all_differences if difference.forbids and difference.key not in allowed]
+    warned = [difference for difference in all_differences if difference not in refused]
     comparison = _comparison(baseline, candidate, limits, warned, days or Days())
     if refused:
         sides = comparison.name, comparison.baseline, comparison.candidate
@@ -94,8 +94,16 @@ def compare_series(
 def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
     """Return True if both are one arm of one study: same scenario, start, machine, facts and times."""
     first, second = (
-        (one.scenario, one.arm, one.created_utc, one.blocks, one.part_ms[STEP], one.environment, one.facts)
-        for one in (baseline, candidate)
+        (
+            series.scenario,
+            series.arm,
+            series.created_utc,
+            series.blocks,
+            series.part_ms[STEP],
+            series.environment,
+            series.facts,
+        )
+        for series in (baseline, candidate)
     )
     return first == second
 
@@ -119,11 +127,11 @@ def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
     """Return all differences, those that forbid a comparison first."""
-    found = []
+    result = []
 
     def check(key: str, one: Any, other: Any, forbids: bool) -> None:
         if one != other:
-            found.append(Difference(key, one, other, forbids))
+            result.append(Difference(key, one, other, forbids))
 
     for key in sorted(set(baseline.environment) | set(candidate.environment)):
         if key != "git_commit":
@@ -131,45 +139,49 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
             if alike_environment(key, ours_is, theirs_is):
                 continue
             # otherwise written by an older version
-            known = key in baseline.environment and key in candidate.environment
-            check(f"environment.{key}", ours_is, theirs_is, known and key in MACHINE)
-    facts, others = baseline.facts.to_json(), candidate.facts.to_json()
-    for key in sorted(set(facts) | set(others)):
-        known = key in facts and key in others
-        if known or key != PROGRAM:  # Older studies and baselines do not have it.
-            check(key, facts.get(key, "unknown"), others.get(key, "unknown"), known and key != PROGRAM)
+            recorded = key in baseline.environment and key in candidate.environment
+            check(f"environment.{key}", ours_is, theirs_is, recorded and key in MACHINE)
+    facts, other_facts = baseline.facts.to_json(), candidate.facts.to_json()
+    for key in sorted(set(facts) | set(other_facts)):
+        recorded = key in facts and key in other_facts
+        if recorded or key != PROGRAM:  # Older studies and baselines do not have it.
+            check(key, facts.get(key, "unknown"), other_facts.get(key, "unknown"), recorded and key != PROGRAM)
     check("scenario", baseline.scenario, candidate.scenario, False)
-    synchronous = any(one.facts.device in SYNCHRONOUS for one in (baseline, candidate))
-    configs = [_with_before(one.config, synchronous) for one in (baseline, candidate)]
+    synchronous = any(series.facts.device in SYNCHRONOUS for series in (baseline, candidate))
+    configs = [_with_before(series.config, synchronous) for series in (baseline, candidate)]
     for key in sorted(set(configs[0]) | set(configs[1])):
-        known = key in configs[0] and key in configs[1]
-        work = known and key.startswith((*WORK, COMMAND)) and not key.startswith(FINGERPRINTED)
+        recorded = key in configs[0] and key in configs[1]
+        work = recorded and key.startswith((*WORK, COMMAND)) and not key.startswith(FINGERPRINTED)
         check(key, configs[0].get(key), configs[1].get(key), work)
-    ours, theirs = baseline.useful_fraction, candidate.useful_fraction
-    if ours is not None and theirs is not None and abs(theirs - ours) > USEFUL_TOKENS_WITHIN * max(ours, theirs):
-        found.append(Difference("useful tokens", ours, theirs, True, "share"))
+    base_share, other_share = baseline.useful_fraction, candidate.useful_fraction
+    if (
+        base_share is not None
+        and other_share is not None
+        and abs(other_share - base_share) > USEFUL_TOKENS_WITHIN * max(base_share, other_share)
+    ):
+        result.append(Difference("useful tokens", base_share, other_share, True, "share"))
     clocks = baseline.sm_clock_mhz, candidate.sm_clock_mhz
     if clocks[0] and clocks[1] and abs(clocks[1] / clocks[0] - 1) > SM_CLOCKS_WITHIN:
-        found.append(Difference("SM clock", *clocks, True, "MHz"))
+        result.append(Difference("SM clock", *clocks, True, "MHz"))
     loads = baseline.other_cpu_cores, candidate.other_cpu_cores
     if max((load or 0.0 for load in loads), default=0.0) > OTHER_CORES_MAX:
-        found.append(Difference("load by other processes", *loads, False, "cores"))
+        result.append(Difference("load by other processes", *loads, False, "cores"))
     waits = baseline.waiting_share, candidate.waiting_share
     if max((share or 0.0 for share in waits), default=0.0) > CORE_WAIT_SHARE_MAX:
-        found.append(Difference("waiting for a core", *waits, True, "share"))
+        result.append(Difference("waiting for a core", *waits, True, "share"))
     if baseline.diverged_runs or candidate.diverged_runs:
-        found.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
+        result.append(Difference("diverged runs", baseline.diverged_runs, candidate.diverged_runs, True))
     elif not _alike_losses(baseline.loss, candidate.loss):
-        found.append(Difference("loss", baseline.loss, candidate.loss, True))
+        result.append(Difference("loss", baseline.loss, candidate.loss, True))
     if baseline.failed_runs or candidate.failed_runs:
-        found.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
+        result.append(Difference("failed runs", baseline.failed_runs, candidate.failed_runs, True))
     check("interleave", baseline.interleave, candidate.interleave, False)
     # Older baselines do not record these.
     if baseline.arms and candidate.arms and baseline.probes and candidate.probes:
         check("arms of the study", baseline.arms, candidate.arms, False)
         for key in sorted(set(baseline.probes) | set(candidate.probes)):
             check(f"probes.{key}", baseline.probes.get(key), candidate.probes.get(key), False)
-    return sorted(found, key=lambda one: not one.forbids)
+    return sorted(result, key=lambda difference: not difference.forbids)
 
 
 def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
@@ -191,18 +203,18 @@ def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
     """
     changes = [
         change.median
-        for one in comparisons
-        if (change := _moved(one.step)) is not None
+        for comparison in comparisons
+        if (change := _moved(comparison.step)) is not None
         and change.ci_low is not None
         and change.ci_high is not None
         and (change.ci_low > 0 or change.ci_high < 0)
     ]
     if len(changes) < len(comparisons) or len(changes) < COMMON_MOVE_ARMS:
         return None
-    least, most = min(changes), max(changes)
-    sizes = abs(least), abs(most)
-    if (least > 0 or most < 0) and min(sizes) > COMMON_MOVE_SHARE * max(sizes):
-        return CommonMove(len(changes), least, most)
+    smallest, largest = min(changes), max(changes)
+    sizes = abs(smallest), abs(largest)
+    if (smallest > 0 or largest < 0) and min(sizes) > COMMON_MOVE_SHARE * max(sizes):
+        return CommonMove(len(changes), smallest, largest)
     return None
 
 
@@ -220,7 +232,7 @@ def _comparison(
         for name in PARTS
         if name in baseline.part_ms
         and name in candidate.part_ms
-        and max(median(one.part_ms[name]) for one in (baseline, candidate)) >= NOTICEABLE_PART * median(step_ms)
+        and max(median(series.part_ms[name]) for series in (baseline, candidate)) >= NOTICEABLE_PART * median(step_ms)
     ]
     level = 1 - (1 - CONFIDENCE) / max(len(parts), 1)
 
@@ -248,20 +260,20 @@ def _comparison(
 
 
 def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: Days) -> list[Gate]:
-    found = []
+    gates = []
     kinds: tuple[tuple[str, str, float | None, Callable[[BlockSeries], list[float]]], ...] = (
-        ("peak memory", "MiB", limits.memory, lambda one: [value / 2**20 for value in one.peak_memory_bytes]),
-        (STARTUP, "ms", limits.startup, lambda one: one.startup_ms),
+        ("peak memory", "MiB", limits.memory, lambda series: [value / 2**20 for value in series.peak_memory_bytes]),
+        (STARTUP, "ms", limits.startup, lambda series: series.startup_ms),
     )
-    for name, unit, within, values in kinds:
-        ours, theirs = values(baseline), values(candidate)
+    for name, unit, limit, values in kinds:
+        base_values, other_values = values(baseline), values(candidate)
         if name == STARTUP and baseline.started != candidate.started:
             continue  # A start-up alone and one beside others are not comparable.
-        if within is not None and ours and theirs:
+        if limit is not None and base_values and other_values:
             timed = days if name == STARTUP else None  # Memory does not vary between days.
-            decision = _decide(_PartValues(name, ours, theirs), within, None, CONFIDENCE, timed)
-            found.append(Gate(name, unit, median(ours), median(theirs), decision))
-    return found
+            decision = _decide(_PartValues(name, base_values, other_values), limit, None, CONFIDENCE, timed)
+            gates.append(Gate(name, unit, median(base_values), median(other_values), decision))
+    return gates
 
 
 @dataclass(frozen=True)
@@ -278,23 +290,23 @@ def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level:
 
     ``days``: None if days do not differ.
     """
-    ours, theirs = (
+    base_log, other_log = (
         from_block_values([math.log(value) for value in values if value > 0], level)
         for values in (sides.baseline, sides.candidate)
     )
     noise = None if noisy is None else from_block_values(noisy.twin_logs)
-    alone = _difference(ours, theirs)
-    decision = judge(alone, within, noise, level)
-    if days is not None and alone is not None and ours is not None and theirs is not None:
+    blocks_only = _difference(base_log, other_log)
+    decision = judge(blocks_only, within, noise, level)
+    if days is not None and blocks_only is not None and base_log is not None and other_log is not None:
         centre = days.centre(sides.part)
-        allowance, known = days.between(sides.part, level)
+        allowance, measured = days.between(sides.part, level)
         # The scatter of a centre of several sessions already includes that of their blocks.
-        known_ours = ours if centre is None else Estimate(centre, centre, centre, ours.n)
-        without = decision
-        decision = judge(_difference(known_ours, theirs, allowance), within, noise, level)
-        between = BetweenDays(math.expm1(allowance), len(days.level), known, fractions(alone))
-        decision = replace(decision, between=between)
-        if decision.outcome == "undecided" and without.outcome != "undecided":
+        known_ours = base_log if centre is None else Estimate(centre, centre, centre, base_log.n)
+        by_blocks = decision
+        decision = judge(_difference(known_ours, other_log, allowance), within, noise, level)
+        day_scatter = BetweenDays(math.expm1(allowance), len(days.level), measured, fractions(blocks_only))
+        decision = replace(decision, between=day_scatter)
+        if decision.outcome == "undecided" and by_blocks.outcome != "undecided":
             decision = replace(decision, why="day to day")
     return replace(decision, more_blocks=None)  # More blocks of one study would not narrow the other's interval.
 
@@ -306,6 +318,6 @@ def _difference(first: Estimate | None, second: Estimate | None, allowance: floa
     centre, n = second.median - first.median, min(first.n, second.n)
     if first.ci_low is None or first.ci_high is None or second.ci_low is None or second.ci_high is None:
         return Estimate(centre, None, None, n)
-    below = math.hypot(second.median - second.ci_low, first.ci_high - first.median, allowance)
-    above = math.hypot(second.ci_high - second.median, first.median - first.ci_low, allowance)
-    return Estimate(centre, centre - below, centre + above, n)
+    lower = math.hypot(second.median - second.ci_low, first.ci_high - first.median, allowance)
+    upper = math.hypot(second.ci_high - second.median, first.median - first.ci_low, allowance)
+    return Estimate(centre, centre - lower, centre + upper, n)

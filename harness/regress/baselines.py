@@ -75,9 +75,9 @@ class Baseline:
 
     def limits_of_detection(self, within: float) -> Detection:
         """Return the changes of the step that a check on another day can detect. ``within`` counts as the same."""
-        allowance, known = self.days.between(STEP, CONFIDENCE)
+        allowance, measured = self.days.between(STEP, CONFIDENCE)
         edge = math.log1p(within)
-        return Detection(math.expm1(edge + allowance), allowance < edge, known, self.days.more_sessions)
+        return Detection(math.expm1(edge + allowance), allowance < edge, measured, self.days.more_sessions)
 
     @property
     def days(self) -> Days:
@@ -100,8 +100,8 @@ def environment_of(series: BlockSeries) -> JsonObject:
 
 def _machine_of(environment: JsonObject) -> JsonObject:
     """Return the part of a baseline's environment that is known before a run."""
-    found = {key: environment.get(key) for key in KEYS}
-    return {**found, "memory_bytes": whole_gib(found["memory_bytes"])}
+    machine = {key: environment.get(key) for key in KEYS}
+    return {**machine, "memory_bytes": whole_gib(machine["memory_bytes"])}
 
 
 def environment_key(series: BlockSeries) -> str:
@@ -128,7 +128,7 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
     history = _after(path, series, anew)
     figures = {**asdict(series), "facts": series.facts.to_json()}
     content = {"schema": BASELINE_SCHEMA, "environment_key": environment_key(series), **figures}
-    content |= {"level": history.level, "earlier": [asdict(one) for one in history.earlier]}
+    content |= {"level": history.level, "earlier": [asdict(session) for session in history.earlier]}
     lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in content.items()]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
     return path
@@ -141,9 +141,13 @@ def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
     """
     if not path.exists():
         return _History()
-    kept = read(path)
-    level = kept.level + 1 if anew else kept.level
-    earlier = [one for one in kept.sessions if one.level != level or apart(one.created_utc, series.created_utc)]
+    baseline = read(path)
+    level = baseline.level + 1 if anew else baseline.level
+    earlier = [
+        session
+        for session in baseline.sessions
+        if session.level != level or apart(session.created_utc, series.created_utc)
+    ]
     return _History(tuple(earlier[-(KEPT_SESSIONS - 1) :]), level)
 
 
@@ -158,9 +162,9 @@ def read(path: Path) -> Baseline:
         raise InputError(f"{path}: not a baseline ({error}); {MEND}") from error
     if schema != BASELINE_SCHEMA:
         raise InputError(f"{path}: schema {schema!r}; this version reads schema {BASELINE_SCHEMA}; {MEND}")
-    known = {one.name for one in fields(BlockSeries)}
+    names = {entry.name for entry in fields(BlockSeries)}
     try:
-        series = TypeAdapter(BlockSeries).validate_python({key: content[key] for key in content if key in known})
+        series = TypeAdapter(BlockSeries).validate_python({key: content[key] for key in content if key in names})
         history = TypeAdapter(_History).validate_python(
             {"earlier": content.get("earlier", ()), "level": content.get("level", 0)}
         )
@@ -170,9 +174,9 @@ def read(path: Path) -> Baseline:
     for name in dict.fromkeys([STEP, *series.part_ms]):
         if not series.part_ms.get(name):
             raise InputError(f"{path}: part_ms.{name}: no times; {MEND}")
-    for where, times in _times(series, history):
-        if odd := [one for one in times if one and not LEAST_MS <= one <= MOST_MS]:
-            raise InputError(f"{path}: {where}: {odd[0]} ms is no time; {MEND}")
+    for place, times in _times(series, history):
+        if odd := [time_ms for time_ms in times if time_ms and not LEAST_MS <= time_ms <= MOST_MS]:
+            raise InputError(f"{path}: {place}: {odd[0]} ms is no time; {MEND}")
     return Baseline(path, str(content.get("environment_key")), series, history.earlier, history.level)
 
 
@@ -180,8 +184,8 @@ def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[f
     """Yield all milliseconds of a baseline with their place in its file. 0 means that a part took no time."""
     yield from ((f"part_ms.{part}", times) for part, times in series.part_ms.items())
     yield "startup_ms", series.startup_ms
-    for place, one in enumerate(history.earlier):
-        yield f"earlier.{place}.ms", [*one.ms.values()]
+    for index, session in enumerate(history.earlier):
+        yield f"earlier.{index}.ms", [*session.ms.values()]
 
 
 def every(folder: Path) -> Iterator[Baseline]:
@@ -211,9 +215,9 @@ def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, c
 
     The device is known only after a run, so :func:`find` compares it.
     """
-    here = _machine_of(environment)
-    if not any(_machine_of(one.series.environment) == here for one in _of_arm(folder, scenario, arm)):
-        raise _missing(folder, scenario, arm, here, command)
+    machine = _machine_of(environment)
+    if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
+        raise _missing(folder, scenario, arm, machine, command)
 
 
 def _of_arm(folder: Path, scenario: str, arm: str) -> list[Baseline]:
@@ -223,11 +227,11 @@ def _of_arm(folder: Path, scenario: str, arm: str) -> list[Baseline]:
 
 
 def _missing(folder: Path, scenario: str, arm: str, here: JsonObject, command: str) -> NoBaselineError:
-    others = _of_arm(folder, scenario, arm)
-    if not others:
+    baselines = _of_arm(folder, scenario, arm)
+    if not baselines:
         return NoBaselineError(f"{folder}: no baseline of {scenario}, {arm}; keep one: {command}")
-    there = environment_of(others[0].series)
-    differs = [f"{key} {there[key]!r}, here {here[key]!r}" for key in here if here[key] != there.get(key)]
+    environment = environment_of(baselines[0].series)
+    differs = [f"{key} {environment[key]!r}, here {here[key]!r}" for key in here if here[key] != environment.get(key)]
     return NoBaselineError(
         f"{folder}: the baseline of {scenario}, {arm} is of another environment ({'; '.join(differs)}): "
         f"never compared; keep one of this environment: {command}"

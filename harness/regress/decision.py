@@ -117,15 +117,15 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
     elif -edge < found.ci_low and found.ci_high < edge:
         outcome = "same"
     if outcome in ("slower", "faster") and floor is not None and abs(found.median) <= floor:
-        more = math.ceil(found.n * (floor / abs(found.median)) ** 2) - found.n  # A floor shrinks as 1 / sqrt(n).
-        return Decision("undecided", within, change, level, shown, max(more, 1), "within the noise")
+        further = math.ceil(found.n * (floor / abs(found.median)) ** 2) - found.n  # A floor shrinks as 1 / sqrt(n).
+        return Decision("undecided", within, change, level, shown, max(further, 1), "within the noise")
     if outcome != "undecided":
         return Decision(outcome, within, change, level, shown)
     more_blocks = _more_blocks(found, edge, level)
-    why: Undecided = "both possible"
+    reason: Undecided = "both possible"
     if more_blocks is None:
-        why = "at the limit" if abs(abs(found.median) - edge) < edge / 2 else "scattered"
-    return Decision("undecided", within, change, level, shown, more_blocks, why)
+        reason = "at the limit" if abs(abs(found.median) - edge) < edge / 2 else "scattered"
+    return Decision("undecided", within, change, level, shown, more_blocks, reason)
 
 
 def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
@@ -137,13 +137,13 @@ def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
     assert found.ci_high is not None
     low_side = found.median - found.ci_low
     high_side = found.ci_high - found.median
-    now = student_t((1 + level) / 2, found.n - 1) / math.sqrt(found.n)
+    half_width = student_t((1 + level) / 2, found.n - 1) / math.sqrt(found.n)
     for look in looks():
         if look > MOST_BLOCKS_WORTH:
             return None
         if look <= found.n:
             continue
-        shrunk = student_t((1 + confidence_at(look)) / 2, look - 1) / math.sqrt(look) / now
+        shrunk = student_t((1 + confidence_at(look)) / 2, look - 1) / math.sqrt(look) / half_width
         low, high = found.median - low_side * shrunk, found.median + high_side * shrunk
         if low > edge or high < -edge or (low > -edge and high < edge):
             return look - found.n
@@ -282,9 +282,13 @@ class StateComparison:
         Other processes that take cores slow both of two alternating sides, so "slower" stays valid. They bar "same" and
         "faster".
         """
-        every = [self.step, *([self.total] if self.total is not None else []), *(gate.decision for gate in self.gates)]
+        decisions = [
+            self.step,
+            *([self.total] if self.total is not None else []),
+            *(gate.decision for gate in self.gates),
+        ]
         is_barred = barred(self.doubts, "loss") is not None
-        if any(decision.outcome == "slower" for decision in every) and (self.alternated or not is_barred):
+        if any(decision.outcome == "slower" for decision in decisions) and (self.alternated or not is_barred):
             return "slower"
         if is_barred:
             return "undecided"
@@ -309,9 +313,9 @@ class StateComparison:
     @property
     def open(self) -> dict[str, Decision]:
         """Undecided checks besides the step whose median is worse than allowed, by name. More blocks may decide."""
-        others = {TOTAL: self.total} if self.total is not None else {}
-        others |= {gate.name: gate.decision for gate in self.gates}
-        return {name: decision for name, decision in others.items() if _looks_worse(decision)}
+        checks = {TOTAL: self.total} if self.total is not None else {}
+        checks |= {gate.name: gate.decision for gate in self.gates}
+        return {name: decision for name, decision in checks.items() if _looks_worse(decision)}
 
     @property
     def settled(self) -> bool:
@@ -360,10 +364,10 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 def read_share(text: str, what: str) -> float:
     """Return ``3%`` as 0.03. Raise InputError, naming ``what``, for other text and values outside 0.1 % to 100 %."""
-    found = _SHARE.fullmatch(str(text).strip())
-    if found is None or not 0.1 <= float(found[1]) <= 100:
+    match = _SHARE.fullmatch(str(text).strip())
+    if match is None or not 0.1 <= float(match[1]) <= 100:
         raise InputError(f"{what} {text!r}: allowed: a share such as 3%, from 0.1% to 100%")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 def read_limit(text: str, what: str) -> float | None:
@@ -373,7 +377,7 @@ def read_limit(text: str, what: str) -> float | None:
 
 def read_seconds(text: str, what: str) -> float:
     """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. Raise InputError, naming ``what``, otherwise."""
-    found = _TIME.fullmatch(str(text).strip())
-    if found is None or not float(found[1]) > 0:
+    match = _TIME.fullmatch(str(text).strip())
+    if match is None or not float(match[1]) > 0:
         raise InputError(f"{what} {text!r}: allowed: a time such as 90s, 10m or 1h")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]

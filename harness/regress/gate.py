@@ -101,7 +101,7 @@ def _comparison(
         return nothing(name, ours_is, theirs_is, limits.step, _why_missing(names, records))
     attempted = 1 + max(record.block for name in (baseline, candidate) for record in records.get(name, ()))
     level = confidence_at(attempted)  # Blocks that failed on one side count too.
-    ours, theirs, aa = (
+    base_rounds, other_rounds, aa_rounds = (
         {block: run.rounds for block, run in side.items()} for side in (sides.baseline, sides.candidate, sides.control)
     )
     ledgers = [
@@ -114,8 +114,8 @@ def _comparison(
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL_TOKENS_WITHIN:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
         return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
-    step = decide(_typical(ours, theirs, aa), limits.step, _typical(ours, aa), level)
-    baseline_ms = _median_ms(ours, shared, STEP)
+    step = decide(_typical(base_rounds, other_rounds, aa_rounds), limits.step, _typical(base_rounds, aa_rounds), level)
+    baseline_ms = _median_ms(base_rounds, shared, STEP)
     shares = used_share(ledgers[0]), used_share(ledgers[1])
     changed = limits.step if step.change is None else max(limits.step, abs(step.change.median))
     lead = used_lead(shares, changed, names)
@@ -129,15 +129,17 @@ def _comparison(
         baseline_ms=baseline_ms,
         # Follows from the paired change, because the medians of both sides may differ the other way.
         candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
-        total=decide(_totals(ours, theirs), limits.step, _totals(ours, aa), level, trimmed_mean),
-        parts=_parts(ours, theirs, aa, shared, limits.step, level),
+        total=decide(
+            _totals(base_rounds, other_rounds), limits.step, _totals(base_rounds, aa_rounds), level, trimmed_mean
+        ),
+        parts=_parts(base_rounds, other_rounds, aa_rounds, shared, limits.step, level),
         gates=_gates(sides, shared, limits, level),
         confounds=[*differing, *lead],
         defaults=[*second.other_defaults],
         problems=problems,
         other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
-        doubts=tuple(one for one in unseen_doubts(names, ledgers[:2]) if one.kind == "no core"),
+        doubts=tuple(entry for entry in unseen_doubts(names, ledgers[:2]) if entry.kind == "no core"),
         alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
     )
@@ -154,9 +156,9 @@ def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list
             reported[run.record.arm].append(set(run.probes.problems))
     return [
         OneSidedProblem(arm, message)
-        for arm, other in (names, names[::-1])
+        for arm, opposite in (names, names[::-1])
         if reported[arm]
-        for message in sorted(set.intersection(*reported[arm]).difference(*reported[other]))
+        for message in sorted(set.intersection(*reported[arm]).difference(*reported[opposite]))
     ]
 
 
@@ -175,21 +177,21 @@ def _typical(
     part: str = STEP,
 ) -> list[float]:
     """Return one value for each block that both sides finished."""
-    found = [
+    logs = [
         typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
     ]
-    return [log for log in found if log is not None]
+    return [log for log in logs if log is not None]
 
 
 def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> float:
-    return median(found for block in blocks if (found := side[block].typical_ms(part)) is not None)
+    return median(time_ms for block in blocks if (time_ms := side[block].typical_ms(part)) is not None)
 
 
 def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
     """Return median exposed milliseconds; None if no block has them, because its replay was impossible or wrong."""
-    known = [found for block in blocks if (found := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
-    return median(known) if known else None
+    times_ms = [time_ms for block in blocks if (time_ms := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
+    return median(times_ms) if times_ms else None
 
 
 def _parts(
@@ -202,46 +204,48 @@ def _parts(
 ) -> list[Part]:
     """Return the noticeable parts. Their intervals hold for all parts together (Bonferroni)."""
     step_ms = _median_ms(baseline, blocks, STEP)
-    found = []
+    noticeable = []
     for name in PARTS:
         if all(name in side[block].parts for block in blocks for side in (baseline, candidate)):
             times = _median_ms(baseline, blocks, name), _median_ms(candidate, blocks, name)
             if max(times) >= NOTICEABLE_PART * step_ms:
-                found.append((name, times))
-    one = 1 - (1 - level) / max(len(found), 1)
+                noticeable.append((name, times))
+    part_level = 1 - (1 - level) / max(len(noticeable), 1)
     return [
         Part(
             name,
             PARTS[name],
             *times,
-            decide(_typical(baseline, candidate, control, name), within, _typical(baseline, control, {}, name), one),
+            decide(
+                _typical(baseline, candidate, control, name), within, _typical(baseline, control, {}, name), part_level
+            ),
             _exposed_ms(candidate, blocks, name) if PARTS[name] == "stage" else None,
         )
-        for name, times in found
+        for name, times in noticeable
     ]
 
 
 def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -> list[Gate]:
-    found = []
+    gates = []
     kinds: tuple[tuple[str, str, float | None, Callable[[RunRecord], float | None]], ...] = (
         ("peak memory", "MiB", limits.memory, lambda record: _scaled(record.peak_memory_bytes, 2**20)),
         ("peak device memory", "MiB", limits.memory, lambda record: _scaled(record.peak_device_bytes, 2**20)),
         ("startup", "ms", limits.startup, lambda record: _scaled(record.startup_ns, 1e6)),
     )
-    for name, unit, within, value in kinds:
-        if within is None:
+    for name, unit, limit, value in kinds:
+        if limit is None:
             continue
-        ours, theirs, control = (
+        base_amounts, other_amounts, control = (
             {block: amount for block, run in side.items() if (amount := value(run.ledger.record))}
             for side in (sides.baseline, sides.candidate, sides.control)
         )
-        both = [block for block in blocks if block in ours and block in theirs]
-        if both:
-            logs = [math.log(theirs[block] / ours[block]) for block in both]
-            noise = [math.log(control[block] / ours[block]) for block in both if block in control]
-            medians = median(ours[block] for block in both), median(theirs[block] for block in both)
-            found.append(Gate(name, unit, *medians, decide(logs, within, noise, level)))
-    return found
+        shared = [block for block in blocks if block in base_amounts and block in other_amounts]
+        if shared:
+            logs = [math.log(other_amounts[block] / base_amounts[block]) for block in shared]
+            noise = [math.log(control[block] / base_amounts[block]) for block in shared if block in control]
+            medians = median(base_amounts[block] for block in shared), median(other_amounts[block] for block in shared)
+            gates.append(Gate(name, unit, *medians, decide(logs, limit, noise, level)))
+    return gates
 
 
 def _scaled(amount: int | None, unit: float) -> float | None:
@@ -250,14 +254,14 @@ def _scaled(amount: int | None, unit: float) -> float | None:
 
 def _tokens_per_step(ledgers: Blocks) -> float | None:
     """Return positions per step over all measured steps; None if they were not counted."""
-    steps = sum(len(one.step_ms) for one in ledgers.values())
-    counted = [one.tokens for one in ledgers.values() if one.tokens is not None]
+    steps = sum(len(ledger.step_ms) for ledger in ledgers.values())
+    counted = [ledger.tokens for ledger in ledgers.values() if ledger.tokens is not None]
     return sum(counted) / steps if steps and len(counted) == len(ledgers) else None
 
 
 def _totals(baseline: Mapping[int, Rounds], candidate: Mapping[int, Rounds]) -> list[float]:
-    found = (total_log(baseline[block], candidate[block]) for block in sorted(set(baseline) & set(candidate)))
-    return [log for log in found if log is not None]
+    logs = (total_log(baseline[block], candidate[block]) for block in sorted(set(baseline) & set(candidate)))
+    return [log for log in logs if log is not None]
 
 
 def _why_missing(names: tuple[str, str], records: Mapping[str, Sequence[RunRecord]]) -> WhyUndecided:

@@ -61,24 +61,27 @@ def overall(comparisons: Sequence[StateComparison]) -> Outcome:
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
     """Return the dataclasses field by field, with sentences. ``contests`` is the name of comparisons in schema 1."""
-    found = [{**_plain(one), "verdict": one.verdict, "sentence": sentence(one)} for one in comparisons]
-    return {"schema": REGRESSION_SCHEMA, "verdict": overall(comparisons), "contests": found, "notes": list(notes)}
+    entries = [
+        {**_plain(comparison), "verdict": comparison.verdict, "sentence": sentence(comparison)}
+        for comparison in comparisons
+    ]
+    return {"schema": REGRESSION_SCHEMA, "verdict": overall(comparisons), "contests": entries, "notes": list(notes)}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if not is_dataclass(value):
         return value
-    content = {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    content = {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Decision):
         content["reason"], content["remedy"] = reason(value), remedy(value)
     if isinstance(value, StateComparison):
         text = None if value.missing is None else missing(value)
-        for key, one in (("other_work", value.other_work), ("used_lead", value.used_lead)):
-            content[key] = None if one is None else confound_lines([one])[0]
+        for key, confound in (("other_work", value.other_work), ("used_lead", value.used_lead)):
+            content[key] = None if confound is None else confound_lines([confound])[0]
         content |= {"confounds": differing(value), "missing": text}
-        content |= {"confound_records": [asdict(one) for one in value.confounds]}
+        content |= {"confound_records": [asdict(entry) for entry in value.confounds]}
         content |= {"cause": value.cause, "remedy": cause_text(value).remedy}
         content["step"] |= {} if text is None else {"reason": text}
     return content
@@ -90,8 +93,10 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
     ``alternated``: False if the sides are two studies of different times.
     """
     parts = [f"### {headline(overall(comparisons), len(comparisons))}"]
-    worst_first = sorted(comparisons, key=lambda one: _WORST_FIRST.index(one.verdict))
-    parts.append("\n".join(f"- **{safe(sentence(one))}**" for one in worst_first[:REGRESSION_SENTENCES_MAX]))
+    worst_first = sorted(comparisons, key=lambda comparison: _WORST_FIRST.index(comparison.verdict))
+    parts.append(
+        "\n".join(f"- **{safe(sentence(comparison))}**" for comparison in worst_first[:REGRESSION_SENTENCES_MAX])
+    )
     parts += [f"> {safe(note)}." for note in notes]
     # Each sentence gives the reason and the remedy.
     if comparisons and all(c.missing is not None for c in comparisons):
@@ -104,7 +109,7 @@ def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), 
         parts.append("Also different:\n\n" + "\n".join(f"- {safe(line)}" for line in lines))
     if alternated:
         parts.append(footnote([*comparisons]))
-    elif not all(one.same_study for one in comparisons):
+    elif not all(comparison.same_study for comparison in comparisons):
         parts.append(APART)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -129,10 +134,10 @@ def junit(comparisons: Sequence[StateComparison]) -> bytes:
             ElementTree.SubElement(case, _JUNIT[verdict], message=_NO_XML.sub("?", sentence(c)))
         text = "\n".join([sentence(c), *inside(c)])
         ElementTree.SubElement(case, "system-out").text = _NO_XML.sub("?", text)
-    whole = ElementTree.Element("testsuites")
-    whole.append(suite)
-    ElementTree.indent(whole)
-    return bytes(ElementTree.tostring(whole, encoding="utf-8", xml_declaration=True)) + b"\n"
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
 def _rows(c: StateComparison) -> list[list[str]]:

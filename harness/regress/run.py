@@ -48,12 +48,12 @@ def between_states(scenario: Scenario, source: str, patterns: Sequence[str], con
 
     The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``. Raise InputError as make_plan does.
     """
-    kept = {arm.name for arm in make_plan(scenario, source, patterns).arms if arm.control is None}
+    selected = {arm.name for arm in make_plan(scenario, source, patterns).arms if arm.control is None}
     arms: list[Arm] = []
     names: dict[str, str] = {}
-    for one in (one for one in variants(scenario) if one.name in kept):
-        comparison = with_control(one.name, control)
-        three = _three(one, one, f"{comparison}@{BASE}", f"{comparison}@{HEAD}", control)
+    for variant in (entry for entry in variants(scenario) if entry.name in selected):
+        comparison = with_control(variant.name, control)
+        three = _three(variant, variant, f"{comparison}@{BASE}", f"{comparison}@{HEAD}", control)
         arms += three
         names |= {arm.name: comparison for arm in three}
     return ComparisonPlan(_plan(scenario, arms), names)
@@ -63,12 +63,12 @@ def between_arms(
     scenario: Scenario, source: str, baseline: str, candidate: str, control: str | None = None
 ) -> ComparisonPlan:
     """Plan ``candidate`` against ``baseline``, both under ``control``."""
-    known = {one.name: one for one in variants(scenario)}
+    by_name = {variant.name: variant for variant in variants(scenario)}
     for name in (baseline, candidate):
-        if name not in known:
-            raise unknown_arm(source, name, known)
-    ours, theirs = known[baseline], known[candidate]
-    three = _three(ours, theirs, with_control(baseline, control), with_control(candidate, control), control)
+        if name not in by_name:
+            raise unknown_arm(source, name, by_name)
+    base, other = by_name[baseline], by_name[candidate]
+    three = _three(base, other, with_control(baseline, control), with_control(candidate, control), control)
     comparison = f"{three[2].name} against {three[0].name}"
     return ComparisonPlan(_plan(scenario, three), {arm.name: comparison for arm in three})
 
@@ -80,12 +80,12 @@ def unknown_arm(source: str, name: str, known: Iterable[str]) -> InputError:
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
     """Plan ``arm`` and its A/A control for the scenario's number of blocks, to make or check a baseline."""
-    asked = between_arms(scenario, source, arm, arm, control)
-    two = asked.plan.arms[:2]
-    names = {one.name for one in two}
-    blocks = tuple(tuple(name for name in dict.fromkeys(block) if name in names) for block in asked.plan.blocks)
-    plan = Plan(scenario, two, (), blocks[: scenario.repeats])
-    return ComparisonPlan(plan, {one.name: two[0].name for one in two})
+    planned = between_arms(scenario, source, arm, arm, control)
+    pair = planned.plan.arms[:2]
+    names = {member.name for member in pair}
+    blocks = tuple(tuple(name for name in dict.fromkeys(block) if name in names) for block in planned.plan.blocks)
+    plan = Plan(scenario, pair, (), blocks[: scenario.repeats])
+    return ComparisonPlan(plan, {member.name: pair[0].name for member in pair})
 
 
 def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
@@ -101,13 +101,13 @@ def with_control(name: str, control: str | None) -> str:
 
 
 def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, control: str | None) -> list[Arm]:
-    over = {} if control is None else CONTROLS[control]  # type: ignore[index]  # checked by with_control
-    found = []
-    for one, name, kind in ((baseline, ours, None), (baseline, f"{ours}+a-a", "a-a"), (candidate, theirs, None)):
-        config = TrainerConfig.model_validate(merge(one.nested, over), strict=True)
-        declared = flatten(merge(one.declared, over))
-        found.append(Arm(name, kind, ours if kind else None, declared, config))
-    return found
+    overrides = {} if control is None else CONTROLS[control]  # type: ignore[index]  # checked by with_control
+    arms = []
+    for variant, name, kind in ((baseline, ours, None), (baseline, f"{ours}+a-a", "a-a"), (candidate, theirs, None)):
+        config = TrainerConfig.model_validate(merge(variant.nested, overrides), strict=True)
+        declared = flatten(merge(variant.declared, overrides))
+        arms.append(Arm(name, kind, ours if kind else None, declared, config))
+    return arms
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
@@ -118,12 +118,12 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
     for block in range(MOST_BLOCKS_PLANNED):
-        every_order, place = divmod(block, 6)
+        every_order, position = divmod(block, 6)
         sides = []
         for number, three in enumerate(threes):
             orders = list(permutations(arm.name for arm in three))
             random.Random(f"{scenario.seed}/{number}/{every_order}").shuffle(orders)
-            sides.append(orders[place])
+            sides.append(orders[position])
         random.Random(f"{scenario.seed}/{block}").shuffle(sides)
         order.append(tuple(name for three in sides for name in three))
     comparisons = tuple(ComparisonRecord(three[0].name, three[2].name) for three in threes)
@@ -163,12 +163,12 @@ class UntilDecided:
         if spent_s + (block_s if blocks > 1 else 0.0) > self._budget_s:
             return True
         if blocks == HOPELESS_BLOCKS:  # A side that never finished will fail again.
-            found = comparisons(record, list(folder.runs()), self._limits)
-            return all(comparison.missing is not None for comparison in found)
+            results = comparisons(record, list(folder.runs()), self._limits)
+            return all(comparison.missing is not None for comparison in results)
         if not is_look(blocks):
             return False
-        found = comparisons(record, list(folder.runs()), self._limits)
-        return all(one.settled for one in found if one.missing is None)
+        results = comparisons(record, list(folder.runs()), self._limits)
+        return all(result.settled for result in results if result.missing is None)
 
 
 def run_comparisons(
@@ -207,12 +207,12 @@ def with_codes(
     sides = [side_of(arm.name) for arm in asked.plan.arms]
     limit_s = min(timeout_s, EXAMINE_S)
     examined = {side: examine(code, configs, limit_s) for side, code in codes.items()}
-    other = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
-    other += _before(asked.plan.arms, examined[BASE].defaults, examined[HEAD].defaults)
+    other_defaults = _other_defaults(examined[BASE].defaults, examined[HEAD].defaults)
+    other_defaults += _before(asked.plan.arms, examined[BASE].defaults, examined[HEAD].defaults)
     declared, records = [], {}
-    for place, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
-        one = examined[side]
-        config = fit_config(codes[side], configs[place], defaults, one.errors[place])
+    for index, (arm, side) in enumerate(zip(asked.plan.arms, sides, strict=True)):
+        examination = examined[side]
+        config = fit_config(codes[side], configs[index], defaults, examination.errors[index])
         declared.append(replace(arm, declared={**arm.declared, "code": codes[side].label}))
         records[arm.name] = ArmRecord(
             arm.name,
@@ -222,30 +222,32 @@ def with_codes(
             config,
             contest=asked.names[arm.name],
             code=codes[side],
-            environment=one.environment,
-            other_defaults=other,
+            environment=examination.environment,
+            other_defaults=other_defaults,
         )
     return replace(asked, plan=replace(asked.plan, arms=tuple(declared))), records
 
 
 def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
     """Return the defaults that differ. No run shows them, because both states get one configuration."""
-    ours, theirs = flatten(base), flatten(head)
+    base_values, head_values = flatten(base), flatten(head)
     return tuple(
-        OtherDefault(key, ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs)) if ours[key] != theirs[key]
+        OtherDefault(key, base_values[key], head_values[key])
+        for key in sorted(set(base_values) & set(head_values))
+        if base_values[key] != head_values[key]
     )
 
 
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
     """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour."""
-    found = []
-    for key, before in BEFORE.items():
+    differing = []
+    for key, former in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
-        asked = {str(lookup(arm.config.model_dump(mode="json"), key)) for arm in arms} - {str(before)}
-        if len(lacking) == 1 and asked:
+        values = {str(lookup(arm.config.model_dump(mode="json"), key)) for arm in arms} - {str(former)}
+        if len(lacking) == 1 and values:
             side: Literal["base", "head"] = "base" if lacking[0] == BASE else "head"
-            found.append(OtherDefault(key, before, None, side, tuple(sorted(asked))))
-    return tuple(found)
+            differing.append(OtherDefault(key, former, None, side, tuple(sorted(values))))
+    return tuple(differing)
 
 
 def side_of(arm: str) -> str:
@@ -257,7 +259,7 @@ def unless_changed(
     decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
 ) -> list[StateComparison]:
     """Return ``decided``, or comparisons without a decision if the fingerprint of any code changed during the check."""
-    changed = sorted(where for where in before if after[where] != before[where])
+    changed = sorted(path for path in before if after[path] != before[path])
     if not changed:
         return decided
     missing = WhyUndecided("code changed", tuple(changed))
@@ -267,18 +269,18 @@ def unless_changed(
 def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
     """Return fingerprints of all code that ``arms`` run, by folder. They differ if the code changed."""
     codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
-    found = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
+    fingerprints = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
     functions = {
-        ((code.directory, *code.path), one)
+        ((code.directory, *code.path), function)
         for code, config in codes
         if code.directory is not None
-        for one in TrainerConfig.model_validate(config).user_functions
+        for function in TrainerConfig.model_validate(config).user_functions
     }
     for folder in {places[0] for places, _ in functions}:  # An A/A control has the code of its arm.
-        found.setdefault(folder, set()).add(checkout_fingerprint(Path(folder)))
+        fingerprints.setdefault(folder, set()).add(checkout_fingerprint(Path(folder)))
     for places, (key, name) in functions:
         try:
-            found[places[0]].add(f"{name} {user_fingerprint(key, name, places)}")
+            fingerprints[places[0]].add(f"{name} {user_fingerprint(key, name, places)}")
         except InputError:  # The function was removed.
-            found[places[0]].add(name)
-    return found
+            fingerprints[places[0]].add(name)
+    return fingerprints

@@ -96,8 +96,8 @@ def rounds(run: RunData) -> Rounds | None:
         if np.isnan(work).all():  # an older table without this column
             work = exposed + np.nan_to_num(hidden)
         parts[stage], parts[f"{EXPOSED}{stage}"] = per_step(work), per_step(exposed)
-    known = {part: values for part, values in parts.items() if values is not None}
-    return Rounds(known, alternated, run.record.session)
+    measured_parts = {part: values for part, values in parts.items() if values is not None}
+    return Rounds(measured_parts, alternated, run.record.session)
 
 
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
@@ -108,11 +108,11 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
     under either would then spoil the round. None if a side has no such time in over half of the rounds.
     """
     logs = [
-        np.log(pair[1][both] / pair[0][both])
-        for one in (baseline, *([control] if control is not None and control.session == baseline.session else []))
-        if (pair := _paired(one, candidate, part)) is not None
-        and (both := (pair[0] > 0) & (pair[1] > 0)).sum() * 2 >= len(both)
-        and both.any()
+        np.log(pair[1][positive] / pair[0][positive])
+        for reference in (baseline, *([control] if control is not None and control.session == baseline.session else []))
+        if (pair := _paired(reference, candidate, part)) is not None
+        and (positive := (pair[0] > 0) & (pair[1] > 0)).sum() * 2 >= len(positive)
+        and positive.any()
     ]
     return float(np.median(np.concatenate(logs))) if logs else None
 
@@ -193,13 +193,13 @@ def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSer
     for run in runs:
         if run.record.control is None or run.record.control in KEPT:
             by_arm.setdefault(run.record.arm, {})[run.record.block] = run
-    found = {}
+    result = {}
     for arm, group in by_arm.items():
         control = next((b for b in by_arm.values() if _aa_control_of(b) == arm), {})
-        one = None if _aa_control_of(group) else _series(study, arm, group, control)
-        if one is not None:
-            found[arm] = one
-    return found
+        series = None if _aa_control_of(group) else _series(study, arm, group, control)
+        if series is not None:
+            result[arm] = series
+    return result
 
 
 def _aa_control_of(group: Mapping[int, RunData]) -> str | None:
@@ -210,13 +210,19 @@ def _aa_control_of(group: Mapping[int, RunData]) -> str | None:
 def _series(
     study: StudyRecord, arm: str, group: Mapping[int, RunData], control: Mapping[int, RunData]
 ) -> BlockSeries | None:
-    found = {block: one for block, run in sorted(group.items()) if (one := rounds(run)) is not None}
+    rounds_by_block = {
+        block: run_rounds for block, run in sorted(group.items()) if (run_rounds := rounds(run)) is not None
+    }
     ledgers: Blocks = {block: ledger for block, run in group.items() if (ledger := measure(run)) is not None}
-    if not found:
+    if not rounds_by_block:
         return None
-    controls = {block: one for block, run in control.items() if (one := rounds(run)) is not None}
-    records = [group[block].record for block in found]
-    names = [part for part in (STEP, *PHASES, *STAGES) if all(part in one.parts for one in found.values())]
+    controls = {block: run_rounds for block, run in control.items() if (run_rounds := rounds(run)) is not None}
+    records = [group[block].record for block in rounds_by_block]
+    names = [
+        part
+        for part in (STEP, *PHASES, *STAGES)
+        if all(part in block_rounds.parts for block_rounds in rounds_by_block.values())
+    ]
     clocks = [card.sm_clock_mhz for card in device_health({arm: list(group.values())}) if card.sm_clock_mhz]
     first = records[0]
     for record in records:
@@ -234,12 +240,15 @@ def _series(
         scenario=study.scenario,
         arm=arm,
         created_utc=study.created_utc,
-        blocks=list(found),
-        part_ms={part: [round(one.typical_ms(part) or 0.0, MS_DIGITS) for one in found.values()] for part in names},
+        blocks=list(rounds_by_block),
+        part_ms={
+            part: [round(block_rounds.typical_ms(part) or 0.0, MS_DIGITS) for block_rounds in rounds_by_block.values()]
+            for part in names
+        },
         twin_logs=[
             round(log, MS_DIGITS)
-            for block in found
-            if block in controls and (log := typical_log(found[block], controls[block])) is not None
+            for block in rounds_by_block
+            if block in controls and (log := typical_log(rounds_by_block[block], controls[block])) is not None
         ],
         peak_memory_bytes=[record.peak_memory_bytes for record in records if record.peak_memory_bytes],
         startup_ms=[round(record.startup_ns / 1e6, 1) for record in records if record.startup_ns],
@@ -256,7 +265,7 @@ def _series(
         loss=loss_of(list(ledgers.values())),
         diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
         waiting_share=waiting_share([record.facts for record in records]),
-        started="one by one" if any(one.contest is not None for one in study.arms) else "together",
+        started="one by one" if any(arm_record.contest is not None for arm_record in study.arms) else "together",
     )
 
 
@@ -303,8 +312,8 @@ class Days:
     @property
     def level(self) -> tuple[Session, ...]:
         """Sessions of the newest level."""
-        newest = max((one.level for one in self.sessions), default=0)
-        return tuple(one for one in self.sessions if one.level == newest)
+        newest = max((session.level for session in self.sessions), default=0)
+        return tuple(session for session in self.sessions if session.level == newest)
 
     @property
     def more_sessions(self) -> int:
@@ -323,7 +332,9 @@ class Days:
         machine, so their scatter is pooled. Similar days in a row hold less information than independent days, so they
         widen it.
         """
-        groups = [_logs([one for one in self.sessions if one.level == level], part) for level in self._levels()]
+        groups = [
+            _logs([session for session in self.sessions if session.level == level], part) for level in self._levels()
+        ]
         squares = sum((log - fmean(logs)) ** 2 for logs in groups for log in logs)
         freedom = sum(len(logs) - 1 for logs in groups if logs)
         centre = len(_logs(self.level, part)) if self.centre(part) is not None else 1  # number of days in the mean
@@ -335,11 +346,11 @@ class Days:
         return student_t(tail, freedom) * math.sqrt(squares / freedom) * drawn * widened, True
 
     def _levels(self) -> list[int]:
-        return sorted({one.level for one in self.sessions})
+        return sorted({session.level for session in self.sessions})
 
 
 def _logs(sessions: Iterable[Session], part: str) -> list[float]:
-    return [math.log(one.ms[part]) for one in sessions if one.ms.get(part, 0.0) > 0]
+    return [math.log(session.ms[part]) for session in sessions if session.ms.get(part, 0.0) > 0]
 
 
 def session_of(series: BlockSeries, level: int) -> Session:

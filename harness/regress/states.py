@@ -74,10 +74,10 @@ def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
     Revisions are unpacked within ``place``. Raise InputError if a side is neither, or if both are the same.
     """
     imported = _import_folders()
-    found = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
-    if found[0].folder == found[1].folder:
-        raise InputError(f"--base {base}, --head {head}: both are {found[0].folder}; give two states")
-    return found
+    states = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
+    if states[0].folder == states[1].folder:
+        raise InputError(f"--base {base}, --head {head}: both are {states[0].folder}; give two states")
+    return states
 
 
 def note_same_code(states: Sequence[State]) -> None:
@@ -91,21 +91,21 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
     """Return the folder ``where``, or that revision unpacked into ``place``. ``imported``: see :func:`_path`."""
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
-    here = Path.cwd()
+    current = Path.cwd()
     if Path(where).is_dir():
         folder = Path(where).resolve()
-        stands_for, root = _top(here), _top(folder)
-        if folder != root / here.relative_to(stands_for):  # ``folder`` has another depth than the current folder.
-            stands_for, root = here, folder
+        stands_for, root = _top(current), _top(folder)
+        if folder != root / current.relative_to(stands_for):  # ``folder`` has another depth than the current folder.
+            stands_for, root = current, folder
         return State(folder, describe_checkout(folder) or folder.name, root, _path(root, stands_for, imported))
     try:
-        commit = git(here, "rev-parse", "--verify", "--quiet", f"{where}^{{commit}}")
+        commit = git(current, "rev-parse", "--verify", "--quiet", f"{where}^{{commit}}")
     except (OSError, subprocess.SubprocessError) as error:
         raise InputError(
-            f"{where}: neither a folder nor a revision of the git repository at {here}{_branches(here)}"
+            f"{where}: neither a folder nor a revision of the git repository at {current}{_branches(current)}"
         ) from error
-    top = _top(here)
-    within = here.relative_to(top)
+    top = _top(current)
+    subfolder = current.relative_to(top)
     place.mkdir()
     with _archive(top, commit) as archive:
         done = subprocess.run(
@@ -113,9 +113,9 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
         )
     if done.returncode or archive.returncode:
         raise InputError(f"{where}: cannot be unpacked ({done.stderr.strip() or 'git archive failed'})")
-    if not (place / within).is_dir():
-        raise InputError(f"{where}: has no folder {within}")
-    return State(place / within, commit[:12], place, _path(place, top, imported))
+    if not (place / subfolder).is_dir():
+        raise InputError(f"{where}: has no folder {subfolder}")
+    return State(place / subfolder, commit[:12], place, _path(place, top, imported))
 
 
 def _branches(folder: Path) -> str:
@@ -137,23 +137,23 @@ def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State
     roots = {state: state.root.resolve() for state in states}
     shared = []
     for key, name in sorted(functions):
-        found = {}
+        paths = {}
         for state in roots:
             try:
                 places = [str(state.folder), *state.path]
-                found[state] = [path.resolve() for path in files(key, name, places)]
+                paths[state] = [path.resolve() for path in files(key, name, places)]
             except InputError as error:
                 raise InputError(f"{state.label}: {error}") from error
-        first, *others = found.values()
+        first, *later = paths.values()
         # An environment within the repository contains packages too.
         library = first[0].is_relative_to(sys.prefix) or not any(map(first[0].is_relative_to, roots.values()))
-        if library and all(other == first for other in others):
+        if library and all(path == first for path in later):
             shared.append(f"{name} ({first[0]})")
             continue
         for state, root in roots.items():
-            if elsewhere := [path for path in found[state] if not path.is_relative_to(root)]:
+            if outside := [path for path in paths[state] if not path.is_relative_to(root)]:
                 raise InputError(
-                    f"{state.label}: {key}: {name}: no such module in {state.folder}, so {elsewhere[0]} would run; "
+                    f"{state.label}: {key}: {name}: no such module in {state.folder}, so {outside[0]} would run; "
                     "give a state that has it, and call harness from the folder in which it lies"
                 )
     return shared
@@ -170,23 +170,23 @@ def _top(folder: Path) -> Path:
 def _import_folders() -> list[Path]:
     """Return the folders on Python's path here."""
     # Uses a separate process, because the command adds folders to this one's path (for example a folder of tests).
-    asked = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
+    command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True, timeout=_START_S)
-    return [Path(one).resolve() for one in json.loads(done.stdout.splitlines()[-1]) if one]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=_START_S)
+    return [Path(entry).resolve() for entry in json.loads(done.stdout.splitlines()[-1]) if entry]
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
     """Return the folders in ``root`` that replace those of ``imported`` within the repository here."""
     # Packages of an environment within the repository are not the user's code.
-    packages = [one for one in (Path(sys.prefix), Path(sys.base_prefix)) if one.is_relative_to(stands_for)]
-    found = []
-    for place in imported:
-        if place.is_relative_to(stands_for) and not any(map(place.is_relative_to, packages)):
-            there = root / place.relative_to(stands_for)
-            if there != place and there.is_dir():
-                found.append(str(there))
-    return tuple(found)
+    packages = [prefix for prefix in (Path(sys.prefix), Path(sys.base_prefix)) if prefix.is_relative_to(stands_for)]
+    folders = []
+    for folder in imported:
+        if folder.is_relative_to(stands_for) and not any(map(folder.is_relative_to, packages)):
+            mapped = root / folder.relative_to(stands_for)
+            if mapped != folder and mapped.is_dir():
+                folders.append(str(mapped))
+    return tuple(folders)
 
 
 @contextmanager
@@ -211,8 +211,8 @@ def run_user_states(
     a side lacks a function that an arm names.
     """
     begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
-        states = dict(zip((BASE, HEAD), find_states(base, head, Path(place)), strict=True))
+    with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
+        states = dict(zip((BASE, HEAD), find_states(base, head, Path(parent)), strict=True))
         fitted, arms = with_states(asked, states)
         left_s = budget_s - (time.monotonic() - begun_s)
         return run_comparisons(fitted, out, command, source, limits, max(left_s, 0.0), arms)
@@ -223,8 +223,8 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
 
     Raise InputError if a state lacks a function that an arm names, or if all functions lie outside the two states.
     """
-    kept = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
-    functions = {one for arm in kept.plan.arms for one in arm.config.user_functions}
+    selected = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
+    functions = {function for arm in selected.plan.arms for function in arm.config.user_functions}
     codes = {side: _code(state) for side, state in states.items()}
     shared = check_functions(functions, states.values())
     if len(shared) == len(functions):
@@ -235,15 +235,15 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
     note_same_code([*states.values()])
     environment = record_environment()
     planned = []
-    for arm in kept.plan.arms:
+    for arm in selected.plan.arms:
         code = codes[side_of(arm.name)]
         planned.append(replace(arm, config=_anchored(arm.config), declared={**arm.declared, "code": code.label}))
-    kept = replace(kept, plan=replace(kept.plan, arms=tuple(planned)))
+    selected = replace(selected, plan=replace(selected.plan, arms=tuple(planned)))
     records = {}
-    for name, record in records_of(kept).items():
+    for name, record in records_of(selected).items():
         code = codes[side_of(name)]
         records[name] = replace(record, code=code, environment={**environment, "git_commit": code.label})
-    return kept, records
+    return selected, records
 
 
 def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
@@ -256,7 +256,7 @@ def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
         plan=replace(
             plan,
             arms=tuple(arm for arm in plan.arms if arm.name in names),
-            comparisons=tuple(one for one in plan.comparisons if one.baseline in names),
+            comparisons=tuple(comparison for comparison in plan.comparisons if comparison.baseline in names),
             blocks=tuple(tuple(name for name in block if name in names) for block in plan.blocks),
         ),
     )
@@ -275,9 +275,9 @@ def _anchored(config: TrainerConfig) -> TrainerConfig:
         if isinstance(model[key], str):
             model[key] = str(expanded(model[key]).absolute())
     files = ("parquet", "path", "chat_template")
-    corpora = [one for one in (corpus, (nested["evaluation"] or {}).get("corpus")) if one is not None]
+    corpora = [source for source in (corpus, (nested["evaluation"] or {}).get("corpus")) if source is not None]
     for section, key in (
-        *((one, key) for one in corpora for key in files),
+        *((source, key) for source in corpora for key in files),
         (tokenizer, "sentencepiece"),
         (tokenizer, "pretrained"),
     ):
@@ -304,18 +304,18 @@ def run_command_states(
     neither a folder nor a revision of the repository around this folder, or lacks a function that trains.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
-    with tempfile.TemporaryDirectory(prefix="harness-states-") as place:
-        states = find_states(base, head, Path(place))
+    with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
+        states = find_states(base, head, Path(parent))
         check_functions({(LOOP, arm.call.partition("(")[0]) for arm in plan.arms if arm.call is not None}, states)
         note_same_code(states)
-        before = {str(state.folder): checkout_fingerprint(state.folder) for state in states}
+        fingerprints_before = {str(state.folder): checkout_fingerprint(state.folder) for state in states}
         folder = create_folder(out, plan.scenario.name)
         enough = UntilDecided(limits, budget_s)
-        asked = at_states(plan, *states)
-        outcome = run_comparison(folder, asked, command, source, enough, end_ns)
+        planned = at_states(plan, *states)
+        outcome = run_comparison(folder, planned, command, source, enough, end_ns)
         decided = comparisons(folder.read_study(), list(folder.runs()), limits)
-        after = {where: checkout_fingerprint(Path(where)) for where in before}
-        decided = unless_changed(decided, before, after, limits)
+        fingerprints_after = {path: checkout_fingerprint(Path(path)) for path in fingerprints_before}
+        decided = unless_changed(decided, fingerprints_before, fingerprints_after, limits)
     return RegressionResult(folder.path, outcome.status, decided, enough.spent_s, outcome.cut)
 
 
@@ -323,16 +323,16 @@ def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:
     """Return each arm of ``plan`` as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``, without its controls."""
     arms: list[CommandArm] = []
     compared = []
-    for arm in (one for one in plan.arms if one.control is None):
-        ours, theirs = f"{arm.name}@{BASE}", f"{arm.name}@{HEAD}"
-        here = replace(arm, comparison=arm.name)
-        first = replace(here, name=ours, folder=str(base.folder), path=base.path, code=base.label)
+    for arm in (entry for entry in plan.arms if entry.control is None):
+        base_name, head_name = f"{arm.name}@{BASE}", f"{arm.name}@{HEAD}"
+        with_comparison = replace(arm, comparison=arm.name)
+        first = replace(with_comparison, name=base_name, folder=str(base.folder), path=base.path, code=base.label)
         arms += [
             first,
-            replace(first, name=f"{ours}+a-a", control="a-a", of=ours),
-            replace(here, name=theirs, folder=str(head.folder), path=head.path, code=head.label),
+            replace(first, name=f"{base_name}+a-a", control="a-a", of=base_name),
+            replace(with_comparison, name=head_name, folder=str(head.folder), path=head.path, code=head.label),
         ]
-        compared.append(ComparisonRecord(ours, theirs))
+        compared.append(ComparisonRecord(base_name, head_name))
     names = [arm.name for arm in arms]
     # Each block begins with another arm.
     blocks = tuple((*names[block % len(names) :], *names[: block % len(names)]) for block in range(MOST_BLOCKS_PLANNED))

@@ -115,18 +115,20 @@ def _filled(cause: Cause, decision: Decision, c: StateComparison | None = None) 
         return CauseText(too_noisy_text(None), CAUSES["scattered"].remedy)
     values = _values(decision) | ({} if c is None else _more_values(c))
     text = CAUSES[cause]
-    more = f"Run about {count(decision.more_blocks, 'more block')} (a longer --budget)" if decision.more_blocks else ""
-    own = more if more and cause == decision.why else text.remedy.format(**values)
-    return CauseText(text.cause.format(**values), own)
+    run_more = (
+        f"Run about {count(decision.more_blocks, 'more block')} (a longer --budget)" if decision.more_blocks else ""
+    )
+    action = run_more if run_more and cause == decision.why else text.remedy.format(**values)
+    return CauseText(text.cause.format(**values), action)
 
 
 def _values(decision: Decision) -> dict[str, str]:
-    found, between = decision.change, decision.between
-    values = {"blocks": str(0 if found is None else found.n), "within": percent(decision.within)}
+    estimate, day_scatter = decision.change, decision.between
+    values = {"blocks": str(0 if estimate is None else estimate.n), "within": percent(decision.within)}
     values["floor"] = "" if decision.floor is None else floor_percent(decision.floor)
-    if between is not None:
-        known = f"by {count(between.sessions, 'kept session')}" if between.known else "assumed"
-        values["days"] = f"{percent(between.allowance)} ({known})"
+    if day_scatter is not None:
+        source = f"by {count(day_scatter.sessions, 'kept session')}" if day_scatter.known else "assumed"
+        values["days"] = f"{percent(day_scatter.allowance)} ({source})"
     return values
 
 
@@ -135,7 +137,7 @@ def _more_values(c: StateComparison) -> dict[str, str]:
     if m is not None:
         values["details"] = listing(list(m.details)) or NO_BLOCK
         if m.kind == "differences":
-            values["details"] = "; ".join(difference(one) for one in c.differences if one.forbids)
+            values["details"] = "; ".join(difference(entry) for entry in c.differences if entry.forbids)
         if m.tokens is not None:
             values |= {"ours": f"{m.tokens[0]:,.0f}", "theirs": f"{m.tokens[1]:,.0f}"}
     if (doubt := barred(c.doubts, "loss")) is not None:
@@ -150,17 +152,17 @@ def sentence(c: StateComparison) -> str:
     name = f"{c.name} (emulated device)" if c.emulated else c.name
     if c.same_study:
         return f"{name}: {SAME_STUDY}."
-    why = cause_text(c)
-    todo = f" {why.remedy}." if why.remedy else ""
+    cause = cause_text(c)
+    todo = f" {cause.remedy}." if cause.remedy else ""
     if c.missing is not None:
-        return f"{name}: undecided, {why.cause}.{todo}"
+        return f"{name}: undecided, {cause.cause}.{todo}"
     assert c.baseline_ms is not None
     assert c.candidate_ms is not None
-    verdict = c.verdict if c.cause is None else f"undecided, as {why.cause}"
+    verdict = c.verdict if c.cause is None else f"undecided, as {cause.cause}"
     if c.verdict == "same":
         verdict = f"same within {percent(c.step.within)}"
     elif c.verdict == "slower":
-        grew = [one.name for one in c.gates if one.decision.outcome == "slower"]
+        grew = [gate.name for gate in c.gates if gate.decision.outcome == "slower"]
         verdict = f"{listing(grew)} grew by more than allowed"
         if c.step.outcome == "slower" or c.rare:
             verdict = f"slower by more than the {percent(c.step.within)} allowed"
@@ -170,7 +172,9 @@ def sentence(c: StateComparison) -> str:
         f"{c.candidate} ({horizon(c.blocks, c.steps) if c.steps else count(c.blocks, 'block')}, {_floor(c.step)})."
     )
     grown = [
-        f" {capitalised(one.name)} grew {moved(one.decision)}." for one in c.gates if one.decision.outcome == "slower"
+        f" {capitalised(gate.name)} grew {moved(gate.decision)}."
+        for gate in c.gates
+        if gate.decision.outcome == "slower"
     ]
     if c.rare and c.total is not None:
         grown.append(f" {capitalised(TOTAL)} changed {moved(c.total)}: {_rare(c)}.")
@@ -215,11 +219,11 @@ def default(one: OtherDefault) -> str:
 
 def differing(c: StateComparison) -> list[str]:
     """Return all other differences between the two sides. :func:`missing` reports what forbids a comparison."""
-    shown = c.differences if c.missing is None else [one for one in c.differences if not one.forbids]
+    shown = c.differences if c.missing is None else [entry for entry in c.differences if not entry.forbids]
     return [
         *confound_lines(c.confounds),
         *map(default, c.defaults),
-        *(f"probes: only in the runs of {one.arm}: {one.message}" for one in c.problems),
+        *(f"probes: only in the runs of {problem.arm}: {problem.message}" for problem in c.problems),
         *map(difference, shown),
     ]
 
@@ -231,9 +235,9 @@ def inside(c: StateComparison) -> list[str]:
     if c.rare and c.total is not None:
         lines.append(f"{c.name}: {TOTAL} changed {moved(c.total)}: {_rare(c)}")
     lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
-    for one, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
-        if one is not None:
-            lines.append(f"{c.name}: {confound_lines([one])[0]}, so the sides are not called {barred_outcomes}")
+    for confound, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
+        if confound is not None:
+            lines.append(f"{c.name}: {confound_lines([confound])[0]}, so the sides are not called {barred_outcomes}")
     return lines
 
 
@@ -241,8 +245,8 @@ def _part(c: StateComparison, part: Part) -> str:
     name = f"{c.name}: {part.kind} {part.name}"
     if part.decision.change is None:  # no baseline time to divide by
         return f"{name}: from {ms(part.baseline_ms)} to {ms(part.candidate_ms)} per step"
-    more = part.decision.change.median * part.baseline_ms  # paired, like the change
-    text = f"{name} is {part.decision.outcome}: {change(part.decision)}, {'+' if more > 0 else '-'}{ms(abs(more))}"
+    gap_ms = part.decision.change.median * part.baseline_ms  # paired, like the change
+    text = f"{name} is {part.decision.outcome}: {change(part.decision)}, {'+' if gap_ms > 0 else '-'}{ms(abs(gap_ms))}"
     if part.kind == "stage" and c.step.outcome == "same":
         return (
             f"{text} per step; {'it runs hidden behind the step' if part.hidden else 'too little to change the step'}"
@@ -257,23 +261,23 @@ def headline(verdict: Outcome, comparisons: int) -> str:
 
 def change(decision: Decision) -> str:
     """Return ``+3.1 % [+2.2 %, +4.0 %]``, or times the baseline above 100 %: ``2.50x [2.31x, 2.74x]``."""
-    found = decision.change
-    if found is None:
+    estimate = decision.change
+    if estimate is None:
         return "no figure"
     if too_noisy(decision):
         return "unclear, 2x not excluded"
-    if _doubles(found):
-        ends = [ratio(1 + end) for end in (found.ci_low, found.ci_high) if end is not None]
-        return f"{ratio(1 + found.median)} [{', '.join(ends) or 'no interval'}]"
-    return f"{_signed(found.median)} {_interval(found)}"
+    if _doubles(estimate):
+        ends = [ratio(1 + end) for end in (estimate.ci_low, estimate.ci_high) if end is not None]
+        return f"{ratio(1 + estimate.median)} [{', '.join(ends) or 'no interval'}]"
+    return f"{_signed(estimate.median)} {_interval(estimate)}"
 
 
 def moved(decision: Decision) -> str:
     """Return :func:`change` as it follows a verb: ``by +3.1 % [...]``, ``to 2.50x [...]``."""
-    found = decision.change
+    estimate = decision.change
     if too_noisy(decision):
         return "by an unknown amount (2x is not excluded)"
-    return f"{'to' if found is not None and _doubles(found) else 'by'} {change(decision)}"
+    return f"{'to' if estimate is not None and _doubles(estimate) else 'by'} {change(decision)}"
 
 
 def _doubles(found: Estimate) -> bool:
@@ -292,23 +296,23 @@ def _signed(fraction: float) -> str:
 
 def _floor(decision: Decision) -> str:
     text = "no noise floor" if decision.floor is None else f"noise floor {floor_percent(decision.floor)}"
-    if (between := decision.between) is None:
+    if (day_scatter := decision.between) is None:
         return text
-    return f"{text}, day to day {percent(between.allowance)}{'' if between.known else ' assumed'}"
+    return f"{text}, day to day {percent(day_scatter.allowance)}{'' if day_scatter.known else ' assumed'}"
 
 
 def kept_note(kept: Baseline, within: float) -> str:
     """Return a note on the changes that a check against ``kept`` can detect, and how to detect smaller ones."""
-    found = kept.limits_of_detection(within)
-    text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(found.slowdown)}"
+    detection = kept.limits_of_detection(within)
+    text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(detection.slowdown)}"
     text += f" or more (--within {percent(within)})"
-    if not found.same:
+    if not detection.same:
         text += "; it cannot call a change the same"
-    if found.known:
+    if detection.known:
         return text
     return (
         f"{text}. It assumes that days differ by {percent(DAY_DEVIATION)}: save on "
-        f"{count(found.more_sessions, 'more day')} to measure that"
+        f"{count(detection.more_sessions, 'more day')} to measure that"
     )
 
 
@@ -324,9 +328,9 @@ def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
     """Return a note if the budget ended a block, or was too short for a first look; else None."""
     blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
     if result.cut is not None:
-        kept = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
+        progress = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
         return (
-            f"the budget of {budget_s:.0f} s was spent {kept}, in the middle of the next: {result.cut}. "
+            f"the budget of {budget_s:.0f} s was spent {progress}, in the middle of the next: {result.cut}. "
             "Raise --budget, or end what hangs"
         )
     if result.status != "done" or blocks >= FIRST_LOOK or not blocks:
@@ -339,8 +343,10 @@ def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
 
 def footnote(comparisons: list[StateComparison]) -> str:
     """Return the explanation of the table of sides that alternated."""
-    levels = dict.fromkeys(f"{one.step.confidence * 100:.2f} %" for one in comparisons if one.missing is None)
-    blocks = dict.fromkeys(count(one.blocks, "block") for one in comparisons)
+    levels = dict.fromkeys(
+        f"{comparison.step.confidence * 100:.2f} %" for comparison in comparisons if comparison.missing is None
+    )
+    blocks = dict.fromkeys(count(comparison.blocks, "block") for comparison in comparisons)
     if not levels:
         return NOTHING_MEASURED
     return (

@@ -1,4 +1,4 @@
-"""Says what to try next: the changes that replay found worth it, largest first, each with its cost."""
+"""Recommends what to try next: the changes with a sufficient predicted gain, largest first, each with its cost."""
 
 from __future__ import annotations
 
@@ -30,37 +30,40 @@ COSTS: dict[AdviceCost, str] = {
 
 @dataclass(frozen=True)
 class NextSteps:
-    """``ranked``: what is worth trying, a line each; ``note``: how far to believe that, or why there is nothing."""
+    """Recommended changes (``ranked``, one line each), and a ``note`` on their certainty or on why there are none."""
 
     ranked: tuple[str, ...]
     note: str
 
 
 def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
-    """The best few of what no arm of the study has tried yet; ``ideal``: by arm, what its ideal-data control gave."""
-    options = [(one, advice) for advice in found for one in advice.options if one.worth and one.measured is None]
+    """Return the best few changes that no arm has tried. ``ideal``: gain of each arm's ideal-data control, by arm."""
+    options = [
+        (option, advice) for advice in found for option in advice.options if option.worth and option.measured is None
+    ]
     options.sort(key=lambda pair: -pair[0].speedup.median)
     ranked = [
-        advice_line(one, names.short(advice.arm), names) + _against_ideal(one, (ideal or {}).get(advice.arm), advice)
-        for one, advice in options[:STEPS_ADVISED]
+        advice_line(option, names.short(advice.arm), names)
+        + _against_ideal(option, (ideal or {}).get(advice.arm), advice)
+        for option, advice in options[:STEPS_ADVISED]
     ]
     notes = []
     if options:
-        off = max(advice.error for _, advice in options)
+        error = max(advice.error for _, advice in options)
         notes.append(
-            f"Predicted step times, by replay (its error without a change: {percent(off)}). Savings do not add up."
+            f"Predicted step times, by replay (its error without a change: {percent(error)}). Savings do not add up."
         )
-        handed = [
+        without_workers = [
             advice.arm
-            for one, advice in options[:STEPS_ADVISED]
-            if one.cost == "processes" and _assumes_handover(advice)
+            for option, advice in options[:STEPS_ADVISED]
+            if option.cost == "processes" and _assumes_handover(advice)
         ]
-        if handed:
+        if without_workers:
             notes.append(
                 "No worker was recorded, so the time to receive a batch from one is unknown: the interval covers none "
                 f"to {HANDOVER_TIMES_MAX} times the usual. Each worker is assumed to be as fast as the main thread."
             )
-        notes += _iterable([advice for one, advice in options[:STEPS_ADVISED] if one.cost == "processes"], names)
+        notes += _iterable([advice for option, advice in options[:STEPS_ADVISED] if option.cost == "processes"], names)
         if any(advice.noise_floor is None for _, advice in options[:STEPS_ADVISED]):
             notes.append(
                 "No noise floor is known: a small saving may be noise. Add an A/A control (controls: [a-a]; exec: "
@@ -74,7 +77,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
 
 
 def change_text(one: Advice, names: ArmNames) -> str:
-    """``2 loader workers``, ``pretokenizing``: the change as a person says it."""
+    """Name the change: ``2 loader workers``, ``pretokenizing``."""
     key, _, value = one.change.partition("=")
     match one.cost:
         case "processes":
@@ -92,50 +95,54 @@ def change_text(one: Advice, names: ArmNames) -> str:
 
 
 def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
-    """``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
-    how = "Without" if one.cost == "late check" else "With"
+    """Return ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
+    word = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
-    text = f"{how} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
+    text = f"{word} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
     if one.serial is not None:
         text += f"; only {ratio(one.serial)} if its store ({_WAITED_FOR}) serves one worker at a time"
     return text
 
 
 def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """What replay does not know of more workers: of an iterable dataset each may serve all, and train it once more."""
-    found = list(dict.fromkeys(one.arm for one in advised if one.iterable))
-    if not found:
+    """Warn that each worker of an iterable dataset may serve all items, which repeats them. Replay cannot see this."""
+    arms = list(dict.fromkeys(entry.arm for entry in advised if entry.iterable))
+    if not arms:
         return []
     return [
-        f"The dataset of {_named(found, names)} is iterable: every worker serves all items unless the dataset splits "
+        f"The dataset of {_named(arms, names)} is iterable: every worker serves all items unless the dataset splits "
         "them (torch.utils.data.get_worker_info)."
     ]
 
 
 def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Settings of which no other value is recommended, as an arm measured one otherwise than replay predicts."""
+    """Return the settings without a recommendation because a measured arm contradicts the prediction of one value."""
     lines = []
     for advice in found:
-        for one in advice.options:
-            untried = [other for other in advice.options if other.cost == one.cost and other.measured is None]
-            if one.contradicted and one.measured is not None and untried and one.cost in _NUMBERS:
+        for option in advice.options:
+            untried = [
+                alternative
+                for alternative in advice.options
+                if alternative.cost == option.cost and alternative.measured is None
+            ]
+            if option.contradicted and option.measured is not None and untried and option.cost in _NUMBERS:
                 predicted, measured = (
-                    f"{ratio(each.median)} ({interval(each)})" for each in (one.speedup, one.measured)
+                    f"{ratio(estimate.median)} ({interval(estimate)})" for estimate in (option.speedup, option.measured)
                 )
                 lines.append(
-                    f"No other number of {_NUMBERS[one.cost]} is recommended for {names.short(advice.arm)}: for "
-                    f"{change_text(one, names)} replay predicts {predicted}, but {measured} was measured."
+                    f"No other number of {_NUMBERS[option.cost]} is recommended for {names.short(advice.arm)}: for "
+                    f"{change_text(option, names)} replay predicts {predicted}, but {measured} was measured."
                 )
     return lines
 
 
 def _assumes_handover(advice: ArmAdvice) -> bool:
-    """Whether the recording has no workers, so that nobody saw what a hand-over takes."""
-    return any(one.kind == "hand-over" for one in advice.assumptions)
+    """Return True if no worker was recorded, so that the time of a hand-over is unknown."""
+    return any(assumption.kind == "hand-over" for assumption in advice.assumptions)
 
 
 def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
-    """Where the arm without any data work was measured, and no change of its data path can be worth so much."""
+    """Return a warning if the prediction exceeds the measured gain of the arm without any data work; else ""."""
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
         return ""
     if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, ADVISED_GAIN_MIN)):
@@ -145,49 +152,56 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
 
 
 def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
-    """Why there is nothing to try for the other arms, one sentence for each reason."""
+    """Return why there is nothing to try for the other arms, one sentence per reason."""
     refused: dict[str, list[str]] = {}
-    for one in found:
-        if one.refused is not None:
-            refused.setdefault(doubt_text(one.refused), []).append(one.arm)
-    replayed = [one for one in found if one.refused is None]
-    off = [one for one in replayed if not one.within_tolerance]
-    few = [one.arm for one in replayed if one.within_tolerance and not one.from_blocks]
-    rest = [one.arm for one in replayed if one.within_tolerance and one.from_blocks and one.arm not in advised]
+    for entry in found:
+        if entry.refused is not None:
+            refused.setdefault(doubt_text(entry.refused), []).append(entry.arm)
+    replayed = [advice for advice in found if advice.refused is None]
+    inexact = [advice for advice in replayed if not advice.within_tolerance]
+    few_blocks = [advice.arm for advice in replayed if advice.within_tolerance and not advice.from_blocks]
+    remaining = [
+        advice.arm
+        for advice in replayed
+        if advice.within_tolerance and advice.from_blocks and advice.arm not in advised
+    ]
     lines = []
-    if off:
-        worst = max(one.error for one in off)
+    if inexact:
+        worst = max(advice.error for advice in inexact)
         lines.append(
-            f"No recommendation for {_named([one.arm for one in off], names)}: the replay reproduces its step time "
-            f"with an error of {percent_over(worst, REPLAY_ERROR_MAX)}, above {percent(REPLAY_ERROR_MAX)}."
+            f"No recommendation for {_named([advice.arm for advice in inexact], names)}: the replay reproduces its "
+            f"step time with an error of {percent_over(worst, REPLAY_ERROR_MAX)}, above {percent(REPLAY_ERROR_MAX)}."
         )
-    if few:
-        lines.append(f"No recommendation for {_named(few, names)}: an interval needs {MIN_BLOCKS} blocks.")
-    lines += [cannot_be_replayed(_named(arms, names), why) for why, arms in refused.items()]
-    lines += [text for one in found if one.arm in rest for text in _barred(one, names)]
-    refused_alone = {one.arm for one in found if any(option.refusal is not None for option in one.options)}
-    explained = refused_alone | {one.arm for one in found if _barred(one, names)}
-    if rest := [arm for arm in rest if arm not in explained]:
+    if few_blocks:
+        lines.append(f"No recommendation for {_named(few_blocks, names)}: an interval needs {MIN_BLOCKS} blocks.")
+    lines += [cannot_be_replayed(_named(arms, names), reason) for reason, arms in refused.items()]
+    lines += [text for advice in found if advice.arm in remaining for text in _barred(advice, names)]
+    refused_alone = {advice.arm for advice in found if any(option.refusal is not None for option in advice.options)}
+    explained = refused_alone | {advice.arm for advice in found if _barred(advice, names)}
+    if remaining := [arm for arm in remaining if arm not in explained]:
         lines.append(
-            f"No further change of the data loading is worth trying for {_named(rest, names)}: no predicted gain is "
-            "surely larger than "
-            f"{_least_gain([one for one in found if one.arm in rest])}."
+            f"No further change of the data loading is worth trying for {_named(remaining, names)}: no predicted gain "
+            "is surely larger than "
+            f"{_least_gain([advice for advice in found if advice.arm in remaining])}."
         )
     return lines
 
 
 def _least_gain(found: Sequence[ArmAdvice]) -> str:
     """Return the gain that a recommendation must exceed, with its reason: ``the noise floor (8.6 %)``."""
-    bars = [(max(one.noise_floor or 0.0, one.resolution or 0.0, one.error, ADVISED_GAIN_MIN), one) for one in found]
-    least, most = min(bar for bar, _ in bars), max(bar for bar, _ in bars)
-    if percent(least) != percent(most):
-        return f"its bar ({percent(least)} to {floor_percent(most)}: noise floor, smallest change seen or replay error)"
-    _, one = bars[0]
-    if (one.resolution or 0.0) > max(one.noise_floor or 0.0, one.error, ADVISED_GAIN_MIN):
-        return f"the smallest change that this study can see ({percent(least)})"
-    if (one.noise_floor or 0.0) >= max(one.error, ADVISED_GAIN_MIN):
-        return f"the noise floor ({floor_percent(least)})"
-    return f"the error of the replay ({percent(least)})" if one.error >= ADVISED_GAIN_MIN else percent(least)
+    bars = [
+        (max(advice.noise_floor or 0.0, advice.resolution or 0.0, advice.error, ADVISED_GAIN_MIN), advice)
+        for advice in found
+    ]
+    low, high = min(bar for bar, _ in bars), max(bar for bar, _ in bars)
+    if percent(low) != percent(high):
+        return f"its bar ({percent(low)} to {floor_percent(high)}: noise floor, smallest change seen or replay error)"
+    _, first = bars[0]
+    if (first.resolution or 0.0) > max(first.noise_floor or 0.0, first.error, ADVISED_GAIN_MIN):
+        return f"the smallest change that this study can see ({percent(low)})"
+    if (first.noise_floor or 0.0) >= max(first.error, ADVISED_GAIN_MIN):
+        return f"the noise floor ({floor_percent(low)})"
+    return f"the error of the replay ({percent(low)})" if first.error >= ADVISED_GAIN_MIN else percent(low)
 
 
 def cannot_be_replayed(named: str, why: str) -> str:
@@ -200,34 +214,35 @@ def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
 
     ``known``: doubts about the arm. The one of this kind has figures.
     """
-    why = next((one for one in known if one.kind == bar), doubt(bar))
+    barring = next((entry for entry in known if entry.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
-    return f"No prediction of other {settings} for {name}: {doubt_text(why)}."
+    return f"No prediction of other {settings} for {name}: {doubt_text(barring)}."
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
     """Return why changes with a sufficient predicted speed-up are not recommended, one sentence per reason."""
     name = names.short(found.arm)
     bars: dict[AdviceBar, Advice] = {}
-    for one in sorted(found.options, key=lambda one: one.speedup.median):  # sorted, as a larger number must be better
-        if one.bar is not None and one.measured is None:
-            best = bars.get(one.bar)
-            if best is None or one.speedup.median > best.speedup.median * (1 + AS_GOOD_WITHIN):
-                bars[one.bar] = one
+    # Sorted, because a larger number of workers must be better to replace a smaller one.
+    for option in sorted(found.options, key=lambda advice: advice.speedup.median):
+        if option.bar is not None and option.measured is None:
+            best = bars.get(option.bar)
+            if best is None or option.speedup.median > best.speedup.median * (1 + AS_GOOD_WITHIN):
+                bars[option.bar] = option
     lines = [barred_text(found.barred, name, found.doubts)] if found.barred is not None else []
-    for bar, one in bars.items():
+    for bar, option in bars.items():
         if bar != "serial":
             lines += [barred_text(bar, name, found.doubts)] if bar != found.barred else []
-        elif one.serial is not None:
+        elif option.serial is not None:
             lines.append(
-                f"{change_text(one, names)} would make {name} {ratio(one.speedup.median)} as fast "
-                f"({interval(one.speedup)}) if its store ({_WAITED_FOR}) serves several workers at a time, and "
-                f"{ratio(one.serial)} if it serves one. Try it: which one holds was not measured."
+                f"{change_text(option, names)} would make {name} {ratio(option.speedup.median)} as fast "
+                f"({interval(option.speedup)}) if its store ({_WAITED_FOR}) serves several workers at a time, and "
+                f"{ratio(option.serial)} if it serves one. Try it: which one holds was not measured."
             )
-    # What an arm measured otherwise has a line of its own (_contradictions).
-    refused = [one for one in found.options if one.refusal is not None and one.refusal.kind != "contradicted"]
-    if untried := [one for one in refused if one.measured is None]:
-        best = max(untried, key=lambda one: one.speedup.median)
+    # _contradictions reports changes that a measured arm contradicts.
+    refused = [entry for entry in found.options if entry.refusal is not None and entry.refusal.kind != "contradicted"]
+    if untried := [entry for entry in refused if entry.measured is None]:
+        best = max(untried, key=lambda entry: entry.speedup.median)
         assert best.refusal is not None
         lines.append(
             f"{capitalised(change_text(best, names))} would make {name} {ratio(best.speedup.median)} as fast "
@@ -245,18 +260,18 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     rows = [
         [
             names.short(advice.arm),
-            _cell(one, advice.arm, names),
-            ratio_cell(one.speedup if advice.from_blocks else replace(one.speedup, ci_low=None, ci_high=None))
-            + ("" if one.serial is None else f", or {ratio(one.serial)}"),
-            ratio_cell(one.measured),
-            "yes" if one.worth else "no",
+            _cell(option, advice.arm, names),
+            ratio_cell(option.speedup if advice.from_blocks else replace(option.speedup, ci_low=None, ci_high=None))
+            + ("" if option.serial is None else f", or {ratio(option.serial)}"),
+            ratio_cell(option.measured),
+            "yes" if option.worth else "no",
         ]
         for advice in found
-        for one in advice.options
+        for option in advice.options
     ]
     if not rows:
         return ""
-    has_no_workers = any(one.cost == "no processes" for advice in found for one in advice.options)
+    has_no_workers = any(option.cost == "no processes" for advice in found for option in advice.options)
     kinds = {name: kind for name, kind in _KINDS.items() if kind != "no processes" or has_no_workers}
     assumed = assumption_lines(dict.fromkeys(text for advice in found for text in advice.assumptions))
     parts = [table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
@@ -265,12 +280,15 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
         f"{percent(ADVISED_GAIN_MIN)}, and that error is within {percent(REPLAY_ERROR_MAX)}; of several numbers of "
         "workers the smallest that is as good as the best. "
-        + (_OR if any(one.serial is not None for advice in found for one in advice.options) else "")
+        + (_OR if any(option.serial is not None for advice in found for option in advice.options) else "")
         + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in kinds.items())
         + "."
     )
-    parts += map(safe, _iterable([one for one in found if any(o.cost == "processes" for o in one.options)], names))
+    parts += map(
+        safe,
+        _iterable([advice for advice in found if any(option.cost == "processes" for option in advice.options)], names),
+    )
     if assumed:
         parts.append("The replay takes for granted:")
         parts.append("\n".join(f"- {safe(line)}" for line in assumed))

@@ -43,8 +43,8 @@ from trainer.files import read_json, write_bytes, write_text
 def build_report(folder: Path) -> FirstScreen:
     """Analyse the study in ``folder``, write its report there, and return the first screen.
 
-    Runs may have failed, be missing or still be to come: the report then lists that at its top.
-    Raises InputError where ``folder`` is not a study, or where the tables that its report was made of are gone.
+    The report lists failed, missing and unfinished runs at its top. Raise InputError if ``folder`` is not a study, or
+    if the tables of its runs were deleted.
     """
     study = StudyFolder(folder)
     record = study.read_study()
@@ -53,14 +53,14 @@ def build_report(folder: Path) -> FirstScreen:
     _check_tables(study, record, runs)
     # While a study runs, its launcher writes into the same folders.
     keep = [partial(keep_derived, study)] if record.status != "running" else []
-    report, found, files = report_of(study, record, runs, *keep)
+    report, results, files = report_of(study, record, runs, *keep)
     screen = first_screen(report)
-    pictures = draw(report, study, found.profiles, screen)
+    pictures = draw(report, study, results.profiles, screen)
     shown = timeline(record, runs, files.sources)
     for name in (CHROME_NAME, PROTOBUF_NAME):
         _write(study.path / name, shown.content if name == shown.name else None)
-    write_json(study.summary_json, summary(report, screen, found, files.problems, files.cost))
-    page = markdown.page(report, screen, list(pictures), found, files, shown.cut)
+    write_json(study.summary_json, summary(report, screen, results, files.problems, files.cost))
+    page = markdown.page(report, screen, list(pictures), results, files, shown.cut)
     write_text(study.summary_md, page.markdown)
     write_text(study.summary_html, html_page(page, pictures, report.step_times, screen.names))
     return screen
@@ -77,20 +77,20 @@ def _write(path: Path, content: bytes | None) -> None:
 def report_of(
     study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
 ) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
-    """Analyse a study with the results of its probes; ``while_whole`` as :func:`analyse` takes it. Writes nothing."""
+    """Analyse a study with the results of its probes, and write nothing. ``while_whole``: see :func:`analyse`."""
     report = analyse(record, runs, *while_whole)
     files = read_recorded(study, runs)
-    found = probe_results(runs, files.profiled)
-    return with_device_busy(report, found.profiles, found.devices), found, files
+    results = probe_results(runs, files.profiled)
+    return with_device_busy(report, results.profiles, results.devices), results, files
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
-    """InputError where runs were measured but none has a table left: a report of nothing must not replace theirs."""
+    """Raise InputError if measured runs have lost all their tables: an empty report must not replace theirs."""
     if any(run.has_steps for run in runs) or not (record.status == "done" or _has_figures(study.summary_json)):
         return
     errors = (run.record.error for run in runs if run.record.error)
-    why = next(errors, f"no {study.path / 'runs'}/*/*/run.json")
-    raise InputError(f"{study.path}: no table of its runs is left ({one_line(why)}); its report stays as it is")
+    reason = next(errors, f"no {study.path / 'runs'}/*/*/run.json")
+    raise InputError(f"{study.path}: no table of its runs is left ({one_line(reason)}); its report stays as it is")
 
 
 def _has_figures(summary_json: Path) -> bool:
@@ -103,22 +103,22 @@ def _has_figures(summary_json: Path) -> bool:
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:
-    """Write the derived columns of a finished run into its steps table, for readers that are not this project.
+    """Write the derived columns of a finished run into its steps table, for other programs.
 
-    The contract names them; the recorded columns stay as they are. This project computes them anew each time.
+    The contract names these columns. Recorded columns stay unchanged. This project computes derived columns each time.
     """
     if run.folder is None or run.record.status != "done":
         return
-    found = derived_steps(run)
-    if found.changed:
-        study.write_steps(run.record, found.table)
+    derived = derived_steps(run)
+    if derived.changed:
+        study.write_steps(run.record, derived.table)
 
 
 def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
     """Write the pictures that show anything, return them by name, and remove those of an earlier report."""
-    from harness.show import plots  # matplotlib costs a second of import
+    from harness.show import plots  # Importing matplotlib takes a second.
 
     pictures = plots.pictures(report, screen.names)
     if screen.card is not None and report.step_times:
@@ -131,29 +131,33 @@ def draw(
 
 
 _ID = re.compile(r'(\bid="|href="#|url\(#)')
-ONE_LINE = 40  # characters of a cell that is not broken
+ONE_LINE = 40  # characters; a cell up to this length is not wrapped
 KEYED = "keyed"  # key of Markdown's environment: True if the rows of a table are the parts of the bar
-OPEN = ("Verdicts in full",)  # sections that are open when the page is
+OPEN = ("Verdicts in full",)  # sections that are initially unfolded
 
 
 def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTimes], names: ArmNames) -> str:
-    """The whole file; ``pictures`` by the names under which ``report`` shows them."""
+    """Return the whole HTML file. ``pictures``: by their names in ``report``."""
     chart = _chart(steps)
     markdown = _renderer(pictures, chart)
     plot, script = _asset("uplot.min.js"), _asset("page.js")
     opening = [
-        (f"<h2>{escape(one.title)}</h2>" if one.title else "")
-        + (bar(one.card) if one.card is not None else "")
-        + markdown.render(one.text, {KEYED: one.card is not None})
-        for one in report.opening
+        (f"<h2>{escape(section.title)}</h2>" if section.title else "")
+        + (bar(section.card) if section.card is not None else "")
+        + markdown.render(section.text, {KEYED: section.card is not None})
+        for section in report.opening
     ]
     return Template(_asset("page.html")).substitute(
         title=markdown.renderInline(report.title),
         hashes=" ".join(map(_hash, (plot, script))),
         style=_asset("uplot.min.css") + drawing.style() + _asset("page.css"),
         opening="\n".join(opening),
-        contents="\n".join(f'<li><a href="#{_slug(one)}">{escape(one.title)}</a></li>' for one in report.sections),
-        sections="\n".join(_details(one, markdown, "" if STEPS in pictures else chart) for one in report.sections),
+        contents="\n".join(
+            f'<li><a href="#{_slug(section)}">{escape(section.title)}</a></li>' for section in report.sections
+        ),
+        sections="\n".join(
+            _details(section, markdown, "" if STEPS in pictures else chart) for section in report.sections
+        ),
         data=json.dumps(_data(steps, names), separators=(",", ":")).replace("<", "\\u003c"),
         uplot=plot,
         script=script,
@@ -161,25 +165,25 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
 
 
 def bar(card: VerdictCard) -> str:
-    """Return one bar of the whole step; each part has a tooltip, as the table above it has the figures."""
+    """Return the bar of a step as SVG. Each part has a tooltip; the table above it shows the figures."""
     begun, parts = 0.0, []
-    for place, one in enumerate(card.bar):
+    for index, bar_part in enumerate(card.bar):
         parts.append(
-            f'<rect x="{100 * begun:.3f}%" width="{100 * one.length:.3f}%" height="28" fill="var(--c{place})">'
-            f"<title>{escape(f'{one.label}: {one.ms}, {one.percent}')}</title></rect>"
+            f'<rect x="{100 * begun:.3f}%" width="{100 * bar_part.length:.3f}%" height="28" fill="var(--c{index})">'
+            f"<title>{escape(f'{bar_part.label}: {bar_part.ms}, {bar_part.percent}')}</title></rect>"
         )
-        begun += one.length
-    label = escape("; ".join(f"{one.label} {one.percent}" for one in card.bar))
+        begun += bar_part.length
+    label = escape("; ".join(f"{entry.label} {entry.percent}" for entry in card.bar))
     return f'<svg class="step-bar" role="img" aria-label="{label}" width="100%" height="28">{"".join(parts)}</svg>'
 
 
 def fragment(text: str) -> str:
-    """Return markdown as HTML for a page of someone else's, such as a notebook."""
+    """Return markdown as HTML for a page of another program, such as a notebook."""
     return f"<div>{_renderer({}).render(text)}</div>"
 
 
 def _details(one: Section, markdown: MarkdownIt, chart: str) -> str:
-    """A folded section; ``chart`` is that of the time of each step, unless the first screen has it."""
+    """Return a folded section. ``chart``: the chart of step times; empty if the first screen shows it."""
     chart = chart if one.title == machine.STEPS_TITLE else ""
     opened = " open" if one.title in OPEN else ""
     heading = f"<summary><h2>{escape(one.title)}</h2></summary>"
@@ -200,21 +204,21 @@ def _chart(steps: Sequence[StepTimes]) -> str:
 
 
 def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
-    arms = list(dict.fromkeys(one.arm for one in steps))
+    arms = list(dict.fromkeys(times.arm for times in steps))
     return {
         "arms": [names.short(arm) for arm in arms],
         "lines": machine.at_once(steps),
         "runs": [
             {
-                "arm": arms.index(one.arm),
-                "block": one.block,
-                "at_s": [round(second, 2) for second in one.start_s],
-                "ms": [float(f"{wall:.4g}") for wall in one.wall_ms],
-                "step": one.step,
-                "repetition": one.repetition,
-                "marks": {place: mark for place, mark in enumerate(one.mark) if mark},
+                "arm": arms.index(run_times.arm),
+                "block": run_times.block,
+                "at_s": [round(second, 2) for second in run_times.start_s],
+                "ms": [float(f"{wall:.4g}") for wall in run_times.wall_ms],
+                "step": run_times.step,
+                "repetition": run_times.repetition,
+                "marks": {index: mark for index, mark in enumerate(run_times.mark) if mark},
             }
-            for one in steps
+            for run_times in steps
         ],
     }
 
@@ -226,8 +230,8 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
         name = str(tokens[at].attrs.get("src", "")).rpartition("/")[2]
         if name == STEPS:
             return chart
-        found = pictures.get(name)
-        return "" if found is None else _figure(name.partition(".")[0], found, tokens[at].content)
+        picture = pictures.get(name)
+        return "" if picture is None else _figure(name.partition(".")[0], picture, tokens[at].content)
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.core.ruler.push("headers", _headers)
@@ -238,43 +242,43 @@ def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
 
 
 def _headers(state: Any) -> None:
-    """The cells of the first column head their rows, those of the first row their columns.
+    """Mark the first row and the first column of each table as headers.
 
-    Each other cell has its column's name as ``data-label``: a phone shows it before the cell, as the head is hidden.
-    The head of a row of a KEYED table has the colour of its part of the bar.
+    Each other cell gets its column's name as ``data-label``. A phone hides the header row and shows this name before
+    the cell. In a KEYED table, a row's header has the colour of its part of the bar.
     """
     tokens: list[Token] = state.tokens
     labels: list[str] = []
     column, row = 0, -1
-    for at, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.type == "thead_open":
             labels = []
         if token.type == "th_open":
             token.attrSet("scope", "col")
-            labels.append("".join(child.content for child in tokens[at + 1].children or ()))
+            labels.append("".join(child.content for child in tokens[index + 1].children or ()))
         elif token.type == "td_open":
             column += 1
             if column:
                 token.attrSet("data-label", labels[column])
-            if len(tokens[at + 1].content) <= ONE_LINE:
+            if len(tokens[index + 1].content) <= ONE_LINE:
                 token.attrSet("class", "figure")
-        elif token.type == "tr_open" and tokens[at + 1].type == "td_open":
+        elif token.type == "tr_open" and tokens[index + 1].type == "td_open":
             column = -1
-            close = next(place for place in range(at, len(tokens)) if tokens[place].type == "td_close")
-            tokens[at + 1].tag = tokens[close].tag = "th"
-            tokens[at + 1].attrSet("scope", "row")
+            close = next(position for position in range(index, len(tokens)) if tokens[position].type == "td_close")
+            tokens[index + 1].tag = tokens[close].tag = "th"
+            tokens[index + 1].attrSet("scope", "row")
             row += 1
             if state.env.get(KEYED):
-                tokens[at + 1].attrSet("style", f"border-left: 0.8em solid var(--c{row})")
+                tokens[index + 1].attrSet("style", f"border-left: 0.8em solid var(--c{row})")
 
 
 def _figure(name: str, picture: Picture, alt: str) -> str:
-    """The drawing in place, for wide and for narrow windows. Its ids get its name: drawings repeat each other's."""
+    """Return the drawing for wide and narrow windows. Ids get the drawing's name, because drawings share ids."""
     shown = []
     for form, svg in (("wide", picture.svg), ("narrow", picture.narrow)):
-        own = _ID.sub(rf"\g<1>{name}-{form}-", svg)
-        only = f'class="on-{form}" ' if picture.narrow else ""
-        shown.append(own.replace("<svg ", f'<svg {only}role="img" aria-label="{escape(alt)}" ', 1))
+        inline_svg = _ID.sub(rf"\g<1>{name}-{form}-", svg)
+        class_attribute = f'class="on-{form}" ' if picture.narrow else ""
+        shown.append(inline_svg.replace("<svg ", f'<svg {class_attribute}role="img" aria-label="{escape(alt)}" ', 1))
     return f"<figure>{''.join(shown)}</figure>"
 
 

@@ -60,7 +60,7 @@ class ChainLink:
 
 
 def chain(c: Comparison) -> list[ChainLink]:
-    """The links that could be measured, in order."""
+    """Return the measured links, in order."""
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
@@ -79,19 +79,19 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     if not waits.exposed_ms and not waits.hidden_ms:
         yield ChainLink("share of the step", None, "how long its data work takes was not measured")
         return
-    work, other, part = waits.work_ms, c.measured.candidate_waits.work_ms, part_of(waits.step_ms)
+    work, candidate_work, part = waits.work_ms, c.measured.candidate_waits.work_ms, part_of(waits.step_ms)
     share = percent(work / waits.step_ms)
-    others = c.measured.candidate_waits
+    candidate_waits = c.measured.candidate_waits
     text = f"{whose(c.baseline, waits)} spends {part(work)} of data work on each {part(waits.step_ms)} step ({share})"
-    text += f", {whose(c.candidate, others)} {part(other)}"
-    if max(waits.ranks, others.ranks) > 1:  # another rank may hold the step
+    text += f", {whose(c.candidate, candidate_waits)} {part(candidate_work)}"
+    if max(waits.ranks, candidate_waits.ranks) > 1:  # Another rank may determine the step's end.
         yield ChainLink("share of the step", None, text)
         return
-    left = waits.step_ms - (work - other)
-    if left <= 0 or work > waits.step_ms:  # workers side by side
+    remaining = waits.step_ms - (work - candidate_work)
+    if remaining <= 0 or work > waits.step_ms:  # Several workers work at once.
         yield ChainLink("share of the step", None, f"{text}: more than a step, so not all of it can be waited for")
         return
-    limit = waits.step_ms / left
+    limit = waits.step_ms / remaining
     yield ChainLink(
         "share of the step", limit, f"{text}: were all of it waited for, steps would be {ratio(limit)} as fast"
     )
@@ -104,20 +104,20 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
         return
     step = "the step" if waits.ranks == 1 else "rank 0"
     between_ms = sum(waits.between_steps_ms.values())
-    apart = f"; {part(between_ms)} ran between training steps, beside an evaluation say"
-    apart = apart if between_ms >= WORTH_SHARE * waits.step_ms else ""
+    between_text = f"; {part(between_ms)} ran between training steps, beside an evaluation say"
+    between_text = between_text if between_ms >= WORTH_SHARE * waits.step_ms else ""
     if hidden < 1e-3:
-        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{apart}"
+        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{between_text}"
         yield ChainLink("hidden", None, text)
         return
-    behind = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
-    where = f" behind {listing([f'{name} ({part(value)})' for name, value in behind.items()])}" if behind else ""
+    phases = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
+    behind_text = f" behind {listing([f'{name} ({part(value)})' for name, value in phases.items()])}" if phases else ""
     likely = "" if left_open(waits.waited_range_ms, waits.step_ms) is None else "likely "
-    text = f"{part(hidden)} of it are {likely}hidden{where}, and it costs {step} {_costs(waits, waited)}"
+    text = f"{part(hidden)} of it are {likely}hidden{behind_text}, and it costs {step} {_costs(waits, waited)}"
     parallel = sum(waits.parallel_ms.values())
     if parallel >= WORTH_SHARE * waits.step_ms:
         text += f"; {part(parallel)} ran while the step waited for another worker's batch"
-    text += apart
+    text += between_text
     if waits.slack_ms is not None:
         text += f"; when the host begins to fetch, the device still has {part(waits.slack_ms)} of work queued (slack)"
     yield ChainLink("hidden", None, text)
@@ -146,25 +146,26 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
     idle = sum(waits.starved_ms.values()) / waits.step_ms if waits.step_ms else 0.0
     bound = ""
     if waits.bound is not None:
-        name, why = BOUNDS[waits.bound]
+        name, explanation = BOUNDS[waits.bound]
         if waits.bound == "data" and waits.busy_loader:
-            why = NEVER_REST
+            explanation = NEVER_REST
         if waits.bound == "device" and waits.room_unknown:
-            why = HELD
-        bound = f"; its steps are {name} ({why.format(idle=percent(idle), more=percent(LIMIT_SHARE_MIN))})"
-    elif waits.bounds:  # Idle time and room on average are true of no block.
-        kinds = [f"{BOUNDS[one][0]} in {n} of {sum(waits.bounds.values())}" for one, n in waits.bounds.items()]
+            explanation = HELD
+        bound = f"; its steps are {name} ({explanation.format(idle=percent(idle), more=percent(LIMIT_SHARE_MIN))})"
+    elif waits.bounds:  # Averages of idle time and room describe no single block.
+        kinds = [f"{BOUNDS[kind][0]} in {n} of {sum(waits.bounds.values())}" for kind, n in waits.bounds.items()]
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
-    still = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
-    if waits.bound in ("data", "host", "launch") and still > LIMIT_SHARE_MIN:
+    open_share = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
+    if waits.bound in ("data", "host", "launch") and open_share > LIMIT_SHARE_MIN:
         bound += (
-            f", and for {percent(still)} of the step the device worked or waited for launches: it is not known which"
+            f", and for {percent(open_share)} of the step the device worked or waited for launches: it is not known "
+            "which"
         )
-    # Waiting for launches is time, not what fewer launches would save: data that takes less may be worth more.
+    # The time of waits for launches is no saving: faster data work may save more than fewer launches.
     step_ms = waits.step_ms or math.inf
-    least, most = (one / step_ms for one in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
-    if waits.bound in ("host", "launch") and most > LIMIT_SHARE_MIN:
-        share = percent(most) if most - least < WORTH_SHARE else f"{percent(least)} to {percent(most)}"
+    low, high = (bound_ms / step_ms for bound_ms in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
+    if waits.bound in ("host", "launch") and high > LIMIT_SHARE_MIN:
+        share = percent(high) if high - low < WORTH_SHARE else f"{percent(low)} to {percent(high)}"
         bound += f"; ending data work alone would save {share} of the step"
     ceiling = c.measured.ceiling
     if ceiling is None:
@@ -180,29 +181,29 @@ def _doses(c: Comparison) -> Iterator[ChainLink]:
 
 
 def _predicted(c: Comparison) -> Iterator[ChainLink]:
-    found = c.explained.predicted
-    if not isinstance(found, PredictedRatio):
-        yield ChainLink("predicted", None, f"not predicted: {reason(found)}")
+    prediction = c.explained.predicted
+    if not isinstance(prediction, PredictedRatio):
+        yield ChainLink("predicted", None, f"not predicted: {reason(prediction)}")
         return
-    predicted = found.step_time
+    predicted = prediction.step_time
     text = f"{c.baseline}'s recorded steps, replayed with {c.candidate}'s data path, are "
     text += f"{ratio(predicted.median)} as fast ({interval(predicted)})"
-    text += f"; replayed as they are, they come out {percent(found.error)} off"
-    text += "" if found.within_tolerance else ": outside tolerance, do not rely on it"
-    yield ChainLink("predicted", predicted.median if found.within_tolerance else None, text)
+    text += f"; replayed as they are, they come out {percent(prediction.error)} off"
+    text += "" if prediction.within_tolerance else ": outside tolerance, do not rely on it"
+    yield ChainLink("predicted", predicted.median if prediction.within_tolerance else None, text)
 
 
 def _measured(m: Measured) -> Iterator[ChainLink]:
     if m.step_time is not None and (text := steps_text(m.step_time, m.steps)) is not None:
         yield ChainLink("measured", m.step_time.median, text)
-    each = m.measured_per_step
-    if m.figure is not None and each is not None and abs(each - 1) > SAME_TOKENS_WITHIN:
+    tokens_ratio = m.measured_per_step
+    if m.figure is not None and tokens_ratio is not None and abs(tokens_ratio - 1) > SAME_TOKENS_WITHIN:
         trains = m.measure == "trained tokens/s"
         padding = trains and m.positions_per_step is not None and abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
         yield ChainLink(
             "trained tokens" if trains else "tokens",
             m.ratio.median,
-            f"and each {'trains' if trains else 'computes'} {ratio(each)} as many tokens on average, which makes "
-            f"{ratio(m.ratio.median)} the {m.measure} (median over blocks): that part is "
+            f"and each {'trains' if trains else 'computes'} {ratio(tokens_ratio)} as many tokens on average, which "
+            f"makes {ratio(m.ratio.median)} the {m.measure} (median over blocks): that part is "
             f"{'padding' if padding else 'what a step holds'}, not time",
         )

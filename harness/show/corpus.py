@@ -1,4 +1,4 @@
-"""Writes what a corpus is made of: a page of tables, a picture of its lengths, and plain data for JSON."""
+"""Describes a corpus: a page of tables, a picture of document lengths, and plain data for JSON."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def page(found: CorpusStatistics, picture: str | None = None) -> str:
         "sequence length", "padded rows", "useful", "tokens cut off", "packed rows", "useful",
         "useful tokens a row, packed against padded",
     ]  # fmt: skip
-    at = [(one, 1 - one.padding_share, 1 - one.packed_padding_share) for one in found.at]
+    lengths = [(length, 1 - length.padding_share, 1 - length.packed_padding_share) for length in found.at]
     rows = [
-        (f"{one.sequence_length:,}", f"{one.padded_rows:,}", percent(useful), _share(one.cut_off_share),
-         f"{one.packed_rows:,}", percent(packed), ratio(packed / useful))
-        for one, useful, packed in at
+        (f"{length.sequence_length:,}", f"{length.padded_rows:,}", percent(useful), _share(length.cut_off_share),
+         f"{length.packed_rows:,}", percent(packed), ratio(packed / useful))
+        for length, useful, packed in lengths
     ]  # fmt: skip
     parts = [
         f"# {code(found.corpus)}",
@@ -83,22 +83,22 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
 
 
 def _share(value: float) -> str:
-    """``none`` for 0, which ``percent`` would round to as well."""
+    """Format a share; exactly 0 is ``none``, because ``percent`` also rounds small shares to 0."""
     return "none" if value == 0 else percent(value)
 
 
 def _bins(found: CorpusStatistics) -> list[tuple[str, ...]]:
-    most = max(one.documents for one in found.bins)
-    documents, tokens = sum(one.documents for one in found.bins), sum(one.tokens for one in found.bins)
+    documents_max = max(bucket.documents for bucket in found.bins)
+    documents, tokens = sum(bucket.documents for bucket in found.bins), sum(bucket.tokens for bucket in found.bins)
     return [
         (
-            f"{one.low:,}" if one.low == one.high else f"{one.low:,} to {one.high:,}",
-            f"{one.documents:,}",
-            percent(one.documents / documents),
-            percent(one.tokens / tokens),
-            "█" * round(_BAR * one.documents / most) or "▏",
+            f"{bucket.low:,}" if bucket.low == bucket.high else f"{bucket.low:,} to {bucket.high:,}",
+            f"{bucket.documents:,}",
+            percent(bucket.documents / documents),
+            percent(bucket.tokens / tokens),
+            "█" * round(_BAR * bucket.documents / documents_max) or "▏",
         )
-        for one in found.bins
+        for bucket in found.bins
     ]
 
 
@@ -115,22 +115,22 @@ def _advice(found: CorpusStatistics) -> str:
 
 
 def picture(found: CorpusStatistics) -> Picture:
-    """Return lengths of documents beside padding by sequence length; on a phone one below the other."""
+    """Draw the lengths of documents beside the padding by sequence length; one below the other on a phone."""
     return drawn(lengths_figure(found), narrow=lengths_figure(found, NARROW))
 
 
 def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
     """Return the figure of :func:`picture`."""
     figure = sheet.figure(8.0 if sheet.stacked else 4.6)
-    lengths, padding = (plain(one, "y") for one in figure.subplots(*((2, 1) if sheet.stacked else (1, 2))))
-    documents, tokens = sum(one.documents for one in found.bins), sum(one.tokens for one in found.bins)
-    _bars(lengths, [f"{one.low:,}" for one in found.bins], "tokens of a document, from", {
-        "of the documents": (CURVES[0], [one.documents / documents for one in found.bins]),
-        "of the tokens": (CURVES[4], [one.tokens / tokens for one in found.bins]),
+    lengths, padding = (plain(panel, "y") for panel in figure.subplots(*((2, 1) if sheet.stacked else (1, 2))))
+    documents, tokens = sum(bucket.documents for bucket in found.bins), sum(bucket.tokens for bucket in found.bins)
+    _bars(lengths, [f"{bucket.low:,}" for bucket in found.bins], "tokens of a document, from", {
+        "of the documents": (CURVES[0], [bucket.documents / documents for bucket in found.bins]),
+        "of the tokens": (CURVES[4], [bucket.tokens / tokens for bucket in found.bins]),
     })  # fmt: skip
-    _bars(padding, [f"{one.sequence_length:,}" for one in found.at], "sequence length of padded rows", {
-        "padding, of all positions": (CURVES[1], [one.padding_share for one in found.at]),
-        "cut off, of all tokens": (CURVES[7], [one.cut_off_share for one in found.at]),
+    _bars(padding, [f"{length.sequence_length:,}" for length in found.at], "sequence length of padded rows", {
+        "padding, of all positions": (CURVES[1], [length.padding_share for length in found.at]),
+        "cut off, of all tokens": (CURVES[7], [length.cut_off_share for length in found.at]),
     })  # fmt: skip
     for axes in (lengths, padding):
         columns = 1 if sheet.stacked else 2
@@ -142,8 +142,8 @@ def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
 def _bars(axes: Axes, ticks: Sequence[str], text: str, shares: Mapping[str, tuple[str, Sequence[float]]]) -> None:
     """Draw two bars at each tick. ``shares``: their colour and heights by label."""
     for shift, (label, (colour, values)) in zip((-0.2, 0.2), shares.items(), strict=True):
-        at = [place + shift for place in range(len(values))]
-        axes.bar(at, [100 * one for one in values], 0.4, color=colour, label=label)
+        positions = [index + shift for index in range(len(values))]
+        axes.bar(positions, [100 * value for value in values], 0.4, color=colour, label=label)
     axes.set_xticks(range(len(ticks)), ticks, rotation=60, fontsize=TEXT)
     axes.set_xlabel(text)
     axes.set_ylabel("share (%)")

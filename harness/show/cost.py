@@ -1,6 +1,6 @@
-"""Says what trainings or a study cost: predicted, against actual, and summed over folders.
+"""Reports the cost of trainings or a study: predicted, predicted against actual, and summed over folders.
 
-Money follows from hours. Without a price there are hours alone, and a note says so.
+Money follows from hours. Without a price, only hours are reported, with a note.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from trainer.json_types import Json
 if TYPE_CHECKING:
     from harness.launch.spending import Expense
 
-AT_SLOWEST = "at the slowest"  # if every step took as long as the slowest that was measured: no bound of later steps
+# Assumes that every step takes as long as the slowest measured one. Later steps may take even longer.
+AT_SLOWEST = "at the slowest"
 _NAMES = {
     "option": "--price",
     "scenario": "price_usd_per_hour",
@@ -40,7 +41,7 @@ _NAMES = {
 
 
 def money(usd: float) -> str:
-    """``12.34 USD``; of less than a dollar two significant digits, ``0.0042 USD``."""
+    """Format US dollars: ``12.34 USD``; below one dollar with two significant digits, ``0.0042 USD``."""
     return f"{dollars(usd)} USD"
 
 
@@ -61,32 +62,34 @@ def lines(found: PredictedCost) -> list[str]:
     header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", f"hours {AT_SLOWEST}"]
     header += ["USD", f"USD {AT_SLOWEST}"] * has_price
     rows = []
-    for one, price in zip(found.arms, found.prices, strict=True):
-        low, high = (number(end * 1e3) for end in (one.step.low, one.step.high))
-        step = [f"{ms(one.step.likely * 1e3)} [{low}–{high}]", f"{ms(one.step.worst * 1e3)} (step {one.slowest_step})"]
-        usd = [one.total.likely, one.total.worst] if has_price and price is not None else []
-        rows.append([one.arm, f"{one.work.steps:,}", *step, *_hours(one.total), *(_usd(price, each) for each in usd)])
+    for arm, price in zip(found.arms, found.prices, strict=True):
+        low, high = (number(end * 1e3) for end in (arm.step.low, arm.step.high))
+        step = [f"{ms(arm.step.likely * 1e3)} [{low}–{high}]", f"{ms(arm.step.worst * 1e3)} (step {arm.slowest_step})"]
+        usd = [arm.total.likely, arm.total.worst] if has_price and price is not None else []
+        rows.append(
+            [arm.arm, f"{arm.work.steps:,}", *step, *_hours(arm.total), *(_usd(price, amount_s) for amount_s in usd)]
+        )
     if len(rows) > 1:
-        steps = sum(one.work.steps for one in found.arms)
+        steps = sum(entry.work.steps for entry in found.arms)
         usd = [] if found.total_usd is None else [found.total_usd.likely, found.total_usd.worst]
         rows.append(["sum", f"{steps:,}", NOT_MEASURED, NOT_MEASURED, *_hours(found.total), *map(money, usd)])
-    what = "training" if found.of == "training" else "run of the study"
+    subject = "training" if found.of == "training" else "run of the study"
     total, usd_total = found.total, found.total_usd
     cost = "" if usd_total is None else f" and {money(usd_total.likely)}"
     worst = duration(total.worst) + ("" if usd_total is None else f" and {money(usd_total.worst)}")
-    measured = min(len(one.steps_s) for one in found.measured)
-    whole = max(one.steps for one in found.work)
-    share = f", of {whole:,}" if whole > measured and found.of == "training" else ""
+    measured = min(len(measurement.steps_s) for measurement in found.measured)
+    all_steps = max(work.steps for work in found.work)
+    share = f", of {all_steps:,}" if all_steps > measured and found.of == "training" else ""
     doubted = "not to be trusted, " if barred(found.doubts, "prediction") else ""
     return [
-        f"{capitalised(what)} of {found.scenario}: {doubted}about {duration(total.likely)}{cost}; {worst} if all steps "
-        f"are like the slowest of those measured (predicted from the first "
+        f"{capitalised(subject)} of {found.scenario}: {doubted}about {duration(total.likely)}{cost}; {worst} if all "
+        f"steps are like the slowest of those measured (predicted from the first "
         f"{count(measured, 'step')} of each arm{share})",
         "",
         *aligned([header, *rows]),
         "",
         *map(arithmetic, found.arms),
-        *(f"note: {one}" for one in notes(found)),
+        *(f"note: {note}" for note in notes(found)),
     ]
 
 
@@ -124,30 +127,30 @@ def _many(number_of: int, noun: str, ending: str = "s") -> str:
 
 
 def notes(found: PredictedCost) -> list[str]:
-    """Return what to know of the figures, a line each."""
+    """Return remarks on the figures, one line each."""
     noted = [price_line(found)]
-    for one in found.arms:
-        if one.work.passed_over:
+    for arm in found.arms:
+        if arm.work.passed_over:
             noted.append(
-                f"{one.arm}: it begins at step {one.work.passed_over:,}; the data of the steps before is made and "
+                f"{arm.arm}: it begins at step {arm.work.passed_over:,}; the data of the steps before is made and "
                 "dropped first, which is not in it"
             )
-        if one.has_long_steps:
+        if arm.has_long_steps:
             noted.append(
-                f"{one.arm}: some of its steps are long: their mean is {ms(one.each_of_many.likely * 1e3)}, above the "
-                f"median's interval, so {one.work.steps:,} steps are taken to last the mean each, not the median; "
-                f"at the slowest {ms(one.each_of_many.worst * 1e3)} each, the slowest of all after the start"
+                f"{arm.arm}: some of its steps are long: their mean is {ms(arm.each_of_many.likely * 1e3)}, above the "
+                f"median's interval, so {arm.work.steps:,} steps are taken to last the mean each, not the median; "
+                f"at the slowest {ms(arm.each_of_many.worst * 1e3)} each, the slowest of all after the start"
             )
     noted += [
-        f"{one.arm}: {one.device} is emulated; start-up, passes and checkpoints are this machine's, and an emulated "
-        "device saves no checkpoint"
-        for one in found.measured
-        if one.emulated
+        f"{measurement.arm}: {measurement.device} is emulated; start-up, passes and checkpoints are this machine's, "
+        "and an emulated device saves no checkpoint"
+        for measurement in found.measured
+        if measurement.emulated
     ]
-    noted += [text for one in found.doubts if (text := _doubt_note(one))]
+    noted += [text for entry in found.doubts if (text := _doubt_note(entry))]
     if found.of == "study":
         noted.append("it ends with the last run: preparing the data and writing the report are not in it")
-    fewest = min(len(one.plain_s) for one in found.measured)
+    fewest = min(len(measurement.plain_s) for measurement in found.measured)
     noted.append(
         "the interval covers the few measured steps. It does not cover later load, or a long step rarer than "
         f"1 in {fewest}: measure again on a quiet machine if others use this one"
@@ -156,7 +159,7 @@ def notes(found: PredictedCost) -> list[str]:
 
 
 def _doubt_note(one: Doubt) -> str:
-    """Say what a doubt about measured steps means, and what to do; "" where the figures allow for it already."""
+    """Return the meaning and the remedy of a doubt about measured steps; "" if the figures already allow for it."""
     share = percent(abs(one.share or 0.0))
     match one.kind:
         case "no core":
@@ -165,10 +168,10 @@ def _doubt_note(one: Doubt) -> str:
                 "work slowed them. Measure again on a quiet machine"
             )
         case "drift":
-            more = "longer" if (one.share or 0.0) > 0 else "less"
+            change = "longer" if (one.share or 0.0) > 0 else "less"
             return (
-                f"{one.arms[0]}: the later half of the measured steps took {share} {more} than the earlier, and later "
-                "steps may go on so. A short harness train shows where they settle"
+                f"{one.arms[0]}: the later half of the measured steps took {share} {change} than the earlier, and "
+                "later steps may go on so. A short harness train shows where they settle"
             )
     return ""
 
@@ -177,20 +180,20 @@ def price_line(found: PredictedCost) -> str:
     """Return the price, its number of devices, and whether steps were measured on another device."""
     priced = list(zip(found.measured, found.prices, strict=True))
     if found.per_hour_usd is None:
-        without = [arm.arm for arm, price in priced if price is None]
-        which = "" if len(without) == len(found.measured) else f" of {listing(without)}"
+        unpriced = [arm.arm for arm, price in priced if price is None]
+        subset = "" if len(unpriced) == len(found.measured) else f" of {listing(unpriced)}"
         return (
-            f"no price is known{which}, so only hours are predicted; give --price USD, --device-profile NAME or "
+            f"no price is known{subset}, so only hours are predicted; give --price USD, --device-profile NAME or "
             "price_usd_per_hour"
         )
     line = f"price: {listing([*dict.fromkeys(_price_text(price) for _, price in priced if price is not None)])}"
-    others = dict.fromkeys(
+    devices = dict.fromkeys(
         arm.device
         for arm, price in priced
         if price is not None and price.source == "profile" and arm.profile != price.name
     )
-    if others:
-        line += f"; the hours are those of {listing([*others])}, where the steps were measured, not of that device"
+    if devices:
+        line += f"; the hours are those of {listing([*devices])}, where the steps were measured, not of that device"
     return line
 
 
@@ -204,7 +207,7 @@ def _price_text(price: HourlyPrice) -> str:
 
 
 def limit_text(found: PredictedCost) -> str:
-    """``6.00 h``, ``20.00 USD (6.67 h)``: what may be spent."""
+    """Format the spending limit: ``6.00 h``, ``20.00 USD (6.67 h)``."""
     assert found.limit is not None
     return amounts_text(found.limit, found.limit_s)
 
@@ -219,13 +222,13 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
 
 
 def refusal(found: PredictedCost, done: float = 0.0) -> str:
-    """Why it does not start, on one line with the arithmetic. ``done``: share of its steps that are done."""
+    """Return why the work does not start, on one line with the arithmetic. ``done``: share of its finished steps."""
     left_s = found.left_s(done)
     whole_s = found.spent_s + left_s
     if done or found.spent_s > found.measuring_s:
         sums = f"{duration(found.spent_s)} spent + {duration(left_s)} for the rest = {duration(whole_s)}"
     else:
-        arms = [arithmetic(one) for one in found.arms]
+        arms = [arithmetic(arm) for arm in found.arms]
         parts = [*arms[:3], *([f"and {count(len(arms) - 3, 'more arm')}"] if len(arms) > 3 else [])]
         if found.measuring_s:
             parts.insert(0, f"measuring the first steps, which is spent: {duration(found.measuring_s)}")
@@ -236,7 +239,7 @@ def refusal(found: PredictedCost, done: float = 0.0) -> str:
 
 
 def worst_warning(found: PredictedCost) -> str | None:
-    """A line where the expected case is within the limit and the worst is not."""
+    """Return a warning if only the worst case exceeds the limit; None otherwise."""
     worst_s = found.spent_s + found.total.worst
     if found.limit_s is None or worst_s <= found.limit_s:
         return None
@@ -249,8 +252,10 @@ def worst_warning(found: PredictedCost) -> str | None:
 
 def _longer(found: PredictedCost) -> str:
     """Name the longer warm-up in the worst case of a study in which arms wait for data."""
-    extra = any(one.waits and work.most_extra for one, work in zip(found.measured, found.work, strict=True))
-    return " and arms that wait for data warm up for as long as they may" if extra else ""
+    warms_up_longer = any(
+        measurement.waits and work.most_extra for measurement, work in zip(found.measured, found.work, strict=True)
+    )
+    return " and arms that wait for data warm up for as long as they may" if warms_up_longer else ""
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
@@ -283,15 +288,15 @@ def _usd_of(found: PredictedCost, seconds: float) -> str:
 def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
     """Return for each arm the predicted step, the mean measured one, and its wait for a core.
 
-    Steps of a machine that others use as well are the usual reason of a wrong prediction.
+    A machine shared with other processes is the usual reason for a wrong prediction.
     """
     lines = []
-    for one in found.arms:
-        actual = totals.get(one.arm)
+    for arm in found.arms:
+        actual = totals.get(arm.arm)
         if actual is None or actual.step_ms is None:
             continue
-        predicted = ms(one.each_of_many.likely * 1e3)
-        line = f"{one.arm}: a step was predicted to take {predicted} and took {ms(actual.step_ms.median)}"
+        predicted = ms(arm.each_of_many.likely * 1e3)
+        line = f"{arm.arm}: a step was predicted to take {predicted} and took {ms(actual.step_ms.median)}"
         if actual.contended_ms is not None:
             line += f", {ms(actual.contended_ms)} of it ready to run without a core (run-queue delay)"
         lines.append(f"{line}.")
@@ -301,11 +306,11 @@ def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[st
 def outcome(found: PredictedCost) -> str:
     """Return the error of the prediction, and the spent part of the budget."""
     if found.error is not None:
-        which = "Without the measuring, the actual time" if found.measuring_s else "The actual time"
-        text = f"{which} differs from the predicted one by {signed_percent(found.error)}."
+        subject = "Without the measuring, the actual time" if found.measuring_s else "The actual time"
+        text = f"{subject} differs from the predicted one by {signed_percent(found.error)}."
     else:
-        why = "was stopped at its budget" if found.standing == "stopped" else "has not run to its end"
-        text = f"It {why}: the actual time is that of a part, the predicted one of the whole."
+        end = "was stopped at its budget" if found.standing == "stopped" else "has not run to its end"
+        text = f"It {end}: the actual time is that of a part, the predicted one of the whole."
     if found.limit is not None and found.limit_s:
         text += f" Budget: {limit_text(found)}; {percent(found.spent_s / found.limit_s)} of it is spent."
     if found.prices_differ and found.per_hour_usd is not None:
@@ -330,16 +335,16 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
         "usd": plain_json(found.total_usd),
         "arms": [
             {
-                "arm": one.arm,
-                "seconds": record_json(one.total),
-                "step_s": record_json(one.step),
-                "each_of_many_s": record_json(one.each_of_many),
-                "slowest_step": one.slowest_step,
-                "parts": {name: getattr(one, part).likely for name, part in parts.items()},
-                "usd": None if price is None else price.of_seconds(one.total.likely),
-                "arithmetic": arithmetic(one),
+                "arm": arm.arm,
+                "seconds": record_json(arm.total),
+                "step_s": record_json(arm.step),
+                "each_of_many_s": record_json(arm.each_of_many),
+                "slowest_step": arm.slowest_step,
+                "parts": {name: getattr(arm, part).likely for name, part in parts.items()},
+                "usd": None if price is None else price.of_seconds(arm.total.likely),
+                "arithmetic": arithmetic(arm),
             }
-            for one, price in zip(found.arms, found.prices, strict=True)
+            for arm, price in zip(found.arms, found.prices, strict=True)
         ],
         "limit_s": found.limit_s,
         "spent_s": found.spent_s or None,
@@ -347,12 +352,12 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
         "standing": found.standing,
         "error": found.error,
         "notes": list(notes(found)),
-        "doubts": [doubt_json(one) for one in found.doubts],
+        "doubts": [doubt_json(entry) for entry in found.doubts],
     }
 
 
 def actual_line(found: PredictedCost) -> str:
-    """Return the facts of the section as a line for a terminal."""
+    """Return predicted and actual cost as a line for a terminal."""
     total = found.total
     priced = f" ({_usd_of(found, total.likely)} against {_usd_of(found, found.spent_s)})"
     measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
@@ -361,35 +366,43 @@ def actual_line(found: PredictedCost) -> str:
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """Return a table of all folders, with sums by kind if there are several folders of it, and of all folders."""
+    """Return a table of all folders, with the sum of each kind that has several folders, and the total."""
     rows = [["folder", "kind", "hours", "USD"]]
-    rows += [[str(one.folder), one.kind, hours(one.seconds), _sum_usd([one])] for one in found]
-    kinds = list(dict.fromkeys(one.kind for one in found))
+    rows += [[str(expense.folder), expense.kind, hours(expense.seconds), _sum_usd([expense])] for expense in found]
+    kinds = list(dict.fromkeys(expense.kind for expense in found))
     for kind in kinds if len(kinds) > 1 else ():
-        own = [one for one in found if one.kind == kind]
-        rows.append(["sum", count(len(own), kind), hours(sum(one.seconds for one in own)), _sum_usd(own)])
-    rows.append(["sum", "all", hours(sum(one.seconds for one in found)), _sum_usd(found)])
+        same_kind = [expense for expense in found if expense.kind == kind]
+        rows.append(
+            [
+                "sum",
+                count(len(same_kind), kind),
+                hours(sum(expense.seconds for expense in same_kind)),
+                _sum_usd(same_kind),
+            ]
+        )
+    rows.append(["sum", "all", hours(sum(expense.seconds for expense in found)), _sum_usd(found)])
     lines = aligned(rows)
-    unpriced = [one for one in found if one.usd is None]
+    unpriced = [expense for expense in found if expense.usd is None]
     if unpriced:
-        without = f"{count(len(unpriced), 'folder')} of {len(found)} without a price"
-        lines.append(f"{without}: the sums of money leave them out; give --price USD to price all")
+        gap = f"{count(len(unpriced), 'folder')} of {len(found)} without a price"
+        lines.append(f"{gap}: the sums of money leave them out; give --price USD to price all")
     return lines
 
 
 def spending_json(found: Sequence[Expense]) -> dict[str, Json]:
     """Return the JSON output of ``harness spent --json``."""
-    priced = [one.usd for one in found if one.usd is not None]
+    priced = [expense.usd for expense in found if expense.usd is not None]
     return {
         "expenses": [
-            {"folder": str(one.folder), "kind": one.kind, "seconds": one.seconds, "usd": one.usd} for one in found
+            {"folder": str(expense.folder), "kind": expense.kind, "seconds": expense.seconds, "usd": expense.usd}
+            for expense in found
         ],
-        "seconds": sum(one.seconds for one in found),
+        "seconds": sum(expense.seconds for expense in found),
         "usd": sum(priced) if priced else None,
         "without_price": len(found) - len(priced),
     }
 
 
 def _sum_usd(found: Sequence[Expense]) -> str:
-    priced = [one.usd for one in found if one.usd is not None]
+    priced = [expense.usd for expense in found if expense.usd is not None]
     return dollars(sum(priced)) if priced else NOT_MEASURED

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_RUNS = len(CURVES)  # runs that a reader can tell apart in one picture
-GUESS = 0.25  # of four endings
+MOST_RUNS = len(CURVES)  # maximum number of distinguishable runs in one picture
+GUESS = 0.25  # chance of a correct answer: one of four endings
 Axis = Literal["steps", "tokens"]
 LossKind = Literal["training", "validation"]
 Measure = Literal["acc", "acc_norm", "acc_tokens"]
@@ -53,9 +53,9 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PlottedRun:
-    """The drawn values of one run. Curves are (2, points): optimizer steps that were done by then, and the value.
+    """Values to draw of one run. Each curve has shape (2, points): finished optimizer steps, and the value.
 
-    ``tokens``: the same with positions computed by then (padding included); None where that is unknown.
+    ``tokens``: curve of the positions computed so far, padding included; None if unknown.
     """
 
     name: str
@@ -85,38 +85,40 @@ class PlottedRun:
         if axis == "steps":
             return steps
         assert self.tokens is not None, "asked for before it was drawn"
-        found: Values = np.interp(steps, np.append(0, self.tokens[0]), np.append(0, self.tokens[1]))
-        return found
+        positions: Values = np.interp(steps, np.append(0, self.tokens[0]), np.append(0, self.tokens[1]))
+        return positions
 
 
 def curve(points: Sequence[tuple[float, float]]) -> Values:
-    """Pairs as a curve."""
+    """Return (step, value) pairs as an array of shape (2, points)."""
     return np.array(points, dtype=np.float64).reshape(-1, 2).T
 
 
 def of_arm(arm: ArmCurves, names: ArmNames) -> PlottedRun:
-    """The first evaluated run of an arm of a study."""
-    run = next((one for one in arm.runs if one.choices), arm.runs[0])
-    training, validation = (curve([(step + 1, loss) for step, loss in one]) for one in (run.training, run.validation))
+    """Return the first evaluated run of an arm."""
+    run = next((entry for entry in arm.runs if entry.choices), arm.runs[0])
+    training, validation = (
+        curve([(step + 1, loss) for step, loss in losses]) for losses in (run.training, run.validation)
+    )
     return PlottedRun(names.short(arm.arm), training, validation, run.choices)
 
 
 def best_measure(runs: Sequence[PlottedRun]) -> Measure:
-    """acc_norm, as most tables have it; where it is not known of every run (an llm.c log, say), the one by token."""
-    known = all(one.acc_norm is not None for run in runs for one in run.choices)
-    return "acc_norm" if known else "acc_tokens"
+    """Return acc_norm, the usual measure; the measure by token if a run lacks acc_norm (for example an llm.c log)."""
+    has_norm = all(choice.acc_norm is not None for run in runs for choice in run.choices)
+    return "acc_norm" if has_norm else "acc_tokens"
 
 
 def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure:
     """Draw the first block of each arm. A later arm is thinner, so that an equal curve below it still shows."""
     figure, axes = sheet.plot(5.2, "both")
-    for place, (arm, colour) in enumerate(zip(found.arms, CURVES, strict=False)):
+    for index, (arm, colour) in enumerate(zip(found.arms, CURVES, strict=False)):
         run, name = arm.runs[0], names.short(arm.arm)
         if run.training:
-            width = max(1.2, 6.0 - 3.0 * place)
+            width = max(1.2, 6.0 - 3.0 * index)
             axes.plot(*zip(*run.training, strict=True), color=colour, linewidth=width, label=f"{name}: training")
         if run.validation:
-            size = max(3.0, 9.0 - 2.0 * place)
+            size = max(3.0, 9.0 - 2.0 * index)
             axes.plot(*zip(*run.validation, strict=True), "o-", color=colour, linewidth=1.2, markersize=size,
                       label=f"{name}: validation")  # fmt: skip
     axes.set_xlabel("step")
@@ -125,7 +127,7 @@ def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
-    """The loss of every step, and its mean over the last steps; an axis of steps below, of tokens above."""
+    """Draw the loss of every step and its moving mean; the lower axis counts steps, the upper one tokens."""
     curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
     return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
 
@@ -144,10 +146,10 @@ def training_figure(
         axes.plot(*thinned(steps[window - 1 :], mean), color=CURVES[0], linewidth=1.8, label=f"mean of {window} steps")
         legend_below(figure, axes, 2)
     per_step = float(tokens[-1]) / float(steps[-1])
-    above = axes.secondary_xaxis("top", functions=(partial(mul, per_step), partial(mul, 1 / per_step)))
-    above.set_xlabel("tokens (padding included)")
-    above.xaxis.set_major_formatter(EngFormatter(sep=" "))
-    for axis in (axes.xaxis, above.xaxis) if sheet.stacked else ():
+    tokens_axis = axes.secondary_xaxis("top", functions=(partial(mul, per_step), partial(mul, 1 / per_step)))
+    tokens_axis.set_xlabel("tokens (padding included)")
+    tokens_axis.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    for axis in (axes.xaxis, tokens_axis.xaxis) if sheet.stacked else ():
         axis.set_major_locator(MaxNLocator(4))
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("training loss (nats per token)")
@@ -160,15 +162,15 @@ _HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecol
 
 
 def smoothed_steps(steps: int) -> int:
-    """Return how many of a curve's ``steps`` each point of its mean covers; 1 if the curve is too short for a mean."""
+    """Return the number of steps per point of the moving mean; 1 if a curve of ``steps`` is too short for a mean."""
     return max(1, min(SMOOTHED_STEPS_MAX, steps // SMOOTHED_FRACTION))
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
     """Draw training loss as it is (pale) and as a mean around each step (line), and validation loss (dashed, points).
 
-    A cross marks the first loss of a curve that is NaN or infinite, at the height of the one before it. A star marks
-    the lowest loss of each curve, of training that of a single step.
+    A cross marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest
+    loss of each curve; for training, the lowest loss of a single step.
     """
     figure, axes = _axes(axis, sheet)
     smoothed = _smoothed_steps(runs)
@@ -184,41 +186,42 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
             _mark_broken(axes, run, values, axis, colour)
         axes.plot([], [], color=colour, linewidth=2.5, label=_label(run.name))
     kinds = {"Training": [run.training for run in runs], "validation": [run.validation for run in runs]}
-    drawn_kinds = [name for name, curves in kinds.items() if any(one.shape[1] for one in curves)]
-    every = [one for curves in kinds.values() for one in curves]
+    drawn_kinds = [name for name, curves in kinds.items() if any(losses.shape[1] for losses in curves)]
+    all_curves = [losses for curves in kinds.values() for losses in curves]
     if "Training" in drawn_kinds:
         mean_of = f"training: mean of {smoothed} steps, each step pale"
         axes.plot([], [], color=SOFT, linewidth=1.8, label=mean_of if smoothed > 1 else "training")
     if "validation" in drawn_kinds:
         axes.plot([], [], "o--", color=SOFT, label="validation", **_HELD_OUT)
-    if any(len(_split(one)[1]) for one in every):
+    if any(len(_split(losses)[1]) for losses in all_curves):
         axes.plot([], [], "X", color=SOFT, markersize=8, label="first NaN or infinite loss")
-    if any(minimum(one) is not None for one in every):
+    if any(minimum(losses) is not None for losses in all_curves):
         axes.plot([], [], "*", color=SOFT, markersize=10, linestyle="none", label="lowest loss")
     axes.set_ylabel("loss (nats per token)")
     return _finished(figure, axes, capitalised(f"{listing(drawn_kinds)} loss"), len(runs), sheet)
 
 
 def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, colour: str) -> None:
-    """Draw the losses of a run with their mean; a curve that is too short for a mean as it is."""
+    """Draw the losses of a run with their moving mean; without it if the curve is too short."""
     if smoothed > 1 and len(losses) >= SMOOTHED_FRACTION * smoothed:
         axes.plot(*thinned(places, losses), color=colour, linewidth=0.7, alpha=0.25)
         mean = np.convolve(losses, np.full(smoothed, 1 / smoothed), mode="valid")
-        middle = places[smoothed // 2 : smoothed // 2 + len(mean)]  # a mean of the last steps would lie above
+        # Centred, because a mean of the preceding steps would lie above the curve.
+        middle = places[smoothed // 2 : smoothed // 2 + len(mean)]
         axes.plot(*thinned(middle, mean), color=colour, linewidth=1.8)
     else:
-        alone = "o" if len(places) == 1 else ""  # a line of one point is invisible
-        axes.plot(places, losses, color=colour, linewidth=1.5, marker=alone, markersize=4.5)
+        marker = "o" if len(places) == 1 else ""  # A line of one point is invisible.
+        axes.plot(places, losses, color=colour, linewidth=1.5, marker=marker, markersize=4.5)
 
 
 def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
-    """Draw a star at the lowest loss; with the loss below it if ``named``."""
+    """Draw a star at the lowest loss. ``named``: True to write the loss below it."""
     if (lowest := minimum(values)) is None:
         return
-    where = run.at(np.array([lowest[0]]), axis)
-    axes.plot(where, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
+    position = run.at(np.array([lowest[0]]), axis)
+    axes.plot(position, lowest[1:], "*", color=colour, markersize=12, markeredgecolor="white", zorder=4)
     if named:
-        axes.annotate(f"{lowest[1]:.4g}", (where[0], lowest[1]), (0, -12), textcoords="offset points", ha="center",
+        axes.annotate(f"{lowest[1]:.4g}", (position[0], lowest[1]), (0, -12), textcoords="offset points", ha="center",
                       fontsize=TEXT, color=INK)  # fmt: skip
 
 
@@ -227,10 +230,10 @@ def _mark_broken(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour
     finite, broken = _split(values)
     if not len(broken):
         return
-    before = finite[:, finite[0] < broken[0]]
-    height = float(before[1, -1]) if before.shape[1] else float(finite[1, 0]) if finite.shape[1] else 0.0
-    where = run.at(broken[:1], axis)
-    axes.plot(where, [height], "X", color=colour, markersize=9, markeredgecolor="white", zorder=5)
+    earlier = finite[:, finite[0] < broken[0]]
+    height = float(earlier[1, -1]) if earlier.shape[1] else float(finite[1, 0]) if finite.shape[1] else 0.0
+    position = run.at(broken[:1], axis)
+    axes.plot(position, [height], "X", color=colour, markersize=9, markeredgecolor="white", zorder=5)
 
 
 def minimum(values: Values) -> tuple[float, float] | None:
@@ -243,36 +246,36 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Number of steps per mean, the same for each run, or equal runs would look different.
+    """Return the steps per point of the moving mean, equal for all runs so that equal runs look equal.
 
-    The shortest run decides, but for those that are too short for a mean.
+    The shortest run that is long enough for a mean determines it.
     """
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
-    return min((one for one in windows if one > 1), default=1)
+    return min((window for window in windows if window > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw shares of right answers by ``measure``, with 95 % intervals over questions (Wilson's), and of a guess."""
+    """Draw shares of correct answers by ``measure``, with 95 % intervals (Wilson), and the share of a guess."""
     figure, axes = _axes(axis, sheet)
-    numbers = {one.questions for run in runs[:MOST_RUNS] for one in run.choices}
+    numbers = {choice.questions for run in runs[:MOST_RUNS] for choice in run.choices}
     banded = False
     for run, colour in zip(runs[:MOST_RUNS], CURVES, strict=False):
-        found = [(one.step + 1, getattr(one, measure), one.questions) for one in run.choices]
-        known = [one for one in found if one[1] is not None and np.isfinite(one[1])]
-        if known:
-            places = run.at(np.array([step for step, _, _ in known], dtype=np.float64), axis)
-            counted = [wilson(round(share * of), of) for _, share, of in known if of is not None]
-            if len(counted) == len(known):  # an llm.c log does not say how many questions there were
+        points = [(choice.step + 1, getattr(choice, measure), choice.questions) for choice in run.choices]
+        finite = [point for point in points if point[1] is not None and np.isfinite(point[1])]
+        if finite:
+            places = run.at(np.array([step for step, _, _ in finite], dtype=np.float64), axis)
+            counted = [wilson(round(share * number), number) for _, share, number in finite if number is not None]
+            if len(counted) == len(finite):  # A log of llm.c lacks the number of questions.
                 low, high = (100 * np.array(values) for values in zip(*counted, strict=True))
-                if len(runs) > BANDS_MAX:  # more bands would hide one another
+                if len(runs) > BANDS_MAX:  # More bands would hide one another.
                     axes.plot(places[[-1, -1]], [low[-1], high[-1]], "_-", color=colour, linewidth=1.2, markersize=9)
                 else:
                     axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
                 banded = True
-            shares = [100 * share for _, share, _ in known]
+            shares = [100 * share for _, share, _ in finite]
             axes.plot(places, shares, "o-", color=colour, linewidth=1.6, markersize=4.5)
-        own = _questions({one.questions for one in run.choices})
-        label = run.name if len(numbers) == 1 else f"{run.name} ({own})"
+        numbers_text = _questions({choice.questions for choice in run.choices})
+        label = run.name if len(numbers) == 1 else f"{run.name} ({numbers_text})"
         axes.plot([], [], "o-", color=colour, linewidth=2, markersize=4.5, label=_label(label))
     axes.axhline(100 * GUESS, color=RULE, linewidth=1, linestyle=":", label="a guess")
     axes.set_ylabel(f"questions answered right (%)\n{MEASURES[measure]}")
@@ -282,14 +285,14 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
 
 
 def _label(name: str) -> str:
-    """Return a name that the legend shows: matplotlib leaves out one that begins with an underscore."""
+    """Return a name for the legend. matplotlib leaves out names that begin with an underscore."""
     return f" {name}" if name.startswith("_") else name
 
 
 def _questions(numbers: set[int | None]) -> str:
     if None in numbers:
         return "of a number of questions that is not known"
-    return f"{listing([f'{one:,}' for one in sorted(one for one in numbers if one is not None)])} questions"
+    return f"{listing([f'{number:,}' for number in sorted(count for count in numbers if count is not None)])} questions"
 
 
 def _axes(axis: Axis, sheet: Sheet) -> tuple[Figure, Axes]:

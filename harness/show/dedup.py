@@ -1,4 +1,4 @@
-"""Reports near-duplicates: what was looked for and how, the S-curve, what was found and, with labels, how well."""
+"""Reports near-duplicates: criteria, S-curve, results, and the quality of the results if there are labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_json(found: DedupPage) -> dict[str, Json]:
     settings = found.settings
     plain: dict[str, Json] = {
         "settings": record_json(settings),
-        "s_curve": [[one, settings.banding.probability(one)] for one in similarities(settings)],
+        "s_curve": [[similarity, settings.banding.probability(similarity)] for similarity in similarities(settings)],
         "result": record_json(found.result),
         "quality": plain_json(found.quality),
         "clusters": plain_json(found.clusters),
@@ -51,9 +51,9 @@ def as_json(found: DedupPage) -> dict[str, Json]:
 
 def similarities(settings: DedupSettings) -> list[float]:
     """Return the similarities at which the S-curve is printed: tenths, and around the threshold."""
-    around = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
-    points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around}
-    return sorted(one for one in points if 0 < one <= 1)
+    around_threshold = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
+    points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around_threshold}
+    return sorted(point for point in points if 0 < point <= 1)
 
 
 def page(found: DedupPage, picture: str | None = None) -> str:
@@ -65,7 +65,10 @@ def page(found: DedupPage, picture: str | None = None) -> str:
         _sentence(found),
         "## What was looked for",
         _criteria(settings),
-        table(["similarity", "becomes a candidate"], [_point(settings, one) for one in similarities(settings)]),
+        table(
+            ["similarity", "becomes a candidate"],
+            [_point(settings, similarity) for similarity in similarities(settings)],
+        ),
         picture_link("The S-curve", picture) if picture is not None else "",
         "## What was found",
         table(["of the corpus", "value"], _facts(result)),
@@ -94,10 +97,10 @@ def _against(quality: Quality) -> str:
         f"Of pairs within a group, {_share(quality.pair_precision)} have one label (precision); of pairs with one "
         f"label, {_share(quality.pair_recall)} are within a group (recall).",
         column_table(quality.kinds, {
-            "kind": lambda one: one.kind,
-            "documents": lambda one: f"{one.documents:,}",
-            "in one group with their original": lambda one: counted(one, f"{one.grouped:,}"),
-            "least similarity to it": lambda one: counted(one, f"{one.least_similarity:.3f}"),
+            "kind": lambda kind: kind.kind,
+            "documents": lambda kind: f"{kind.documents:,}",
+            "in one group with their original": lambda kind: counted(kind, f"{kind.grouped:,}"),
+            "least similarity to it": lambda kind: counted(kind, f"{kind.least_similarity:.3f}"),
         }),
         f"Near-duplicates are {', '.join(DUPLICATES)}; no others should be grouped. They are labelled in runs of 5 "
         "words and for a threshold of 0.8: for others, some labels are wrong.",
@@ -105,18 +108,18 @@ def _against(quality: Quality) -> str:
 
 
 def _by_threshold(quality: ClusterQuality) -> str:
-    outside = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
-    outside += [f"{quality.unknown:,} labels match no document of the corpus"] if quality.unknown else []
+    uncounted = [f"{quality.unlabelled:,} documents have no label and are not counted"] if quality.unlabelled else []
+    uncounted += [f"{quality.unknown:,} labels match no document of the corpus"] if quality.unknown else []
     return joined(
         f"{quality.labelled:,} documents are labelled, in {count(quality.clusters, 'cluster')} of several documents "
-        f"with {count(quality.pairs, 'pair')}{''.join(f'; {one}' for one in outside)}.",
+        f"with {count(quality.pairs, 'pair')}{''.join(f'; {text}' for text in uncounted)}.",
         column_table(quality.at, {
-            "threshold": lambda one: f"{one.threshold:g}",
-            "removed": lambda one: f"{one.removed:,}",
-            "pairs within a group": lambda one: f"{one.found:,}",
-            "of these within a cluster": lambda one: f"{one.right:,}",
-            "precision": lambda one: _share(one.precision),
-            "recall": lambda one: _share(one.recall),
+            "threshold": lambda point: f"{point.threshold:g}",
+            "removed": lambda point: f"{point.removed:,}",
+            "pairs within a group": lambda point: f"{point.found:,}",
+            "of these within a cluster": lambda point: f"{point.right:,}",
+            "precision": lambda point: _share(point.precision),
+            "recall": lambda point: _share(point.recall),
         }),
         "Precision and recall count pairs of labelled documents. A lower `--threshold` adds rows to the table.",
     )  # fmt: skip
@@ -125,8 +128,8 @@ def _by_threshold(quality: ClusterQuality) -> str:
 def _sentence(found: DedupPage) -> str:
     result = found.result
     if not result.removed:
-        what = "1 document; it is" if result.documents == 1 else f"{result.documents:,} documents; all are"
-        return f"No near-duplicates were found in {what} kept."
+        subject = "1 document; it is" if result.documents == 1 else f"{result.documents:,} documents; all are"
+        return f"No near-duplicates were found in {subject} kept."
     share = percent(result.removed / result.documents) if result.removed < 0.995 * result.documents else "over 99 %"
     return (
         f"{result.removed:,} of {result.documents:,} documents ({share}) are removed as near-duplicates, in "
@@ -151,20 +154,20 @@ def _criteria(settings: DedupSettings) -> str:
 
 
 def _ignored(shingling: Shingling) -> str:
-    """Name what makes no difference between two texts."""
+    """Name the differences between two texts that are ignored."""
     case = {"lower": "case", "fold": "case (folded)", "keep": ""}[shingling.case]
     form = {"nfc": "Unicode form (NFC)", "nfkc": "Unicode form (NFKC)", "none": ""}[shingling.unicode]
     return listing([part for part in (case, "white space", form) if part])
 
 
 def _point(settings: DedupSettings, similarity: float) -> tuple[str, str]:
-    at = " (threshold)" if similarity == settings.threshold else ""
+    mark = " (threshold)" if similarity == settings.threshold else ""
     probability = settings.banding.probability(similarity)
-    return f"{similarity}{at}", "100 %" if similarity == 1 else _probability(probability)
+    return f"{similarity}{mark}", "100 %" if similarity == 1 else _probability(probability)
 
 
 def _probability(value: float) -> str:
-    """Percent of what may happen and may not: never 0 % or 100 %, to which a small value may be rounded."""
+    """Format a probability between 0 and 1 as a percentage that is never rounded to 0 % or 100 %."""
     if value < 1e-6:
         return "under 0.0001 %"
     if value > 1 - 1e-6:
@@ -210,7 +213,7 @@ def _share(value: float | None) -> str:
 
 
 def picture(settings: DedupSettings) -> Picture:
-    """Return the S-curve and the threshold."""
+    """Draw the S-curve and the threshold."""
     return drawn(s_curve_figure(settings), narrow=s_curve_figure(settings, NARROW))
 
 
@@ -218,12 +221,12 @@ def s_curve_figure(settings: DedupSettings, sheet: Sheet = WIDE) -> Figure:
     """Return the figure of :func:`picture`."""
     figure, axes = sheet.plot(4.2, "both")
     banding = settings.banding
-    along = [place / _POINTS for place in range(_POINTS + 1)]
-    axes.plot(along, [100 * banding.probability(one) for one in along], color=CURVES[0], linewidth=2)
+    grid = [index / _POINTS for index in range(_POINTS + 1)]
+    axes.plot(grid, [100 * banding.probability(similarity) for similarity in grid], color=CURVES[0], linewidth=2)
     axes.axvline(settings.threshold, color=LOSS, linestyle="--", linewidth=1.2)
-    found = banding.probability(settings.threshold)
-    axes.plot([settings.threshold], [100 * found], "o", color=LOSS)
+    at_threshold = banding.probability(settings.threshold)
+    axes.plot([settings.threshold], [100 * at_threshold], "o", color=LOSS)
     axes.set(xlim=(0, 1), ylim=(0, 104), xlabel="Jaccard similarity", ylabel="becomes a candidate (%)")
     bands = f"{count(banding.bands, 'band')} of {count(banding.rows, 'row')}"
-    title(figure, f"S-curve of {bands}: {_probability(found)} at the threshold of {settings.threshold}")
+    title(figure, f"S-curve of {bands}: {_probability(at_threshold)} at the threshold of {settings.threshold}")
     return fitted(figure, sheet)

@@ -1,4 +1,4 @@
-"""Makes the lines on slowdown injections (the scenario key ``dose``) and on what a replay assumes."""
+"""Formats the results of slowdown injections (the scenario key ``dose``) and the assumptions of a replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.show.words import count, listing, ms, number
 
 
 def dose_line(found: Dose) -> str:
-    """The kind, the slope with its interval and the figures behind it; without a full stop."""
+    """Return the kind, the slope with its interval, and the figures behind it; without a full stop."""
     if found.unfitted is not None:
         return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
     text = _fitted(found)
@@ -22,7 +22,7 @@ def dose_line(found: Dose) -> str:
 
 
 def dose_reason(found: Dose) -> str | None:
-    """Why nothing was decided; None where something was."""
+    """Return why nothing was decided; None if something was decided."""
     if found.unfitted is not None:
         return _unfitted(found.unfitted)
     if found.kind != "undecided" or found.slope is None:
@@ -52,19 +52,21 @@ _SUBJECTS = {"device": "device time", "data": "data work"}
 
 
 def _subject(found: Dose) -> str:
-    what = f"{_SUBJECTS.get(found.what, found.what)} of {found.arm}"
-    return what if found.workers == 1 else f"{what} (the work of {found.workers} workers, divided by {found.workers})"
+    name = f"{_SUBJECTS.get(found.what, found.what)} of {found.arm}"
+    return name if found.workers == 1 else f"{name} (the work of {found.workers} workers, divided by {found.workers})"
 
 
 def _fitted(found: Dose) -> str:
     assert found.slope is not None
     subject, slope, waited = _subject(found), found.slope, found.waited_slope
     first, last = found.local_slope, found.last_slope
-    own, most = found.points[0], found.points[-1]
-    added = f"up to {ms(most.work_ms - own.work_ms)} added per step"
+    undosed, largest = found.points[0], found.points[-1]
+    added = f"up to {ms(largest.work_ms - undosed.work_ms)} added per step"
     cost = f"1 ms more of it costs {_two(slope.median)} ms of step time ({_interval(slope)}, {added})"
     waits = (
-        "" if own.waited_ms is None else f"it takes {ms(own.work_ms)} and the step waits {ms(own.waited_ms)} for data"
+        ""
+        if undosed.waited_ms is None
+        else f"it takes {ms(undosed.work_ms)} and the step waits {ms(undosed.waited_ms)} for data"
     )
     if found.kind == "kink" and found.slack_ms and first and last and last.median - first.median > KINK_BEND_MIN:
         slack = f"{ms(max(0.0, found.slack_ms.median))} of added work per step ({_interval(found.slack_ms, ' ms')})"
@@ -76,15 +78,17 @@ def _fitted(found: Dose) -> str:
         return f"{subject} just fits into the slack ({waits}), and {cost}"
     if found.kind == "exposed":
         partly = (
-            found.what != "device" and own.waited_ms is not None and own.waited_ms < EXPOSED_SLOPE_MIN * own.work_ms
+            found.what != "device"
+            and undosed.waited_ms is not None
+            and undosed.waited_ms < EXPOSED_SLOPE_MIN * undosed.work_ms
         )
         return f"{subject} is exposed: {cost}" + (f", though today {waits}" if partly else "")
     if found.kind == "partial":
         return f"{subject} is partly exposed: {cost}" + (f", {_two(waited.median)} ms by waiting" if waited else "")
     if found.kind == "contended":
         cores = ""
-        if own.contended_ms is not None and most.contended_ms is not None:
-            cores = f" (the main thread waits for a core {number(own.contended_ms)} to {ms(most.contended_ms)})"
+        if undosed.contended_ms is not None and largest.contended_ms is not None:
+            cores = f" (the main thread waits for a core {number(undosed.contended_ms)} to {ms(largest.contended_ms)})"
         share = f"only {_two(waited.median)} ms by waiting for data" if waited else "not by waiting for data"
         return f"{subject} makes the step wait for a core: {cost}, {share}: hidden, it takes cores from the step{cores}"
     reason = dose_reason(found)
@@ -92,7 +96,7 @@ def _fitted(found: Dose) -> str:
 
 
 def _interval(estimate: Estimate, unit: str = "") -> str:
-    """``95 % interval 0.91 to 1.04, 5 blocks``."""
+    """Format an interval: ``95 % interval 0.91 to 1.04, 5 blocks``."""
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"
@@ -100,13 +104,13 @@ def _interval(estimate: Estimate, unit: str = "") -> str:
 
 
 def _two(value: float) -> str:
-    """Two decimals, and never ``-0.00``."""
+    """Format with two decimals, never as ``-0.00``."""
     return f"{round(value, 2) + 0.0:.2f}"
 
 
 def assumption_lines(found: Iterable[Assumption]) -> list[str]:
-    """Return a line for each, without a full stop."""
-    return [ASSUMPTIONS[one.kind](one) for one in found]
+    """Return a line for each assumption, without a full stop."""
+    return [ASSUMPTIONS[assumption.kind](assumption) for assumption in found]
 
 
 def _busy_unknown(one: Assumption) -> str:
@@ -118,34 +122,34 @@ def _busy_unknown(one: Assumption) -> str:
 
 
 def _device_speed(one: Assumption) -> str:
-    rest = "" if one.asynchronous else ", and forward, backward and optimizer are all of it"
+    scope = "" if one.asynchronous else ", and forward, backward and optimizer are all of it"
     held_up = (
         "; launching is taken to last as long as it did: where a full queue held it up, a faster device gains more"
     )
-    return f"all work on the device changes speed alike{rest}{held_up if one.asynchronous else ''}"
+    return f"all work on the device changes speed alike{scope}{held_up if one.asynchronous else ''}"
 
 
 ASSUMPTIONS: Mapping[AssumptionKind, Callable[[Assumption], str]] = {
     "loader alone": lambda _: (
         "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
     ),
-    "receive not observed": lambda one: (
-        f"no batch lay ready: receiving one is taken to cost {_cost(one.cost_ms)}, and intervals hold that it costs "
-        "nothing, or all that a hand-over takes"
+    "receive not observed": lambda assumption: (
+        f"no batch lay ready: receiving one is taken to cost {_cost(assumption.cost_ms)}, and intervals hold that it "
+        "costs nothing, or all that a hand-over takes"
     ),
-    "hand-over not observed": lambda one: (
-        f"no batch was waited for: its hand-over is taken to last {_cost(one.cost_ms)}, and intervals hold that it "
-        f"lasts no longer than receiving the batch does, or {HANDOVER_TIMES_MAX} times as long, as far as the recorded "
-        "order allows that"
+    "hand-over not observed": lambda assumption: (
+        f"no batch was waited for: its hand-over is taken to last {_cost(assumption.cost_ms)}, and intervals hold that "
+        f"it lasts no longer than receiving the batch does, or {HANDOVER_TIMES_MAX} times as long, as far as the "
+        "recorded order allows that"
     ),
     "device not recorded": lambda _: (
         "what the device did was not recorded: time on the host stands for it, and a wait of the host counts as one"
     ),
     "busy not known": _busy_unknown,
-    "hand-over": lambda one: (
+    "hand-over": lambda assumption: (
         "the recording has no workers: handing a batch over to the main thread is taken to cost "
-        f"{one.tensor_ms} ms for each of its {one.tensors} tensors"
-        f"{', as data.transport is ring' if one.ring else ''} (transfer=... sets it otherwise)"
+        f"{assumption.tensor_ms} ms for each of its {assumption.tensors} tensors"
+        f"{', as data.transport is ring' if assumption.ring else ''} (transfer=... sets it otherwise)"
     ),
     "stages inline": lambda _: (
         "without workers the stages take as long inline as they did in the workers, with no hand-over"
@@ -162,17 +166,18 @@ ASSUMPTIONS: Mapping[AssumptionKind, Callable[[Assumption], str]] = {
     "deep queue": lambda _: (
         "the device's queue is taken to be deep enough to hold all that is launched between two syncs"
     ),
-    "ranks": lambda one: (
-        f"each of {one.ranks} ranks draws its own stretch of the recording and has cores of its own; backward ends "
-        "when the slowest rank's does, and the communication itself takes no time"
+    "ranks": lambda assumption: (
+        f"each of {assumption.ranks} ranks draws its own stretch of the recording and has cores of its own; backward "
+        "ends when the slowest rank's does, and the communication itself takes no time"
     ),
     "side by side": lambda _: (
         "what stages wait for (a disk, a network, a lock) serves several workers side by side; where it serves one at "
         "a time, a step lasts longer than this, or with fewer workers less long"
     ),
-    "shared cores": lambda one: (
-        f"{one.cores} cores are shared fairly among {one.threads} compute threads and {one.workers} workers, which "
-        "want them independently of one another (mean field); other processes are left out"
+    "shared cores": lambda assumption: (
+        f"{assumption.cores} cores are shared fairly among {assumption.threads} compute threads and "
+        f"{assumption.workers} workers, which want them independently of one another (mean field); other processes are "
+        "left out"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Draws what all pictures share: colours, axes of rows, points with intervals and ratio axes; makes PNG and SVG."""
+"""Draws the elements of all pictures: colours, rows, points with intervals, ratio axes. Writes PNG and SVG."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ THEME = {
     "--c11": ("#8a8a8a", "#c8c8c8"),
 }
 
-# Close to Okabe and Ito's palette, which colour-blind readers can tell apart; each is at least 3:1 on white.
-CURVES = tuple(THEME[f"--c{place}"][0].upper() for place in range(8))
-# Warm for the input side, cool and grey for the rest.
+# Close to Okabe and Ito's palette for colour-blind readers. Each colour has a contrast of at least 3:1 on white.
+CURVES = tuple(THEME[f"--c{number}"][0].upper() for number in range(8))
+# Warm colours for data work, cool and grey ones for the rest.
 PARTS = {
     "read": THEME["--c4"][0],
     "tokenize": THEME["--c1"][0],
@@ -90,13 +90,13 @@ TEXT = 10.0  # points; the page shows wide pictures 1.22 pixels per point or lar
 SPACING = 1.2  # of lines
 LINE = 44  # characters of TEXT across a narrow sheet
 _MOST_POINTS = 4000  # per curve: more than the picture has pixels
-ROUND = ("1.0", "2.0", "5.0")  # leading digits of the ticks that a crowded axis keeps
+ROUND = ("1.0", "2.0", "5.0")  # leading digits of the ticks on a crowded axis
 TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Room for a picture: its width, and whether text stands above the rows because there is no room beside them."""
+    """Sheet of a picture: its width, and whether text stands above the rows because it does not fit beside them."""
 
     width: float  # inches
     stacked: bool = False
@@ -117,7 +117,7 @@ class Sheet:
 
 
 def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> Axes:
-    """Draw a grid behind the data, and no frame on top and at the right."""
+    """Draw a grid behind the data, and remove the frame at the top and at the right."""
     axes.grid(axis=grid, color=GRID, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -126,7 +126,7 @@ def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> Axes:
 
 
 WIDE = Sheet(10.5)
-NARROW = Sheet(3.8, stacked=True)  # a phone shows it 366 pixels wide
+NARROW = Sheet(3.8, stacked=True)  # A phone shows it 366 pixels wide.
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class RowAxes:
     pitch: float  # distance between two rows; a row of marks is 1 high
 
     def at(self, row: int) -> float:
-        """Height of a row's centre on the axis."""
+        """Return the position of a row's centre on the axis."""
         return row * self.pitch
 
     def label(self, labels: Sequence[str], texts: Sequence[str], colours: Sequence[str], soft: Sequence[bool]) -> None:
-        """Write each row's name and its figures: left and right of a wide sheet's axes, above the marks of others."""
+        """Write each row's name and figures: left and right of the axes on a wide sheet, else above the row's marks."""
         if self.pitch == 1:
             self.axes.set_yticks(range(len(labels)), labels, fontsize=TEXT)
             for tick, is_soft in zip(self.axes.get_yticklabels(), soft, strict=True):
@@ -151,24 +151,24 @@ class RowAxes:
                 self._text(1.02, row, text, colour, "center")
             return
         self.axes.set_yticks([])
-        most = 0
+        lines_max = 0
         for row, (label, text, colour) in enumerate(zip(labels, texts, colours, strict=True)):
             top = self.at(row) - 0.5
-            found = wrapped(text) if text else ""
-            lines = found.count("\n") + 1 if found else 0
+            figures = wrapped(text) if text else ""
+            lines = figures.count("\n") + 1 if figures else 0
             name = wrapped(label.replace("\n", " "))
-            self._text(0, top, found, colour, "bottom", 2)
+            self._text(0, top, figures, colour, "bottom", 2)
             self._text(0, top, name, INK, "bottom", lines * TEXT * SPACING + 2)
-            most = max(most, lines + name.count("\n") + 1)
-        self._fit(most)
+            lines_max = max(lines_max, lines + name.count("\n") + 1)
+        self._fit(lines_max)
 
     def _fit(self, lines: int) -> None:
-        """Leave as much room above the first row as ``lines`` of text take."""
+        """Make room for ``lines`` of text above the first row."""
         bottom, top = self.axes.get_ylim()
         inches = self.figure.get_figheight() / (bottom - top)
-        least = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
-        self.figure.set_figheight(self.figure.get_figheight() - (least - top) * inches)
-        self.axes.set_ylim(bottom, least)
+        new_top = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
+        self.figure.set_figheight(self.figure.get_figheight() - (new_top - top) * inches)
+        self.axes.set_ylim(bottom, new_top)
 
     def _text(self, x: float, y: float, text: str, colour: str, align: str, above: float = 0) -> None:
         self.axes.annotate(
@@ -179,7 +179,7 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return axes of ``count`` rows, ``height`` inches each; ``lines`` of text stand above a row of a stacked sheet."""
+    """Return axes of ``count`` rows of ``height`` inches. ``lines``: of text above each row of a stacked sheet."""
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
@@ -189,7 +189,7 @@ def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, line
 
 
 def fitted(figure: Figure, sheet: Sheet) -> Figure:
-    """Return the figure; on a stacked sheet with its text wrapped, and with as much height as its texts take."""
+    """Return the figure. On a stacked sheet, wrap its texts and make it high enough for them."""
     if not sheet.stacked:
         return figure
     title(figure, wrapped(figure.get_suptitle(), 0.82))
@@ -200,7 +200,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
         texts += [axes.get_xlabel()]
     for legend in list(figure.legends):
         handles: list[Any] = legend.legend_handles
-        labels = [wrapped(one.get_text(), 0.85) for one in legend.get_texts()]
+        labels = [wrapped(entry.get_text(), 0.85) for entry in legend.get_texts()]
         longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
         columns = 2 if longest <= 15 else 1
         legend.remove()
@@ -214,7 +214,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
 def wrapped(text: str, share: float = 1.0) -> str:
     """Break text into lines that fit ``share`` of a narrow sheet."""
     lines = (textwrap.wrap(line, int(LINE * share), break_on_hyphens=False) for line in text.split("\n"))
-    return "\n".join(one for line in lines for one in line)
+    return "\n".join(part for line in lines for part in line)
 
 
 def point(
@@ -231,7 +231,9 @@ def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = ()
     """Draw a logarithmic axis around 1 that shows the estimates and ``more`` values, with ticks such as 0.98x or 5x."""
     from matplotlib.ticker import MaxNLocator
 
-    ends = ((one.median, one.ci_low or one.median, one.ci_high or one.median) for one in found)
+    ends = (
+        (estimate.median, estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in found
+    )
     values = [*(value for three in ends for value in three), *more] or [0.5, 2.0]
     low, high = min(*values, 0.99), max(*values, 1.01)
     room = 0.06 * math.log(high / low)
@@ -242,9 +244,9 @@ def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = ()
     if high / low < 2.5:
         linear = MaxNLocator(4 if sheet.stacked else 7, steps=[1, 2, 5, 10]).tick_values(low, high)
         ticks = [float(tick) for tick in linear if low <= tick <= high]
-    most = 6 if sheet.stacked else 9
+    ticks_max = 6 if sheet.stacked else 9
     for leading in (ROUND, ROUND[:1]):
-        if high / low >= 2.5 and len(ticks) > most:
+        if high / low >= 2.5 and len(ticks) > ticks_max:
             ticks = [tick for tick in ticks if f"{tick:e}"[:3] in leading]
     ratio_ticks(axes.xaxis, ticks)
     axes.axvline(1, color=RULE, linewidth=1, linestyle="--", zorder=2)
@@ -273,19 +275,21 @@ def legend_of_all(figure: Figure, handles: Sequence[Any], labels: Sequence[str],
 
 
 def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest point of each of ``most / 2`` pieces of a long curve: no peak is lost."""
+    """Thin a long curve to the lowest and highest point of each of ``most / 2`` pieces, so that no peak is lost."""
     if len(size) <= most:
         return time, size
     import numpy as np
 
     pieces = np.array_split(np.arange(len(size)), most // 2)
-    kept = np.unique([at for piece in pieces for at in (piece[size[piece].argmin()], piece[size[piece].argmax()])])
-    return time[kept], size[kept]
+    indices = np.unique(
+        [index for piece in pieces for index in (piece[size[piece].argmin()], piece[size[piece].argmax()])]
+    )
+    return time[indices], size[indices]
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawing: a PNG for markdown, and SVG for the page, whose colours follow the page's theme."""
+    """Drawing as a PNG for markdown, and as SVG in the page's theme colours."""
 
     png: bytes
     svg: str
@@ -293,7 +297,7 @@ class Picture:
 
 
 def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
-    """Return the drawing in all forms, marked where the device is emulated. The same study gives the same bytes."""
+    """Return the drawing in all forms, marked if the device is emulated. The same study gives the same bytes."""
     import matplotlib
 
     if emulated:
@@ -302,7 +306,7 @@ def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) 
             title(narrow, f"{EMULATED}\n{narrow.get_suptitle()}")
     content = io.BytesIO()
     _laid_out(figure)
-    # no version and no date in the files
+    # Leave version and date out of the files.
     figure.savefig(content, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
     if narrow is not None:
         _laid_out(narrow)
@@ -322,7 +326,7 @@ def write_picture(path: Path, picture: Picture) -> None:
 
 
 def themed_file(svg: str) -> str:
-    """Return a drawing of a page as a file of its own, with the colours of both themes."""
+    """Return the SVG of a page as a separate file, with the colours of both themes."""
     theme = f"<style>{style()}svg {{ color: var(--ink) }}</style>"
     return svg.replace("><", f">{theme}<", 1) + "\n"
 
@@ -339,12 +343,12 @@ def picture_link(alt: str, name: str) -> str:
 
 
 def _laid_out(figure: Figure) -> None:
-    """Lay a figure out once for all forms: a layout engine would do so, and draw twice, each time it is saved."""
+    """Lay a figure out once for all forms, because a layout engine would draw it twice for each saved file."""
     import matplotlib
 
     _plain_text(figure)
     figure.set_dpi(DPI)
-    with matplotlib.rc_context({"text.parse_math": False}):  # also for ticks that are made only now
+    with matplotlib.rc_context({"text.parse_math": False}):  # Applies also to ticks that are created here.
         if (engine := figure.get_layout_engine()) is not None:
             engine.execute(figure)
     figure.set_layout_engine(None)
@@ -357,7 +361,7 @@ def _svg(figure: Figure) -> str:
 
 
 def _plain_text(figure: Figure) -> None:
-    """Take every text as it is: a name with two dollar signs is no formula, and one that is a wrong one no error."""
+    """Draw every text literally, because matplotlib treats text between two dollar signs as a formula."""
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -366,11 +370,12 @@ def _plain_text(figure: Figure) -> None:
 
 
 def _themed(svg: str) -> str:
-    """The <svg> element alone, with the page's colours for ink and paper."""
+    """Return only the <svg> element, with the page's colours for text and background."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda found: _variable(found[0]), svg)
-    svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough; scales are below 1
+    svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda match: _variable(match[0]), svg)
+    # Two decimals of a point suffice. Scales are below 1 and keep all digits.
+    svg = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg)
     width = re.search(r'viewBox="0 0 (\S+) ', svg)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
     svg = _shortened(svg)
@@ -378,9 +383,9 @@ def _themed(svg: str) -> str:
 
 
 def _shortened(svg: str) -> str:
-    """Leave out what no browser shows: comments, names of groups, white space, and most of a glyph's name."""
+    """Remove parts that no browser shows: comments, names of groups, white space, and most of a glyph's name."""
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to a group
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # No element refers to a group.
     svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
     svg = re.sub(r'( id="|href="#)DejaVuSans-', r"\1g", svg)
     return svg.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
@@ -392,10 +397,10 @@ def _variable(colour: str) -> str:
 
 
 def style() -> str:
-    """Return the style sheet's custom properties: light, dark where the system prefers it, and as the button says."""
+    """Return the style sheet's custom properties for both themes, selected by the system or by the page's button."""
     light, dark = (
-        f"color-scheme: {scheme}; " + " ".join(f"{name}: {pair[place]};" for name, pair in THEME.items())
-        for place, scheme in enumerate(("light", "dark"))
+        f"color-scheme: {scheme}; " + " ".join(f"{name}: {pair[index]};" for name, pair in THEME.items())
+        for index, scheme in enumerate(("light", "dark"))
     )
     return (
         f":root {{ {light} }}\n"
@@ -411,6 +416,6 @@ def contrast(one: str, other: str) -> float:
 
 
 def _luminance(colour: str) -> float:
-    channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    channels = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,6 +1,6 @@
-"""Makes what a user reads in ten seconds: what to beware of, a line for each comparison, a small table, what to try.
+"""Makes the summary that a user reads in ten seconds: warnings, a line per comparison, a small table, next steps.
 
-Markdown, HTML and the terminal show the same :class:`FirstScreen`; each figure is made into text here, once.
+Markdown, HTML and the terminal show the same :class:`FirstScreen`. Each figure is formatted here, once.
 """
 
 from __future__ import annotations
@@ -60,73 +60,77 @@ from harness.show.text.verdicts import (
 from harness.show.words import count, listing, number, part_of, percent, ratio
 from trainer.errors import one_line
 
-AMONG_CAUSES = [one.kind for one in NOTED.values()]  # diagnoses that a line with more to say tells below another
+AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # Diagnoses that have a more detailed line among the causes.
 REFUSED_ABOVE: tuple[DoubtKind, ...] = ("no core", "blocked")
-LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")  # differences that are never counted only
+# Differences that are always listed, never only counted.
+LEARNED: tuple[ConfoundKind, ...] = ("diverged", "losses", "repeated data")
 HEADER = ("comparison", "verdict", "in isolation", "could gain", "predicted", "measured")
 VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no difference seen", "undecided": "undecided"}
 
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """``beware``: what is missing, failed or differs undeclared; it comes first, and nothing of it is left out."""
+    """Content of the first screen. ``beware``: all missing runs, failures and undeclared differences; comes first."""
 
     question: str
     emulated: str
     beware: tuple[str, ...]
-    headlines: tuple[Headline, ...]  # of many comparisons, the best and the worst
+    headlines: tuple[Headline, ...]  # all comparisons, or of many only the best and the worst
     each: tuple[Headline, ...]  # one for each comparison, in the order of the scenario
     rows: tuple[tuple[str, ...], ...]
     legend: tuple[tuple[str, str], ...]
     next_steps: NextSteps
-    names: ArmNames  # as this screen and everything below it writes them
-    card: VerdictCard | None = None  # of an attached program: it is shown in place of the headlines
-    horizon: str = ""  # how much of the trainings was measured; "" if nothing is compared
+    names: ArmNames  # short names, used on the whole page
+    card: VerdictCard | None = None  # card of an attached program, shown instead of the headlines
+    horizon: str = ""  # measured part of the trainings; "" if nothing is compared
 
     @property
     def next_note(self) -> str:
-        """The note of the next steps; "" under a card whose diagnosis is not about the data, if there is no step."""
+        """Note on the next steps; "" if there is no step and the card's diagnosis does not concern the data."""
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 
     @property
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the comparisons, without columns before the last that have no figure at all."""
+        """Return header and rows of the comparisons, without empty columns; the last column is always kept."""
         last = len(HEADER) - 1
-        kept = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
-        return tuple(HEADER[i] for i in kept), [tuple(row[i] for i in kept) for row in self.rows]
+        shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
+        return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
 
 
 def first_screen(report: StudyReport) -> FirstScreen:
     names = ArmNames([arm.name for arm in report.arms if not arm.control])
-    shown: set[str] = set()  # baselines whose cost of data was said already
+    shown: set[str] = set()  # baselines whose cost of data is already in a line
     lines: list[Headline] = []
-    each: dict[int, Headline] = {}  # by the identity of the comparison
+    headlines: dict[int, Headline] = {}  # by the id() of the comparison
     remedies = Counter(ask for c in report.compared if (ask := more_blocks(c.measured)) is not None)
-    once = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
+    repeated = [ask for ask, times in remedies.items() if times > REMEDY_REPEATS]
     ordered, shown_alone = _ordered(report)
     if len(shown_alone) < len(ordered):
         lines.append(_tally(ordered))
     alone_ids = {id(c) for c in shown_alone}
-    for c in (*shown_alone, *(one for one in report.comparisons if id(one) not in alone_ids)):
-        each[id(c)] = _headline(report, c, names, c.baseline not in shown, once)
+    for c in (*shown_alone, *(entry for entry in report.comparisons if id(entry) not in alone_ids)):
+        headlines[id(c)] = _headline(report, c, names, c.baseline not in shown, repeated)
         if isinstance(c, Comparison):
             shown.add(c.baseline)
-    lines += [each[id(c)] for c in shown_alone]
-    lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in once]
-    if not once:
+    lines += [headlines[id(c)] for c in shown_alone]
+    lines += [Headline(f"To decide the {remedies[ask]} undecided comparisons", ask, "") for ask in repeated]
+    if not repeated:
         lines += _undecided_lines([c for c in ordered if id(c) not in alone_ids], names)
     compared = {name for c in report.comparisons for name in (c.baseline, c.candidate)}
     involved = [arm for arm in report.arms if arm.name in compared]
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
     advised = [*report.advice]
     if not report.comparisons:
-        alone = [arm for arm in report.arms if not arm.control]
-        lines = [*group_lines(alone, report.group, names), *(line for arm in alone for line in lone_lines(arm, names))]
+        plain_arms = [arm for arm in report.arms if not arm.control]
+        lines = [
+            *group_lines(plain_arms, report.group, names),
+            *(line for arm in plain_arms for line in lone_lines(arm, names)),
+        ]
         # The line of such an arm gives the reason why nothing is predicted.
-        advised = [one for one in advised if one.refused is None or one.refused.kind not in REFUSED_ABOVE]
+        advised = [advice for advice in advised if advice.refused is None or advice.refused.kind not in REFUSED_ABOVE]
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
-    ideal = {arm.name: one for arm in report.arms if (one := arm.explained.ideal_measured) is not None}
+    ideal = {arm.name: estimate for arm in report.arms if (estimate := arm.explained.ideal_measured) is not None}
     return FirstScreen(
         question=one_line(report.study.question),
         emulated=_emulated(report),
@@ -135,18 +139,18 @@ def first_screen(report: StudyReport) -> FirstScreen:
             *_differences([names.shorten(c) for c in report.comparisons]),
         ),
         headlines=tuple(lines),
-        each=tuple(each[id(c)] for c in report.comparisons),
+        each=tuple(headlines[id(c)] for c in report.comparisons),
         rows=tuple(_row(c, names) for c in ordered),
         legend=tuple(names.legend),
         next_steps=next_steps(advised, names, ideal),
         names=names,
-        card=verdict_card(report, names, next(iter(each.values())) if len(each) == 1 else None),
+        card=verdict_card(report, names, next(iter(headlines.values())) if len(headlines) == 1 else None),
         horizon=_horizon(involved) if report.compared else "",
     )
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """The fewest blocks and steps of a block that any compared arm has, and the smallest share of an epoch."""
+    """Return the fewest blocks, and steps per block, of any compared arm, and the smallest share of an epoch."""
     measured = [arm for arm in arms if arm.blocks]
     longest = max((arm.epoch_steps for arm in measured if arm.epoch_steps is not None), default=None)
     return horizon_text(min(arm.blocks for arm in measured), min(arm.block_steps for arm in measured), longest)
@@ -155,19 +159,21 @@ def _horizon(arms: Sequence[ArmReport]) -> str:
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
     """Return all comparisons and those with a line of their own.
 
-    Of :data:`COMPARISONS_MANY` these are the best and the worst, by what was decided, and those with a warning of their
-    own. All are sorted by their measured ratio, the fastest candidate first.
+    If there are :data:`COMPARISONS_MANY` or more, only some have a line of their own: the best and the worst decided
+    ones, and those with a warning. All are sorted by measured ratio, the fastest candidate first.
     """
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
-    by_gain = sorted(report.compared, key=lambda one: -one.measured.ratio.median)
+    by_gain = sorted(report.compared, key=lambda comparison: -comparison.measured.ratio.median)
     decided = _decided(by_gain)
     ends = decided if len(decided) > 1 else by_gain
-    alone = [
-        one for one in by_gain if one in (ends[0], ends[-1]) or one.drift is not None or _loader_fails(report, one)
+    own_line = [
+        comparison
+        for comparison in by_gain
+        if comparison in (ends[0], ends[-1]) or comparison.drift is not None or _loader_fails(report, comparison)
     ]
-    absent = [one for one in report.comparisons if isinstance(one, NotCompared)]
-    return [*by_gain, *absent], [*alone]
+    absent = [comparison for comparison in report.comparisons if isinstance(comparison, NotCompared)]
+    return [*by_gain, *absent], [*own_line]
 
 
 def _loader_fails(report: StudyReport, c: Comparison) -> bool:
@@ -177,9 +183,11 @@ def _loader_fails(report: StudyReport, c: Comparison) -> bool:
 
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
-    """Return how many comparisons have which verdict."""
-    verdicts = Counter(VERDICTS[one.measured.verdict] for one in comparisons if isinstance(one, Comparison))
-    absent = sum(isinstance(one, NotCompared) for one in comparisons)
+    """Return the number of comparisons by verdict."""
+    verdicts = Counter(
+        VERDICTS[comparison.measured.verdict] for comparison in comparisons if isinstance(comparison, Comparison)
+    )
+    absent = sum(isinstance(comparison, NotCompared) for comparison in comparisons)
     parts = [f"{number} {verdict}" for verdict, number in verdicts.most_common()]
     parts += [f"{absent} not measured"] if absent else []
     decided = " that are decided" if len(_decided(comparisons)) > 1 else ""
@@ -188,7 +196,11 @@ def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
 
 
 def _decided(comparisons: Sequence[Comparison | NotCompared]) -> list[Comparison]:
-    return [one for one in comparisons if isinstance(one, Comparison) and one.measured.verdict != "undecided"]
+    return [
+        comparison
+        for comparison in comparisons
+        if isinstance(comparison, Comparison) and comparison.measured.verdict != "undecided"
+    ]
 
 
 def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> Iterator[Headline]:
@@ -197,28 +209,29 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
     for c in comparisons:
         if isinstance(c, Comparison) and c.measured.undecided is not None:
             by_cause.setdefault(c.measured.undecided, []).append(c)
-    for found in by_cause.values():
-        because = undecided_because(found[0].measured) or ""
-        first = f"{names.short(found[0].candidate)}: " if len(found) > 1 else ""
-        yield Headline(f"{count(len(found), 'comparison')} undecided", f"{first}{because}", "")
+    for group in by_cause.values():
+        because = undecided_because(group[0].measured) or ""
+        first = f"{names.short(group[0].candidate)}: " if len(group) > 1 else ""
+        yield Headline(f"{count(len(group), 'comparison')} undecided", f"{first}{because}", "")
 
 
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
-    """``once``: remedies that are said below all of them."""
+    """Return the line of a comparison. ``once``: remedies that one common line gives for all comparisons."""
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
     if isinstance(c, NotCompared):
         return Headline(subject, f"not measured ({missing_text(c.missing)})", "")
     subject += _device(report, c, names)
-    served = [arm for one in (c.candidate, c.baseline) if (arm := report.arm(one)) is not None]
+    served = [arm for name in (c.candidate, c.baseline) if (arm := report.arm(name)) is not None]
     support = [text for arm in served for text in loader_texts(arm, names.short(arm.name))][:1]
     if c.drift is not None:
         support.append(_drift(c.drift, baseline, c))
     support += [data_text(names.shorten_compared(c))] if with_data else []
-    if c.confounds and not all(one.confounds for one in report.compared):  # else what stands above says it
+    # If all comparisons have confounds, the warnings above list them.
+    if c.confounds and not all(comparison.confounds for comparison in report.compared):
         support.append("The arms differ in more than that: see the warnings above.")
     if disagreements(c):
         support.append("Estimates disagree: see the details.")
@@ -229,7 +242,7 @@ def _headline(
 
 def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
     times = percent(found.median - 1)
-    drifts = next(one for one in comparison_doubts(c) if one.kind == "drift")
+    drifts = next(entry for entry in comparison_doubts(c) if entry.kind == "drift")
     todo = "" if drifts.remedy is None else f" To see where that ends, {remedy_text(drifts.remedy)}."
     return (
         f"Compared with {baseline}, its steps got {times} {'slower' if found.median > 1 else 'faster'} from the "
@@ -238,7 +251,7 @@ def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
-    """Where both run, if a device on paper is among them."""
+    """Return the devices of both arms if any of them is emulated, else ""."""
     devices = emulated_devices(c)
     if devices is None:
         return ""
@@ -248,7 +261,7 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """What bars belief in a speed, where the verdict is not itself about that."""
+    """Return the problems of the losses that make a speed doubtful, if the verdict does not already name them."""
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
@@ -256,8 +269,11 @@ def _learned(m: Measured, *, emulated: bool) -> list[str]:
     if m.losses.unlike:
         return ["The losses differ: see the warnings above."]
     if m.losses.some_blocks is not None:
-        (some, of), ours, theirs = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
-        return [f"The losses differ in {some} of {count(of, 'block')} ({ours:.3f} against {theirs:.3f})."]
+        (differing, blocks), base_loss, candidate_loss = m.losses.some_blocks, m.losses.baseline, m.losses.candidate
+        return [
+            f"The losses differ in {differing} of {count(blocks, 'block')} ({base_loss:.3f} against "
+            f"{candidate_loss:.3f})."
+        ]
     unknown = m.losses.baseline is None or m.losses.candidate is None
     return ["Losses were not compared."] if m.verdict == "gain" and unknown and not emulated else []
 
@@ -267,24 +283,26 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
     if isinstance(c, NotCompared):
         return (label, "not measured", *([NOT_MEASURED] * (len(HEADER) - 2)))
     m = c.measured
-    known = (m.isolated, m.ceiling, believed_ratio(c), m.figure)
-    figures = [NOT_MEASURED if one is None else f"{ratio(one.median)}{_or_none(one)}" for one in known]
-    each = m.measured_per_step
+    estimates = (m.isolated, m.ceiling, believed_ratio(c), m.figure)
+    figures = [
+        NOT_MEASURED if estimate is None else f"{ratio(estimate.median)}{_or_none(estimate)}" for estimate in estimates
+    ]
+    tokens_ratio = m.measured_per_step
     if (
         m.figure is not None
         and m.step_time is not None
         and m.steps is not None
-        and each is not None
-        and abs(each - 1) > SAME_TOKENS_WITHIN
+        and tokens_ratio is not None
+        and abs(tokens_ratio - 1) > SAME_TOKENS_WITHIN
     ):
         unsure = " unclear" if m.steps.verdict in ("none", "undecided") else ""
-        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling is per step, too.
+        figures[-1] += f" ({ratio(m.step_time.median)}{unsure} a step)"  # The ceiling also concerns steps.
     if m.ceilings is not None:
         figures[1] = ceiling_text(m)
 
     predicted = c.explained.predicted
     if isinstance(predicted, Absent) and predicted.kind == "more than the data path differs" and m.ceiling:
-        figures[1] += " by data"  # what else differs may gain more
+        figures[1] += " by data"  # Other differences may gain more.
     return (label, VERDICTS[m.verdict], *figures)
 
 
@@ -295,13 +313,18 @@ def _or_none(one: Estimate) -> str:
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """What no arm declared, a line each; many of them are counted by kind, but for what the arms learned."""
+    """Return undeclared differences, one line each; many are counted by kind, except for those of the training."""
     lines = difference_lines(comparisons)
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
     learned = difference_lines(comparisons, only=LEARNED)
-    found = [one for c in comparisons if isinstance(c, Comparison) for one in {d.kind: d for d in c.confounds}.values()]
-    kinds = Counter(one.kind for one in found if one.kind not in LEARNED)
+    confounds = [
+        confound
+        for c in comparisons
+        if isinstance(c, Comparison)
+        for confound in {d.kind: d for d in c.confounds}.values()
+    ]
+    kinds = Counter(confound.kind for confound in confounds if confound.kind not in LEARNED)
     return [
         *(f"The arms also differ: {line}" for line in learned),
         *(
@@ -317,13 +340,13 @@ _KINDS = {"host load": "host load by other processes", "fact": "facts of the run
 def difference_lines(
     comparisons: Sequence[Comparison | NotCompared], only: Collection[ConfoundKind] | None = None
 ) -> list[str]:
-    """Every undeclared difference, or those of some kinds, with the comparisons that have it."""
-    found: dict[str, list[str]] = {}
+    """Return every undeclared difference (``only``: of these kinds) with the comparisons that have it."""
+    pairs_by_line: dict[str, list[str]] = {}
     for c in comparisons:
         differing = c.confounds if isinstance(c, Comparison) else ()
-        for line in confound_lines([one for one in differing if only is None or one.kind in only]):
-            found.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
-    return [f"{what} ({'; '.join(pairs)})" for what, pairs in found.items()]
+        for line in confound_lines([confound for confound in differing if only is None or confound.kind in only]):
+            pairs_by_line.setdefault(line, []).append(f"{c.candidate} against {c.baseline}")
+    return [f"{text} ({'; '.join(pairs)})" for text, pairs in pairs_by_line.items()]
 
 
 def _emulated(report: StudyReport) -> str:
@@ -339,12 +362,12 @@ REST_OF_PARTS = "everything else"
 
 @dataclass(frozen=True)
 class BarPart:
-    """One stretch of the bar."""
+    """Part of the bar of a step."""
 
     label: str
     ms: str
     length: float  # share of the step by the clock
-    share: float | None  # of the step without waits for a core; None: such a wait
+    share: float | None  # share of the step without waits for a core; None if the part is such a wait
 
     @property
     def percent(self) -> str:
@@ -353,41 +376,41 @@ class BarPart:
 
 @dataclass(frozen=True)
 class VerdictCard:
-    """The first screen of one program."""
+    """Card with the diagnosis of one program."""
 
     kind: DiagnosisKind
     title: str  # the command, its steps, and the time of a step by the clock
-    diagnosis: str  # in capitals
-    cost: str  # of it, with the saving and the remedy
-    bar: tuple[BarPart, ...]  # the whole step, the largest part first
+    diagnosis: str  # title of the diagnosis, in capitals
+    cost: str  # cost of the diagnosed part, with its saving and remedy
+    bar: tuple[BarPart, ...]  # parts of the step, the largest first
     findings: tuple[str, ...]
     trust: str
 
 
 def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the card of the program that the study is of; None if it is not attached.
+    """Return the card of the study's program; None if no program is attached.
 
-    Of several ranks it is that of the one that works longest in a step, for which the others wait. ``compared``: the
-    line of the one comparison, which is the diagnosis then, and the card is that of the candidate.
+    With several ranks, it shows the rank that works longest in a step, because the others wait for it. ``compared``:
+    line of the only comparison. It replaces the diagnosis, and the card shows the candidate.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:
-        candidates = {one.candidate for one in report.compared} if compared is not None else set()
+        candidates = {comparison.candidate for comparison in report.compared} if compared is not None else set()
         arms = [arm for arm in arms if arm.name in candidates]
     if not arms:
         return None
-    arm = max(arms, key=lambda one: one.wall.worked_ms if one.wall is not None else 0.0)
+    arm = max(arms, key=lambda rank: rank.wall.worked_ms if rank.wall is not None else 0.0)
     assert arm.wall is not None
     step_ms = arm.wall.step_ms.median
-    first, *others = arm.diagnoses
+    first, *later = arm.diagnoses
     name = f"{TITLES[first.kind]} ({first.name})" if first.kind == "input-bound" else TITLES[first.kind]
     cost = f"{diagnosis_text(first, step_ms)} {diagnosis_remedy(first.remedy, first.figures)}"
     findings = [
-        *(line.text for line in group_lines(arms, report.group, names)),  # of ranks: who waits for whom
+        *(line.text for line in group_lines(arms, report.group, names)),  # waits of ranks for each other
         *control_findings(arm),
         *([f"{name}: {cost}"] if compared is not None and first.kind not in AMONG_CAUSES else []),
         *loader_texts(arm, names.short(arm.name)),
-        *(finding_text(one, step_ms) for one in others if one.kind not in ("unknown", *AMONG_CAUSES)),
+        *(finding_text(diagnosis, step_ms) for diagnosis in later if diagnosis.kind not in ("unknown", *AMONG_CAUSES)),
         *cause_findings(arm),
     ]
     return VerdictCard(
@@ -410,27 +433,29 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
         text = f"...{text[3 - COMMAND_LONGEST :]}"
     rank = f", {names.short(arm.name)}" if several else ""
     step_ms = arm.wall.step_ms.median
-    whole = {part.name: part.ms for part in arm.wall.program}
+    times = {part.name: part.ms for part in arm.wall.program}
     shares = {part.name: part.share for part in arm.wall.program}
-    named = (START_UP, *[one for one in (OTHER_STEPS,) if shares.get(one, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
-    ends = [f"{name} {number(whole[name] / 1e3)} s" for name in named if name in whole]
-    around = f"; {', '.join(ends)}" if ends else ""
+    named = (START_UP, *[entry for entry in (OTHER_STEPS,) if shares.get(entry, 0.0) >= SPENT_SHARE_MIN], AFTER_STEPS)
+    ends = [f"{name} {number(times[name] / 1e3)} s" for name in named if name in times]
+    ending = f"; {', '.join(ends)}" if ends else ""
     part = part_of(step_ms)
     waits = arm.wall.total("core") >= SPENT_SHARE_MIN * step_ms
     basis = f"; shares are of the {part(arm.wall.on_cores_ms)} without waits for a core" if waits else ""
-    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{around}"
+    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{ending}"
 
 
 def _bar(wall: Wall) -> tuple[BarPart, ...]:
     parts, step_ms = wall.parts, wall.step_ms.median
     shown = parts if len(parts) <= BAR_PARTS_MAX else parts[: BAR_PARTS_MAX - 1]
     part = part_of(step_ms)
-    found = [
-        BarPart(part_label(one), part(one.ms.median), one.share, None if one.kind == "core" else wall.share(one))
-        for one in shown
+    bar_parts = [
+        BarPart(
+            part_label(entry), part(entry.ms.median), entry.share, None if entry.kind == "core" else wall.share(entry)
+        )
+        for entry in shown
     ]
-    if left := parts[len(shown) :]:
-        rest_ms = sum(one.ms.median for one in left)
-        share = sum(wall.share(one) for one in left if one.kind != "core")
-        found.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms, share))
-    return tuple(found)
+    if remaining := parts[len(shown) :]:
+        rest_ms = sum(entry.ms.median for entry in remaining)
+        share = sum(wall.share(entry) for entry in remaining if entry.kind != "core")
+        bar_parts.append(BarPart(REST_OF_PARTS, part(rest_ms), rest_ms / step_ms, share))
+    return tuple(bar_parts)

@@ -1,4 +1,4 @@
-"""Writes what the arms learned: validation losses, answers to questions, and how soon a target loss was reached."""
+"""Reports the results of training: validation losses, answers to questions, and the time to reach a target loss."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ ALT = "Training and validation loss by step"
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return "" if nothing was evaluated."""
+    """Return the section on losses and answers; "" if nothing was evaluated."""
     if found is None:
         return ""
     parts = []
     if documents := [arm for arm in found.arms if arm.passes]:
         parts.append(_losses(documents, names))
-    if agreements := [f"{safe(agreement(_shortened(one, names)))}." for one in found.compared]:
+    if agreements := [f"{safe(agreement(_shortened(pair, names)))}." for pair in found.compared]:
         parts.append(bulleted(agreements))
     if found.other_labels:
         parts.append(
@@ -67,7 +67,7 @@ def _losses(arms: Sequence[ArmCurves], names: ArmNames) -> str:
 
 
 def loss(value: float) -> str:
-    """``4.1234``: losses are compared in their third and fourth decimal."""
+    """Format a loss with four decimals, because losses differ in their third and fourth."""
     return f"{value:.4f}" if math.isfinite(value) else Markdown("**diverged**")
 
 
@@ -76,33 +76,39 @@ def _shortened(one: CurvesCompared, names: ArmNames) -> CurvesCompared:
 
 
 def agreement(one: CurvesCompared) -> str:
-    """Say that two arms have the same losses, or where they first differ and by how much."""
+    """Return a sentence: two arms have equal losses, or where they first differ, and by how much."""
     pair = f"{one.candidate} and {one.baseline}"
-    seen = f"{one.training:,} training and {one.validation:,} validation losses"
+    numbers = f"{one.training:,} training and {one.validation:,} validation losses"
     if not one.training and not one.validation:
         return f"{pair} have no loss at a common step"
-    beyond = _beyond(one)
-    if (found := one.difference) is None:
-        return f"{pair} have identical losses: all {seen} at common steps, in {count(one.blocks, 'block')}{beyond}"
-    apart = abs(found.candidate - found.baseline) / abs(found.baseline) if found.baseline else found.largest
-    by = f" ({_relative(apart)})" if math.isfinite(apart) else ""
+    unmatched = _beyond(one)
+    if (difference := one.difference) is None:
+        return (
+            f"{pair} have identical losses: all {numbers} at common steps, in {count(one.blocks, 'block')}{unmatched}"
+        )
+    relative = (
+        abs(difference.candidate - difference.baseline) / abs(difference.baseline)
+        if difference.baseline
+        else difference.largest
+    )
+    amount = f" ({_relative(relative)})" if math.isfinite(relative) else ""
     return (
-        f"{pair} have different losses: first the {found.of} loss of step {found.step} (counted from 0) in block "
-        f"{found.block}, {_against(found.candidate, found.baseline)}{by}; at most {_relative(found.largest)} "
-        f"apart over {seen}{beyond}"
+        f"{pair} have different losses: first the {difference.of} loss of step {difference.step} (counted from 0) in "
+        f"block {difference.block}, {_against(difference.candidate, difference.baseline)}{amount}; at most "
+        f"{_relative(difference.largest)} apart over {numbers}{unmatched}"
     )
 
 
 def _beyond(one: CurvesCompared) -> str:
-    """Say which losses the figures leave out."""
+    """Return the losses that the figures do not include."""
     text = f"; {one.not_finite:,} of them NaN or infinite in an arm" if one.not_finite else ""
-    for arm, alone in zip((one.baseline, one.candidate), one.alone, strict=True):
-        text += f"; {alone:,} more of {arm} at steps that the other has no loss of" if alone else ""
+    for arm, losses in zip((one.baseline, one.candidate), one.alone, strict=True):
+        text += f"; {losses:,} more of {arm} at steps that the other has no loss of" if losses else ""
     return text
 
 
 def _against(one: float, other: float) -> str:
-    """Two losses that differ, with as many digits as show it."""
+    """Format two different losses with enough digits to show the difference."""
     short = f"{one:.6g}", f"{other:.6g}"
     return " against ".join(short if short[0] != short[1] else (repr(one), repr(other)))
 
@@ -112,7 +118,7 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """Return the time of evaluation, which is in no step and in no throughput."""
+    """Return the time of evaluation, which no step and no throughput includes."""
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
@@ -141,12 +147,12 @@ def learning_json(found: Learning) -> Json:
         },
         "compared": [
             {
-                "baseline": one.baseline,
-                "candidate": one.candidate,
-                "identical": one.difference is None and bool(one.training or one.validation),
-                "sentence": agreement(one),
+                "baseline": pair.baseline,
+                "candidate": pair.candidate,
+                "identical": pair.difference is None and bool(pair.training or pair.validation),
+                "sentence": agreement(pair),
             }
-            for one in found.compared
+            for pair in found.compared
         ],
     }
 
@@ -173,25 +179,27 @@ def choice_parts(found: Learning, names: ArmNames) -> list[str]:
     shown = column_table(arms, {
         "arm": lambda arm: names.short(arm.arm),
         **shares,
-        "questions": lambda arm: listing([f"{one:,}" for one in _asked(arm)[0]]),
-        "steps trained": lambda arm: listing([f"{one:,}" for one in _asked(arm)[1]]),
+        "questions": lambda arm: listing([f"{questions:,}" for questions in _asked(arm)[0]]),
+        "steps trained": lambda arm: listing([f"{steps:,}" for steps in _asked(arm)[1]]),
         "passes": lambda arm: str(arm.choice_passes),
     })  # fmt: skip
-    other = "The arms are asked other questions, or in another form: the share of one says nothing of another's."
-    return [shown, CHOICES_NOTE, *([other] if found.other_questions else [])]
+    note = "The arms are asked other questions, or in another form: the share of one says nothing of another's."
+    return [shown, CHOICES_NOTE, *([note] if found.other_questions else [])]
 
 
 def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
     """Return the numbers of questions, and the numbers of steps after which they were asked."""
-    return sorted({one.questions or 0 for one in arm.answers}), sorted({one.step + 1 for one in arm.answers})
+    return sorted({choice.questions or 0 for choice in arm.answers}), sorted(
+        {choice.step + 1 for choice in arm.answers}
+    )
 
 
 def _choices_cell(arm: ArmCurves, name: str) -> str:
-    found = right_share(arm.answers, name)
-    if found is not None:
-        return share_text(found)
-    known = all(getattr(one, name) is not None for one in arm.answers)
-    return Markdown("**diverged**") if known else NOT_MEASURED
+    share = right_share(arm.answers, name)
+    if share is not None:
+        return share_text(share)
+    measured = all(getattr(choice, name) is not None for choice in arm.answers)
+    return Markdown("**diverged**") if measured else NOT_MEASURED
 
 
 def share_text(found: RightShare) -> str:
@@ -203,8 +211,10 @@ def choices_json(arm: ArmCurves) -> dict[str, Json]:
     """Return the shares of right answers; nothing if no question was asked."""
     if not arm.choice_passes:
         return {}
-    found = {name: right_share(arm.answers, name) for name in ("acc", "acc_norm", "acc_bytes", "acc_tokens")}
-    shares: dict[str, Json] = {name: None if one is None else record_json(one) for name, one in found.items()}
+    right_shares = {name: right_share(arm.answers, name) for name in ("acc", "acc_norm", "acc_bytes", "acc_tokens")}
+    shares: dict[str, Json] = {
+        name: None if share is None else record_json(share) for name, share in right_shares.items()
+    }
     questions, steps = _asked(arm)
     return {"multiple_choice": {**shares, "questions": [*questions], "steps": [*steps], "passes": arm.choice_passes}}
 
@@ -215,19 +225,19 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
         return ""
     target = f"{found[0].target:g}"
     columns: dict[str, Callable[[Learned], str]] = {
-        "arm": lambda one: names.short(one.arm),
+        "arm": lambda arm: names.short(arm.arm),
         "loss at the end": _loss_cell,
-        f"steps to {target}": lambda one: estimate_cell(one.steps),
-        "tokens to it": lambda one: number_cell(one.tokens),
-        "seconds to it": lambda one: number_cell(one.seconds),
+        f"steps to {target}": lambda arm: estimate_cell(arm.steps),
+        "tokens to it": lambda arm: number_cell(arm.tokens),
+        "seconds to it": lambda arm: number_cell(arm.seconds),
         "reached by": _reached_cell,
-        "memory MiB": lambda one: number_cell(one.peak_memory_bytes, 2**20),
+        "memory MiB": lambda arm: number_cell(arm.peak_memory_bytes, 2**20),
     }
-    on_device = any(one.peak_device_bytes is not None for one in found)
+    on_device = any(arm.peak_device_bytes is not None for arm in found)
     if on_device:
-        columns["device MiB"] = lambda one: number_cell(one.peak_device_bytes, 2**20)
-    trained = sorted({one.trained_steps for one in found if one.trained_steps is not None})
-    after = (
+        columns["device MiB"] = lambda arm: number_cell(arm.peak_device_bytes, 2**20)
+    trained = sorted({arm.trained_steps for arm in found if arm.trained_steps is not None})
+    end_note = (
         f" The runs end after {' to '.join(map(str, dict.fromkeys([trained[0], trained[-1]])))} steps."
         if trained
         else ""
@@ -235,16 +245,16 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
     note = (
         f"Medians over the runs [95 % interval]. A loss is the mean over {LOSS_STEPS} training steps, warm-up steps "
         "among them, as they train too; it is that of the batches it trains on, not of a held-out set."
-        f"{after} *Steps* (at least {LOSS_STEPS}), *tokens* and *seconds* are medians over all runs: one that did not "
-        "come there counts as later than any other, and then there is no interval. Seconds are those of steps alone, "
-        f"at the arm's typical one. Memory is the most that a run's processes had resident"
+        f"{end_note} *Steps* (at least {LOSS_STEPS}), *tokens* and *seconds* are medians over all runs: one that did "
+        "not come there counts as later than any other, and then there is no interval. Seconds are those of steps "
+        f"alone, at the arm's typical one. Memory is the most that a run's processes had resident"
         f"{', and torch on the device' if on_device else ''}."
     )
     return f"{column_table(found, columns)}\n\n{note}"
 
 
 def _reached_cell(one: Learned) -> str:
-    """``5 of 5``, with the runs that ended above the target again, and those that failed."""
+    """Return ``5 of 5`` with the number of runs that ended above the target again, and of failed runs."""
     text = f"{one.reached} of {one.runs}"
     text += f"; {one.left} ended above it again" if one.left else ""
     return text + (f"; {one.failed} more failed" if one.failed else "")

@@ -1,4 +1,4 @@
-"""Writes the lines about an arm without a comparison: waits for data, gains without data work, and what was timed."""
+"""Writes the lines on an arm without a comparison: waits for data, gain without data work, and timed calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from harness.show.words import capitalised, count, interval, listing, part_of, p
 from harness.study.contract import STAGES
 
 SETTINGS_BY_REMEDY: Mapping[DiagnosisRemedy, str] = {"no sync": SYNCHRONIZATION, "no gradients": GRADIENTS}
-DIAGNOSED = (CODE, GC, "compiled")  # kinds of causes that are parts of a step
+DIAGNOSED = (CODE, GC, "compiled")  # Kinds of causes that are parts of a step.
 
 
 @dataclass(frozen=True)
 class Headline:
-    """One comparison, or one arm: ``finding`` is what a person would say first, ``support`` why it is so."""
+    """Line on a comparison or an arm: the ``finding``, and its ``support``."""
 
     subject: str
     finding: str
@@ -45,15 +45,15 @@ class Headline:
 
 
 def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
-    """The lines about ``arm``; none where it has no measured step."""
+    """Return the lines about ``arm``; none if it has no measured step."""
     totals = arm.totals
     if totals.step_ms is None:
         return []
     name = names.short(arm.name)
     part = part_of(_mean_ms(arm))
-    # The mean is shown even if it is close to the median, as the following figures are parts of it.
+    # Show the mean even if it is close to the median, because the following figures are parts of it.
     step = f"{part(_mean_ms(arm))} a step"
-    # Blocks may be alike and steps are not (a checkpoint now and then), or the other way round.
+    # Blocks may be similar although steps are not (for example rare checkpoints), or the reverse.
     long = totals.long_steps
     typical_ms = long.others_ms if long is not None else totals.p50_ms or totals.step_ms.median
     if (kinds := _kinds(totals, part)) is not None:
@@ -76,16 +76,18 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def cause_findings(arm: ArmReport) -> list[str]:
-    """Return what the agent noted of slow steps, as far as no diagnosis has it."""
-    diagnosed = {SETTINGS_BY_REMEDY.get(one.remedy) for one in arm.diagnoses}
-    headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # It has the cost of its cause.
-    causes = [one for one in arm.causes if one.kind not in DIAGNOSED and one.place not in diagnosed]
-    unnamed = replace(arm, causes=tuple(replace(one, ms=None) if one.kind == headline else one for one in causes))
+    """Return the recorded causes of slow steps that no diagnosis covers."""
+    diagnosed = {SETTINGS_BY_REMEDY.get(diagnosis.remedy) for diagnosis in arm.diagnoses}
+    headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # The diagnosis already gives this cost.
+    causes = [cause for cause in arm.causes if cause.kind not in DIAGNOSED and cause.place not in diagnosed]
+    unnamed = replace(
+        arm, causes=tuple(replace(cause, ms=None) if cause.kind == headline else cause for cause in causes)
+    )
     return [Headline(*texts).text for texts in cause_texts(unnamed, _mean_ms(arm))]
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:
-    """Return the time of a step as a clock shows it, where evaluations run within steps; else ``step``."""
+    """Return the time of a step by the clock if evaluations run within steps; else ``step``."""
     hidden = arm.unseen
     if hidden is None or not hidden.evaluating_steps or hidden.evaluating >= 1:
         return step
@@ -102,63 +104,64 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
     """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are listed as exceptions.
 
-    Steps far longer than both kinds are a third one: they would move the mean of the slow kind to where no step is.
+    Steps far longer than both kinds form a third one. Otherwise they would move the slow kind's mean to a value that no
+    step has.
     """
-    found, long = totals.step_kinds, totals.long_steps
-    exception = found is not None and found.above_share <= LONG_STEPS_SHARE_MAX
-    if found is None or (exception and long is not None and 2 * long.steps >= found.above_share * found.of):
+    kinds, long = totals.step_kinds, totals.long_steps
+    exception = kinds is not None and kinds.above_share <= LONG_STEPS_SHARE_MAX
+    if kinds is None or (exception and long is not None and 2 * long.steps >= kinds.above_share * kinds.of):
         return None
-    number = "three" if found.longest_share else "two"
-    none = "though hardly a step is like that" if found.like_mean <= KINDS_BETWEEN_MAX else f"of {number} kinds"
-    where = "" if found.slow_runs is None else f" (the long ones in {found.slow_runs} of {count(found.runs, 'block')})"
-    shares = [(1 - found.above_share, found.fast_ms), (found.slow_share, found.slow_ms)]
-    if found.longest_share:
-        shares.append((found.longest_share, found.longest_ms))
-    (share, ms), *others = shares
-    rest = listing([f"{percent(share)} {part(ms)}" for share, ms in others])
-    return f"{none}: {percent(share)} take {part(ms)} on average{',' if len(others) > 1 else ' and'} {rest}{where}"
+    number = "three" if kinds.longest_share else "two"
+    none = "though hardly a step is like that" if kinds.like_mean <= KINDS_BETWEEN_MAX else f"of {number} kinds"
+    spread = "" if kinds.slow_runs is None else f" (the long ones in {kinds.slow_runs} of {count(kinds.runs, 'block')})"
+    shares = [(1 - kinds.above_share, kinds.fast_ms), (kinds.slow_share, kinds.slow_ms)]
+    if kinds.longest_share:
+        shares.append((kinds.longest_share, kinds.longest_ms))
+    (share, ms), *slower = shares
+    listed = listing([f"{percent(share)} {part(ms)}" for share, ms in slower])
+    return f"{none}: {percent(share)} take {part(ms)} on average{',' if len(slower) > 1 else ' and'} {listed}{spread}"
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
-    """``(10 of 240 steps take 1,530 ms, mostly in log)``: what sets the mean apart."""
+    """Return the long steps that raise the mean: ``(10 of 240 steps take 1,530 ms, mostly in log)``."""
     if found is None:
         return ""
-    where = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
+    phase = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
     steps = f"{found.steps:,} of {count(found.of, 'step')}"
     low, high = found.range_ms
     if high > 1.5 * low:
-        return f" ({steps} take {part(low)} to {part(high)}, {part(found.mean_ms)} on average{where})"
-    return f" ({steps} {'takes' if found.steps == 1 else 'take'} {part(found.mean_ms)}{where})"
+        return f" ({steps} take {part(low)} to {part(high)}, {part(found.mean_ms)} on average{phase})"
+    return f" ({steps} {'takes' if found.steps == 1 else 'take'} {part(found.mean_ms)}{phase})"
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
     """Return warnings about loader workers that repeat each other's batches, or that deliver none."""
     remedy = "split its items by worker (torch.utils.data.get_worker_info)"
-    found = []
+    warnings = []
     if arm.copies:
-        found.append(
+        warnings.append(
             f"{arm.copies} of the {arm.workers} loader workers of {name} made the same batches, so each document is "
             f"trained on {arm.copies} times. Let its dataset {remedy}."
         )
     idle = f"{arm.idle_workers} of the {arm.workers} loader workers of {name}"
     if arm.idle_workers and arm.gave_no_items:
-        found.append(
+        warnings.append(
             f"{idle} made no batch: the dataset gave them too few items. Give it at least {arm.workers} shards, or let "
             f"it {remedy}."
         )
-    elif arm.idle_workers:  # A slow worker of a loader that does not keep the order of its batches is one reason.
-        found.append(f"{idle} delivered no batch in these steps.")
-    return found
+    elif arm.idle_workers:  # For example a slow worker, if the loader does not keep batches in order.
+        warnings.append(f"{idle} delivered no batch in these steps.")
+    return warnings
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return the arms with steps that no figure includes, as an evaluation ran within them."""
-    found = [(names.short(arm.name), arm.unseen) for arm in arms if arm.unseen is not None]
+    """Return the arms with steps that no figure includes, because an evaluation ran within them."""
+    arms_unseen = [(names.short(arm.name), arm.unseen) for arm in arms if arm.unseen is not None]
     return [
-        Headline(name, f"evaluations take {percent(one.evaluating)} of the time, in "
-                 f"{count(one.evaluating_steps, 'step')} that the other figures leave out", "")
-        for name, one in found
-        if one.evaluating_steps
+        Headline(name, f"evaluations take {percent(unseen.evaluating)} of the time, in "
+                 f"{count(unseen.evaluating_steps, 'step')} that the other figures leave out", "")
+        for name, unseen in arms_unseen
+        if unseen.evaluating_steps
     ]  # fmt: skip
 
 
@@ -183,9 +186,9 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Return the rank of one program that waits longest for data, whether the others wait for it, and their gain.
+    """Return which rank of a program waits longest for data, if the others wait for it, and the possible gain.
 
-    ``gain``: as the record of all ranks shows it.
+    ``gain``: of all ranks, from the record of all of them; None if not recorded.
     """
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
@@ -199,17 +202,17 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
     part = part_of(step_ms)
     support = []
     worked = sorted((arm.wall.worked_ms, arm.name) for arm in ranks if arm.wall is not None)
-    alike = waits[last.name] - most_ms < WAITS_ALIKE_SHARE * step_ms
-    if alike and len(worked) > 1 and worked[-1][0] - worked[-2][0] >= WAITS_ALIKE_SHARE * step_ms:
+    similar = waits[last.name] - most_ms < WAITS_ALIKE_SHARE * step_ms
+    if similar and len(worked) > 1 and worked[-1][0] - worked[-2][0] >= WAITS_ALIKE_SHARE * step_ms:
         (next_ms, _), (late_ms, late) = worked[-2:]
         finding = (
             f"the others wait for {names.short(late)}, which works {part(late_ms)} of a step; the next works "
             f"{part(next_ms)}"
         )
-    elif alike:
+    elif similar:
         finding = f"all wait about as long for data, {part(min(waits.values()))} to {part(max(waits.values()))} a step"
     else:
-        stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda one: one[1], default=("", 0.0))
+        stage, exposed_ms = max(last.totals.exposed_ms.items(), key=lambda item: item[1], default=("", 0.0))
         mostly = f", mostly to {stage} ({part(exposed_ms)})" if exposed_ms > waits[last.name] / 2 else ""
         finding = f"{names.short(last.name)} waits {part(waits[last.name])} of {part(step_ms)} a step for data{mostly}"
         support.append(_others(part(most_ms), names.short(last.name), gain))
@@ -221,18 +224,20 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Say whether the others wait while the rank ``last`` still fetches."""
+    """Return a sentence on whether the other ranks wait while the rank ``last`` still fetches."""
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. The record does not tell whether they then wait for {last}."
-    alike = gain.slowest_alike
-    most = alike.median if alike.ci_high is None else alike.ci_high
-    if most <= 1 + WORTH_SHARE:
+    gain_if_alike = gain.slowest_alike
+    upper = gain_if_alike.median if gain_if_alike.ci_high is None else gain_if_alike.ci_high
+    if upper <= 1 + WORTH_SHARE:
         return f"{text} and work while {last} still waits: none waits for it."
-    if alike.median <= 1 + WAIT_SHARE:
-        return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(most)} as fast)."
-    known = "and then for" if _surely(alike) else "and then perhaps for"
-    return f"{text} {known} {last}. If {last} waited no longer than the next, all would be {_or_none(alike)}."
+    if gain_if_alike.median <= 1 + WAIT_SHARE:
+        return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(upper)} as fast)."
+    certainty = "and then for" if _surely(gain_if_alike) else "and then perhaps for"
+    return (
+        f"{text} {certainty} {last}. If {last} waited no longer than the next, all would be {_or_none(gain_if_alike)}."
+    )
 
 
 def _together(without: Estimate) -> str:
@@ -247,7 +252,7 @@ def _surely(one: Estimate) -> bool:
 
 
 def _or_none(one: Estimate) -> str:
-    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word where the interval includes no change."""
+    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word if the interval includes no change."""
     return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
 
 
@@ -260,7 +265,7 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """Return the waits for data, and the hidden data work."""
+    """Return a sentence on the waits for data and the hidden data work."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)
@@ -276,7 +281,7 @@ def _data(arm: ArmReport) -> str:
     parts = [f"{stage} {part(value)}" for stage, value in totals.exposed_ms.items() if value >= WAIT_SHARE * step_ms]
     hidden_ms = sum(totals.hidden_ms.values())
     hidden = ""
-    if hidden_ms >= WAIT_SHARE * step_ms:  # hidden work may take cores from the step, which no replay knows
+    if hidden_ms >= WAIT_SHARE * step_ms:  # Hidden work may take cores from the step; no replay models that.
         contended_ms = totals.contended_ms or 0.0
         cores = f"; a step waits {part(contended_ms)} for a core" if contended_ms >= WORTH_SHARE * step_ms else ""
         hidden = f" {part(hidden_ms)} of data work is hidden behind the step{cores}."
@@ -286,16 +291,16 @@ def _data(arm: ArmReport) -> str:
         work_ms = sum(totals.work_ms.values())
         return f"Data work takes {part(work_ms)}. {unknown}"
     if waited_ms < WAIT_SHARE * step_ms:
-        most = f", or up to {part(blocked_ms)} outside of what is timed" if unseen else ""
-        return f"It hardly waits for data ({part(waited_ms)}{most}).{hidden}"
+        upper = f", or up to {part(blocked_ms)} outside of what is timed" if unseen else ""
+        return f"It hardly waits for data ({part(waited_ms)}{upper}).{hidden}"
     if totals.uneven is not None:
         return f"It waits for data {in_blocks(totals.uneven)}.{hidden}"
-    where = f": {listing(parts)}" if parts else ""
-    return f"It waits {part(waited_ms)} of that for data ({percent(waited_ms / step_ms)}{where}).{hidden}"
+    by_stage = f": {listing(parts)}" if parts else ""
+    return f"It waits {part(waited_ms)} of that for data ({percent(waited_ms / step_ms)}{by_stage}).{hidden}"
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """Say whether the device was idle while the host of an attached program waited for data."""
+    """Return a sentence on the device's idle time while the host of an attached program waited for data."""
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -306,8 +311,8 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
     idle_ms = sum(idle.values())
     parts = listing([f"{stage} {part(value)}" for stage, value in idle.items() if value >= WAIT_SHARE * step_ms])
     if idle_ms >= WAIT_SHARE * step_ms:
-        during = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
-        text = f"The device is idle for {part(totals.device_starved_ms)} of that, {during}."
+        idle_text = f"{part(idle_ms)} while the host waits for data" + (f" ({parts})" if parts else "")
+        text = f"The device is idle for {part(totals.device_starved_ms)} of that, {idle_text}."
     else:
         text = (
             f"The host waits {part(fetch_ms)} for data while the device has work: the device is idle for "
@@ -320,7 +325,7 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
         text += f" It works for {part(totals.device_busy_ms)}{waited}, by the kernels of a profiled window."
     elif open_ms >= WAIT_SHARE * step_ms:
         text += f" For {part(open_ms)} it worked or waited for launches: CUDA events do not tell which."
-    waits = "" if any(one.place for one in arm.causes) else " and waits of the host for the device"
+    waits = "" if any(cause.place for cause in arm.causes) else " and waits of the host for the device"
     return (
         f"{text} No saving is predicted: work on other streams, work launched within a fetch{waits} are not recorded."
     )
@@ -328,19 +333,19 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 def _gain(arm: ArmReport) -> str:
     """Return the gain without any data work, by the control and by replay, and a reason if they disagree."""
-    found = arm.explained
-    measured, replayed = found.ideal_measured, found.ideal_predicted if found.within_tolerance else None
+    explained = arm.explained
+    measured, replayed = explained.ideal_measured, explained.ideal_predicted if explained.within_tolerance else None
     parts = []
     if measured is not None:
-        parts.append(f" {_measured_gain(arm, measured, found.measured_in_blocks)}")
-    elif found.no_ideal is not None and found.no_ideal.kind == "ideal-data of another length":
-        parts.append(f" {capitalised(reason(found.no_ideal))}.")
+        parts.append(f" {_measured_gain(arm, measured, explained.measured_in_blocks)}")
+    elif explained.no_ideal is not None and explained.no_ideal.kind == "ideal-data of another length":
+        parts.append(f" {capitalised(reason(explained.no_ideal))}.")
     if replayed is not None:
-        faster = _as_fast(arm, replayed, found.predicted_in_blocks)
+        faster = _as_fast(arm, replayed, explained.predicted_in_blocks)
         hides = measured is None and sum(arm.totals.hidden_ms.values()) >= WORTH_SHARE * _mean_ms(arm)
         launch_bound = measured is None and arm.totals.bound == "launch"
-        if launch_bound and found.predicted_in_blocks is None:
-            faster = f"about {replayed.median:.2f}x as fast"  # three decimals would be too many
+        if launch_bound and explained.predicted_in_blocks is None:
+            faster = f"about {replayed.median:.2f}x as fast"  # Three decimals would be too precise.
         cores = "; hidden work may also take cores and memory bandwidth" if hides else ""
         parts.append(f" Without any data work it would be {faster}, by replay{cores}.")
         if launch_bound:  # Beside loader workers of an H200, forward took 18 % longer.
@@ -354,11 +359,11 @@ def _gain(arm: ArmReport) -> str:
 def control_findings(arm: ArmReport) -> list[str]:
     """Return what the controls of ``arm`` measured: the gain without data work, and the cost of more of it."""
     measured = arm.explained.ideal_measured
-    return [*([] if measured is None else [_measured_gain(arm, measured)]), *(one.text for one in _dose_lines(arm))]
+    return [*([] if measured is None else [_measured_gain(arm, measured)]), *(line.text for line in _dose_lines(arm))]
 
 
 def _dose_lines(arm: ArmReport) -> list[Headline]:
-    return [Headline("Slowdown injection", dose_line(one), "") for one in arm.explained.doses]
+    return [Headline("Slowdown injection", dose_line(dose), "") for dose in arm.explained.doses]
 
 
 def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None = None) -> str:
@@ -366,44 +371,48 @@ def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
-    """``1.020x as fast (1.010x to 1.030x)``; of blocks of two kinds each has its own, the median may be of neither."""
+    """Format ``1.020x as fast (1.010x to 1.030x)``. If blocks are of two kinds, give the speed of each kind."""
     uneven = arm.totals.uneven
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"
-    these = f"those {len(uneven.blocks)} blocks" if len(uneven.blocks) > 1 else "that block"
-    text = f"{ratio(kinds.more)} as fast in {these} and {ratio(kinds.others)} in the others"
+    blocks_text = f"those {len(uneven.blocks)} blocks" if len(uneven.blocks) > 1 else "that block"
+    text = f"{ratio(kinds.more)} as fast in {blocks_text} and {ratio(kinds.others)} in the others"
     if uneven.half:
-        return text  # the median lies between both kinds: it is of no block
+        return text  # The median lies between both kinds, so no block has it.
     return f"{text} (median block: {ratio(one.median)}{f', {interval(one)}' if one.ci_low is not None else ''})"
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:
-    """True if their intervals do not meet by :data:`WITNESSES_WITHIN`.
+    """Return True if the intervals are over :data:`WITNESSES_WITHIN` apart.
 
-    Where one of them has none: if the medians differ by more than a replay may be off.
+    If one has no interval, return True if the medians differ by more than the tolerance of a replay.
     """
-    ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in (measured, replayed)]
-    known = all(one.ci_low is not None for one in (measured, replayed))
+    ends = [
+        (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (measured, replayed)
+    ]
+    have_intervals = all(estimate.ci_low is not None for estimate in (measured, replayed))
     (low, high), (other_low, other_high) = ends
-    return max(low, other_low) > min(high, other_high) * (1 + (WITNESSES_WITHIN if known else REPLAY_ERROR_MAX))
+    return max(low, other_low) > min(high, other_high) * (
+        1 + (WITNESSES_WITHIN if have_intervals else REPLAY_ERROR_MAX)
+    )
 
 
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
     """Return possible reasons: hidden work can slow the step, a wait can have other causes."""
     if measured.median < replayed.median:
-        because = "part of the wait may have another cause than data work"
+        possible_reason = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
-        because = (
+        possible_reason = (
             "hidden data work can take cores and memory bandwidth from the step; or the few batches of the control are "
             "faster to compute than others"
         )
     else:
-        because = "the few batches of the control may be faster to compute than others"
-    return f"The two disagree: {because}."
+        possible_reason = "the few batches of the control may be faster to compute than others"
+    return f"The two disagree: {possible_reason}."
 
 
 def _restarts(arm: ArmReport) -> str:
-    """Return the cost that replay does not remove: starting a loader's workers, and their first batches."""
+    """Return the cost that replay cannot remove: starting a loader's workers, and their first batches."""
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:
@@ -418,7 +427,7 @@ def _restarts(arm: ArmReport) -> str:
 
 
 def _sampler(arm: ArmReport) -> str:
-    """Say how long a sampler keeps the main thread, where that is so much that more workers are not advised."""
+    """Return the time of the sampler in the main thread if it is so long that more workers do not help; else ""."""
     if arm.unseen is None or arm.unseen.sampling <= RESTART_SHARE_MAX:
         return ""
     step_ms = _mean_ms(arm)
@@ -445,10 +454,10 @@ def _unseen(one: Unseen, step_ms: float) -> Iterator[Headline]:
             "then replay predicts nothing. Costs, shares and savings of the step's parts are without these waits.",
         )
     if one.reason == "blocked":
-        place = f", mostly in {one.place}" if one.place else ""
+        phase = f", mostly in {one.place}" if one.place else ""
         yield Headline(
             "Not timed",
-            f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{place}",
+            f"the main thread is blocked for {part(one.blocked * step_ms)} of a step outside of all phases{phase}",
             f"That is over {percent(UNSEEN_SHARE_MAX)}. If it is a wait for data, the figures above leave it out: no "
             "saving is predicted.",
         )

@@ -27,11 +27,11 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
         parts += ["### Devices", _device_table(devices), DEVICE_NOTE]
         if moved := [device for device in devices if device.traffic]:
             parts.append(_traffic_table(moved))
-    findings = [f"{safe(load.arm)}: {safe(host_finding(one))}" for load in loads for one in load.findings]
+    findings = [f"{safe(load.arm)}: {safe(host_finding(finding))}" for load in loads for finding in load.findings]
     findings += [
-        f"{safe(device.arm)}, device {device.device}: {safe(device_finding(one))}"
+        f"{safe(device.arm)}, device {device.device}: {safe(device_finding(finding))}"
         for device in devices
-        for one in device.findings
+        for finding in device.findings
     ]
     if findings:
         parts += ["### What held it back", bulleted(findings)]
@@ -42,34 +42,34 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
 
 def _host_table(loads: Sequence[HostLoad]) -> str:
     def of(load: HostLoad, name: str, get: Callable[[RoleLoad], float | None]) -> str:
-        return next((number_cell(get(one)) for one in load.roles if one.role == name), NOT_MEASURED)
+        return next((number_cell(get(role)) for role in load.roles if role.role == name), NOT_MEASURED)
 
     def total(load: HostLoad, get: Callable[[RoleLoad], float | None], unit: float = 1.0) -> str:
-        both = (one for one in load.roles if one.role in ("main", "loaders"))
-        known = [value for one in both if (value := get(one)) is not None]
-        return number(sum(known) / unit) if known else NOT_MEASURED
+        roles = (role for role in load.roles if role.role in ("main", "loaders"))
+        values = [value for role in roles if (value := get(role)) is not None]
+        return number(sum(values) / unit) if values else NOT_MEASURED
 
     def loaders(load: HostLoad) -> str:
-        processes = [f" ({one.processes})" for one in load.roles if one.role == "loaders"]
-        return of(load, "loaders", lambda one: one.cores) + "".join(processes)
+        processes = [f" ({role.processes})" for role in load.roles if role.role == "loaders"]
+        return of(load, "loaders", lambda role: role.cores) + "".join(processes)
 
     def others(load: HostLoad) -> str:
-        most = "" if load.other_cores_max is None else f" ({number(load.other_cores_max)})"
-        return number_cell(load.other_cores) + most
+        peak = "" if load.other_cores_max is None else f" ({number(load.other_cores_max)})"
+        return number_cell(load.other_cores) + peak
 
     return column_table(loads, {
         "arm": lambda load: load.arm,
-        "trainer cores": lambda load: of(load, "main", lambda one: one.cores),
+        "trainer cores": lambda load: of(load, "main", lambda role: role.cores),
         "loader cores": loaders,
         "others' cores (most)": others,
         "waited for a core s/s: trainer / loaders":
-            lambda load: " / ".join(of(load, name, lambda one: one.delay) for name in ("main", "loaders")),
-        "resident GB": lambda load: total(load, lambda one: one.resident_bytes, 1e9),
-        "PSS GB": lambda load: total(load, lambda one: one.pss_bytes, 1e9),
-        "disk MB/s": lambda load: total(load, lambda one: one.disk_bytes_per_s, 1e6),
-        "major faults /s": lambda load: total(load, lambda one: one.faults_per_s),
+            lambda load: " / ".join(of(load, name, lambda role: role.delay) for name in ("main", "loaders")),
+        "resident GB": lambda load: total(load, lambda role: role.resident_bytes, 1e9),
+        "PSS GB": lambda load: total(load, lambda role: role.pss_bytes, 1e9),
+        "disk MB/s": lambda load: total(load, lambda role: role.disk_bytes_per_s, 1e6),
+        "major faults /s": lambda load: total(load, lambda role: role.faults_per_s),
         "switches /s: voluntary / forced": lambda load:
-            f"{total(load, lambda one: one.voluntary_per_s)} / {total(load, lambda one: one.involuntary_per_s)}",
+            f"{total(load, lambda role: role.voluntary_per_s)} / {total(load, lambda role: role.involuntary_per_s)}",
     })  # fmt: skip
 
 
@@ -83,41 +83,41 @@ HOST_NOTE = (
 
 
 def _limits(load: HostLoad) -> str:
-    """Return the limits of its cgroup; "" without a limit."""
-    found = []
+    """Return the limits of the run's cgroup; "" without a limit."""
+    limits = []
     if load.quota_cores is not None:
         share = load.throttled_share
         throttled = "not known how often throttled"
         throttled = throttled if share is None else f"throttled in {percent(share)} of its periods"
-        found.append(f"a CPU quota of {number(load.quota_cores)} cores, {throttled}")
+        limits.append(f"a CPU quota of {number(load.quota_cores)} cores, {throttled}")
     if load.memory_limit_bytes is not None:
         used = "" if load.memory_bytes is None else f", at most {number(load.memory_bytes / 1e9)} GB in use"
-        found.append(f"{number(load.memory_limit_bytes / 1e9)} GB of memory{used}")
-    return "; ".join(found)
+        limits.append(f"{number(load.memory_limit_bytes / 1e9)} GB of memory{used}")
+    return "; ".join(limits)
 
 
 def _device_table(devices: Sequence[DeviceHealth]) -> str:
     def joules(value: float | None) -> str:
-        return cell(value, "{:.3g}".format)  # a small model takes thousandths of a joule per token
+        return cell(value, "{:.3g}".format)  # A small model takes thousandths of a joule per token.
 
     def clock(one: DeviceHealth) -> str:
-        known = one.sm_clock_mhz is not None and one.sm_clock_min_mhz is not None
-        return f"{one.sm_clock_mhz:,.0f} ({one.sm_clock_min_mhz:,.0f})" if known else NOT_MEASURED
+        recorded = one.sm_clock_mhz is not None and one.sm_clock_min_mhz is not None
+        return f"{one.sm_clock_mhz:,.0f} ({one.sm_clock_min_mhz:,.0f})" if recorded else NOT_MEASURED
 
     return column_table(devices, {
-        "arm": lambda one: one.arm,
-        "device": lambda one: str(one.device),
-        "in use": lambda one: percent_cell(one.utilisation),
+        "arm": lambda device: device.arm,
+        "device": lambda device: str(device.device),
+        "in use": lambda device: percent_cell(device.utilisation),
         "SM / tensor / DRAM active":
-            lambda one: " / ".join(map(percent_cell, (one.sm_active, one.tensor_active, one.dram_active))),
-        "power W": lambda one: number_cell(one.power_w),
-        "J / token": lambda one: joules(one.joules_per_token),
-        "J / trained token": lambda one: joules(one.joules_per_trained_token),
+            lambda device: " / ".join(map(percent_cell, (device.sm_active, device.tensor_active, device.dram_active))),
+        "power W": lambda device: number_cell(device.power_w),
+        "J / token": lambda device: joules(device.joules_per_token),
+        "J / trained token": lambda device: joules(device.joules_per_trained_token),
         "SM clock MHz (least)": clock,
-        "throttled": lambda one: cell(one.throttled, lambda shares: percent(max(shares.values(), default=0.0))),
-        "°C (most)": lambda one: number_cell(one.temperature_max_c),
-        "memory GB": lambda one:
-            " of ".join(number_cell(size, 1e9) for size in (one.memory_used_bytes, one.memory_total_bytes)),
+        "throttled": lambda device: cell(device.throttled, lambda shares: percent(max(shares.values(), default=0.0))),
+        "°C (most)": lambda device: number_cell(device.temperature_max_c),
+        "memory GB": lambda device:
+            " of ".join(number_cell(size, 1e9) for size in (device.memory_used_bytes, device.memory_total_bytes)),
     })  # fmt: skip
 
 
@@ -130,11 +130,11 @@ DEVICE_NOTE = (
 
 def _traffic_table(devices: Sequence[DeviceHealth]) -> str:
     ways = ("rx", "tx")
-    links = [link for link in LINKS if any(f"{link}_{way}" in one.traffic for one in devices for way in ways)]
+    links = [link for link in LINKS if any(f"{link}_{way}" in device.traffic for device in devices for way in ways)]
     rows = [
-        [one.arm, str(one.device)]
-        + [" / ".join(number_cell(one.traffic.get(f"{link}_{way}"), 1e9) for way in ways) for link in links]
-        for one in devices
+        [device.arm, str(device.device)]
+        + [" / ".join(number_cell(device.traffic.get(f"{link}_{way}"), 1e9) for way in ways) for link in links]
+        for device in devices
     ]
     return table(["arm", "device", *(f"{LINKS[link]} GB/s: to / from it" for link in links)], rows)
 
@@ -146,7 +146,9 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
     """Return the slowest outliers; "" if no steps were measured."""
     if not found:
         return ""
-    slow = [(one, place) for one in found for place, mark in enumerate(one.mark) if mark in ("outlier", "checkpoint")]
+    slow = [
+        (times, index) for times in found for index, mark in enumerate(times.mark) if mark in ("outlier", "checkpoint")
+    ]
     slow.sort(key=lambda entry: -entry[0].wall_ms[entry[1]] / entry[0].median_ms)
     listed = column_table(slow[:OUTLIERS_LISTED], {
         "arm": lambda entry: names.short(entry[0].arm),
@@ -157,22 +159,22 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
         "times its run's median": lambda entry: ratio(entry[0].wall_ms[entry[1]] / entry[0].median_ms),
     })  # fmt: skip
     note = (
-        f"{sum(one.outliers for one in found):,} of {sum(one.steps for one in found):,} measured steps are outliers: "
-        f"more than {OUTLIER_QUARTILES:g} quartile ranges above the upper quartile of their run. `summary.html` draws "
-        "every step over the time of the study."
+        f"{sum(times.outliers for times in found):,} of {sum(times.steps for times in found):,} measured steps are "
+        f"outliers: more than {OUTLIER_QUARTILES:g} quartile ranges above the upper quartile of their run. "
+        "`summary.html` draws every step over the time of the study."
     )
     return f"{listed}\n\n{note}" if slow else note
 
 
 def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
     """Return {"outlier" or "evaluation": (look, meaning)} of marked steps. Outliers are always named."""
-    known = {mark for one in found for mark in one.mark}
-    outliers = "outliers (those outside of all phases write a checkpoint)" if "checkpoint" in known else "outliers"
+    recorded = {mark for times in found for mark in times.mark}
+    outliers = "outliers (those outside of all phases write a checkpoint)" if "checkpoint" in recorded else "outliers"
     shown = {"outlier": ("rings are", outliers)}
-    return shown | ({"evaluation": ("discs are", "steps with an evaluation")} if "evaluation" in known else {})
+    return shown | ({"evaluation": ("discs are", "steps with an evaluation")} if "evaluation" in recorded else {})
 
 
 def at_once(found: Sequence[StepTimes]) -> bool:
     """Return True if several arms ran at once, as ranks do: a line connects the steps of each."""
-    firsts = {one.arm: one for one in reversed(found)}.values()
-    return len(firsts) > 1 and max(one.start_s[0] for one in firsts) < min(one.start_s[-1] for one in firsts)
+    firsts = {times.arm: times for times in reversed(found)}.values()
+    return len(firsts) > 1 and max(times.start_s[0] for times in firsts) < min(times.start_s[-1] for times in firsts)

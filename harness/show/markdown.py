@@ -31,7 +31,7 @@ from harness.show.timeline.model import NO_FILES, RecordedFiles
 from harness.show.words import probes_named
 from harness.study.records import COMMAND
 
-STEPS = "steps.png"  # The page shows it as a chart that answers to the pointer.
+STEPS = "steps.png"  # The HTML page shows it as an interactive chart.
 PICTURES = {
     "isolated-vs-end-to-end.png": "What isolation promises, what waiting allows, what training got",
     "comparisons.png": "Every comparison with its interval and the noise floor",
@@ -64,7 +64,10 @@ class Page:
     def markdown(self) -> str:
         shown = (*self.opening, *self.sections)
         return (
-            joined(f"# {self.title}", *(f"## {one.title}\n\n{one.text}" if one.title else one.text for one in shown))
+            joined(
+                f"# {self.title}",
+                *(f"## {section.title}\n\n{section.text}" if section.title else section.text for section in shown),
+            )
             + "\n"
         )
 
@@ -77,10 +80,10 @@ def page(
     files: RecordedFiles = NO_FILES,
     timeline_cut: Sequence[str] = (),
 ) -> Page:
-    """The whole page under its first ``screen``; ``pictures`` are the file names that exist under plots/.
+    """Return the whole page, which begins with ``screen``. ``pictures``: file names that exist under plots/.
 
-    ``found``: what the probes recorded; ``files``: those of profiled runs; ``timeline_cut``: what the timeline leaves
-    out, a sentence each.
+    ``found``: results of the probes. ``files``: of profiled runs. ``timeline_cut``: omissions of the timeline, a
+    sentence each.
     """
     names = screen.names
     plain = [arm for arm in report.arms if not arm.control]
@@ -115,11 +118,13 @@ def page(
         Section("How to read this", how_to_read(report)),
         Section("How to reproduce", reproduction(report)),
     ]
-    return Page(safe(report.study.scenario), _opening(screen, pictures), [one for one in sections if one.text])
+    return Page(
+        safe(report.study.scenario), _opening(screen, pictures), [section for section in sections if section.text]
+    )
 
 
 def opening(title: str, screen: FirstScreen) -> str:
-    """The first screen alone, for places that have no pictures."""
+    """Return only the first screen, without pictures."""
     return Page(safe(title), _opening(screen, ()), ()).markdown
 
 
@@ -141,7 +146,7 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         verdict = [Section("Verdict", joined(_headlines(screen), compared))]
     else:
         verdict = [*_card(screen.card, pictures), *([Section("", compared)] if compared else [])]
-    steps = [f"{place}. {safe(line)}" for place, line in enumerate(screen.next_steps.ranked, start=1)]
+    steps = [f"{number}. {safe(line)}" for number, line in enumerate(screen.next_steps.ranked, start=1)]
     following = joined("\n".join(steps), safe(screen.next_note))
     return [
         Section("", "\n\n".join(top)),
@@ -151,8 +156,8 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
 
 
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
-    """The verdict card: what costs most, the bar of a step as a table, the time of each step, and other findings."""
-    rows = [(one.label, one.ms, one.percent) for one in card.bar]
+    """Return the verdict card: diagnosis, the parts of a step as a table, step times, and other findings."""
+    rows = [(bar_part.label, bar_part.ms, bar_part.percent) for bar_part in card.bar]
     findings = bulleted(map(safe, card.findings))
     return [
         Section("Verdict", joined(safe(card.title), f"**{safe(card.diagnosis)}:** {safe(card.cost)}")),
@@ -162,8 +167,9 @@ def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
 
 def _headlines(screen: FirstScreen) -> str:
     return bulleted(
-        f"**{safe(h.subject)}: {safe(h.finding)}.**" + (f" {safe(h.support)}" if h.support else "")
-        for h in screen.headlines
+        f"**{safe(headline.subject)}: {safe(headline.finding)}.**"
+        + (f" {safe(headline.support)}" if headline.support else "")
+        for headline in screen.headlines
     )
 
 
@@ -173,8 +179,8 @@ def _in_full(comparisons: Sequence[Comparison | NotCompared], pictures: Sequence
     shortened = [names.shorten(c) for c in comparisons]
     differences = bulleted(f"**{safe(line)}**" for line in difference_lines(shortened))
     findings = bulleted(f"**{safe(finding)}** {safe(figures)}" for finding, figures in map(sentence_parts, shortened))
-    between = ["Differences that the scenario does not declare:", differences, "Findings:"] if differences else []
-    return joined(*between, findings, _picture("comparisons.png", pictures))
+    heading = ["Differences that the scenario does not declare:", differences, "Findings:"] if differences else []
+    return joined(*heading, findings, _picture("comparisons.png", pictures))
 
 
 def _picture(name: str, pictures: Sequence[str]) -> str:
@@ -238,12 +244,12 @@ HOW_TO_READ = """\
 
 
 def how_to_read(report: StudyReport) -> str:
-    """Return the same text for every study, except for the order of the data."""
+    """Return the help text. Only its remark on the order of the data depends on the study."""
     return HOW_TO_READ.format(order=_data_order(report), resamples=2 * RESAMPLES)
 
 
 def _data_order(report: StudyReport) -> str:
-    """Say whether each block has the same data."""
+    """Return a sentence on whether each block reads the same data."""
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):
@@ -252,27 +258,27 @@ def _data_order(report: StudyReport) -> str:
         return PARTS
     if any(lookup(arm.config, "data.source") is not None for arm in arms):
         return OWN_SOURCE
-    kept = [lookup(arm.config, "data.shuffle") is False for arm in arms]
-    return SAME_ORDER if kept and all(kept) else SOME_SHUFFLED if any(kept) else ANOTHER_ORDER
+    ordered = [lookup(arm.config, "data.shuffle") is False for arm in arms]
+    return SAME_ORDER if ordered and all(ordered) else SOME_SHUFFLED if any(ordered) else ANOTHER_ORDER
 
 
 def reproduction(report: StudyReport) -> str:
     """Return the command, the scenario, how arms were interleaved, and the environment."""
     study = report.study
     facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []
-    because = f" ({study.interleave_reason})" if study.interleave_reason else ""
-    facts.append(safe(f"{study.blocks} blocks, interleave: {study.interleave}{because}"))
+    interleave_note = f" ({study.interleave_reason})" if study.interleave_reason else ""
+    facts.append(safe(f"{study.blocks} blocks, interleave: {study.interleave}{interleave_note}"))
     if study.created_utc:
         facts.append(safe(f"started {study.created_utc}" + (f", ended {study.ended_utc}" if study.ended_utc else "")))
     environment = {key: value for key, value in report.environment.items() if value is not None}
     devices = dict.fromkeys(arm.speed.device for arm in report.arms if arm.speed.device and arm.control != "data-only")
     if devices:
         environment = {"device": ", ".join(devices), **environment}
-    known = safe(", ".join(f"{key} {value}" for key, value in environment.items()))
+    versions = safe(", ".join(f"{key} {value}" for key, value in environment.items()))
     return joined(
         fenced(shlex.join(study.command)) if study.command else "",
         bulleted(facts),
-        f"- {known}" if environment else "",
+        f"- {versions}" if environment else "",
         bulleted(map(safe, study.notes)),
         "`harness report STUDY` rebuilds this page, the pictures and the timeline from the tables under `runs/`.",
     )

@@ -21,36 +21,38 @@ _PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
 
 
 class ArmNames:
-    """The arms of one study (no controls)."""
+    """Short names of the arms of one study, without controls."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(dict.fromkeys(names))
 
     def short(self, name: str) -> str:
-        """The arm's name in tables: different for every arm."""
+        """Return the arm's name in tables, which is unique."""
         return self._short.get(name, name)
 
     def pair(self, candidate: str, baseline: str) -> str:
         """Return the label of a comparison: ``tokens vs text``, or ``tokens vs text, bs4`` of a matrix."""
-        (first, _, point), (second, _, other) = (self.short(name).partition(" ") for name in (candidate, baseline))
-        if point and point == other:
+        (first, _, point), (second, _, other_point) = (
+            self.short(name).partition(" ") for name in (candidate, baseline)
+        )
+        if point and point == other_point:
             return f"{first} vs {second}, {point}"
         return f"{self.short(candidate)} vs {self.short(baseline)}"
 
     def apart(self, one: str, other: str) -> str:
-        """``tokens``: the part of the first name that the second does not have."""
+        """Return the part of the first name that differs from the second, such as ``tokens``."""
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
         """Return the common beginning of two names, the part of each alone, and their common end."""
-        ours, theirs = (_PARTS.findall(self.short(name)) for name in (one, other))
-        before = _shared(ours, theirs)
-        after = _shared(ours[before:][::-1], theirs[before:][::-1])
-        alone = ["".join(parts[before : len(parts) - after]) for parts in (ours, theirs)]
-        (first, gap), (second, other_gap) = ((word := text.rstrip("-._ "), text[len(word) :]) for text in alone)
+        one_parts, other_parts = (_PARTS.findall(self.short(name)) for name in (one, other))
+        common_start = _shared(one_parts, other_parts)
+        common_end = _shared(one_parts[common_start:][::-1], other_parts[common_start:][::-1])
+        differing = ["".join(parts[common_start : len(parts) - common_end]) for parts in (one_parts, other_parts)]
+        (first, gap), (second, other_gap) = ((word := text.rstrip("-._ "), text[len(word) :]) for text in differing)
         if not first or not second or gap != other_gap:
             return "", self.short(one), self.short(other), ""
-        return "".join(ours[:before]), first, second, gap + "".join(ours[len(ours) - after :])
+        return "".join(one_parts[:common_start]), first, second, gap + "".join(one_parts[len(one_parts) - common_end :])
 
     def shorten(self, c: Comparison | NotCompared) -> Comparison | NotCompared:
         """Return ``c`` with short names in place of full ones, for sentences about it."""
@@ -69,7 +71,7 @@ class ArmNames:
             measured=replace(
                 m,
                 noise_floor_of=None if m.noise_floor_of is None else self.short(m.noise_floor_of),
-                absent={figure: self._absent(one) for figure, one in m.absent.items()},
+                absent={figure: self._absent(entry) for figure, entry in m.absent.items()},
                 losses=replace(m.losses, diverged=tuple(map(self.short, m.losses.diverged))),
             ),
             explained=replace(
@@ -91,7 +93,7 @@ class ArmNames:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """(short, full): of a matrix its keys, and what all arms share; else every name that was shortened."""
+        """(short, full) names: for a matrix its keys and the settings of all arms, else every shortened name."""
         if self._short == self._by_point and self._matrix is not None:
             shared = [("all arms", pair) for pair in self._matrix.shared]
             return [*((brief.rstrip("="), key) for key, brief in self._matrix.brief.items()), *shared]
@@ -103,9 +105,9 @@ class ArmNames:
             return {name: name for name in self._names}
         if all(len(short) <= NAME_LONGEST for short in self._by_point.values()):
             return self._by_point
-        shortened = [middle_out(one) for one in _without_shared(list(self._by_point.values()))]
+        shortened = [middle_out(name) for name in _without_shared(list(self._by_point.values()))]
         if len(set(shortened)) < len(shortened) or not all(shortened):
-            shortened = [f"arm {place}" for place in range(1, len(self._names) + 1)]
+            shortened = [f"arm {number}" for number in range(1, len(self._names) + 1)]
         return dict(zip(self._names, shortened, strict=True))
 
     @cached_property
@@ -114,13 +116,13 @@ class ArmNames:
 
     @cached_property
     def _by_point(self) -> dict[str, str]:
-        found = self._matrix
-        return {name: name if found is None else found.short(name) for name in self._names}
+        matrix = self._matrix
+        return {name: name if matrix is None else matrix.short(name) for name in self._names}
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The keys of a matrix that vary, each with what stands for it, and the ``key=value`` that all arms have."""
+    """Abbreviations of the varying keys of a matrix, and the ``key=value`` settings of all arms."""
 
     brief: Mapping[str, str]
     shared: tuple[str, ...]
@@ -136,9 +138,9 @@ def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
-    """``arm@key=value,key=value`` in its parts."""
-    arm, _, rest = name.partition("@")
-    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
+    """Split ``arm@key=value,key=value`` into the arm and its settings."""
+    arm, _, pairs_text = name.partition("@")
+    pairs = [pair.partition("=") for pair in pairs_text.split(",")] if pairs_text else []
     return arm, {key: value for key, _, value in pairs}
 
 
@@ -152,8 +154,8 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
     points = [_split(name)[1] for name in names]
     if not points or not all(points):
         return None
-    values = {key: {one.get(key) for one in points} for one in points for key in one}
-    varied = [key for key, found in values.items() if len(found) > 1]
+    values = {key: {entry.get(key) for entry in points} for point in points for key in point}
+    varied = [key for key, distinct in values.items() if len(distinct) > 1]
     initials = {key: "".join(word[0] for word in re.split(r"[._-]", key) if word) for key in varied}
     clear = len(set(initials.values())) == len(varied)
     brief = initials if clear else {key: f"{key}=" for key in varied}
@@ -161,18 +163,18 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
-    """Without the parts that all names begin or end with, where they are long."""
+    """Return long names without their common beginning and end; short names unchanged."""
     if len(names) < 2 or all(len(name) <= NAME_FITS for name in names):
         return list(names)
     parts = [_PARTS.findall(name) for name in names]
-    before = min(_shared(parts[0], one) for one in parts)
-    rest = [one[before:] for one in parts]
-    after = min(_shared(rest[0][::-1], one[::-1]) for one in rest)
-    return ["".join(one[: len(one) - after]).strip("-._ ") for one in rest]
+    common_start = min(_shared(parts[0], pieces) for pieces in parts)
+    tails = [pieces[common_start:] for pieces in parts]
+    common_end = min(_shared(tails[0][::-1], pieces[::-1]) for pieces in tails)
+    return ["".join(pieces[: len(pieces) - common_end]).strip("-._ ") for pieces in tails]
 
 
 def middle_out(name: str) -> str:
-    """Leaves out the middle of a long name: names of arms mostly differ at their ends."""
+    """Shorten a long name in its middle, because names of arms mostly differ at their ends."""
     half = (NAME_LONGEST - 1) // 2
     return name if len(name) <= NAME_LONGEST else f"{name[:half]}…{name[-half:]}"
 
@@ -191,10 +193,10 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """Return the one change of the candidate; None if it is not one, or not known."""
+    """Return the only change of the candidate; None if there are several, or if it is unknown."""
     configs = [_config(study, name) for name in (baseline, candidate)]
-    keys = dict.fromkeys(key for one in configs for key in one if key != "seed")
-    differs = {key: pair for key in keys if (pair := [one.get(key, _MISSING) for one in configs])[0] != pair[1]}
+    keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
+    differs = {key: pair for key in keys if (pair := [config.get(key, _MISSING) for config in configs])[0] != pair[1]}
     if len(differs) != 1:
         return None
     ((key, (before, after)),) = differs.items()
@@ -207,7 +209,7 @@ def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
     if key == "data.workers" and _MISSING not in (before, after):
         return f"{after} loader worker{'' if after == 1 else 's'} instead of {before}"
     if isinstance(after, bool) or after is None or before in _NOTHING or after is _MISSING:
-        return None  # a bare "true" says less than the arm's name
+        return None  # A bare "true" is less clear than the arm's name.
     return f"{key.rpartition('.')[2].replace('_', ' ')} {after} instead of {before}"
 
 
@@ -222,8 +224,8 @@ def _command(before: str, after: str) -> str:
     start = _shared(first, second)
     end = _shared(first[start:][::-1], second[start:][::-1])
     values = [parts[start] for parts in (first, second) if start < len(parts) - end]
-    if start and first[start - 1].startswith("-") and values and not any(one.startswith("-") for one in values):
-        start -= 1  # the option whose value they are
+    if start and first[start - 1].startswith("-") and values and not any(word.startswith("-") for word in values):
+        start -= 1  # Include the option that these values belong to.
     removed, added = (" ".join(parts[start : len(parts) - end]) for parts in (first, second))
     if not added:
         return f"without {removed}"

@@ -47,40 +47,42 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
     pair: dict[str, Callable[[Comparison], str]] = {
         "candidate / baseline": lambda c: names.pair(c.candidate, c.baseline)
     }
-    could: dict[str, Callable[[Comparison], str]] = {
+    possible: dict[str, Callable[[Comparison], str]] = {
         "isolated": lambda c: ratio_cell(c.measured.isolated),
         "ceiling": lambda c: ratio_cell(c.measured.ceiling),
         "ideal data": lambda c: ratio_cell(c.measured.ideal),
     }
-    was: dict[str, Callable[[Comparison], str]] = {
+    measured: dict[str, Callable[[Comparison], str]] = {
         "predicted": lambda c: ratio_cell(believed_ratio(c)),
         "measured": lambda c: ratio_cell(c.measured.figure),
         "step time": lambda c: ratio_cell(None if c.measured.figure is None else c.measured.step_time),
         "noise floor": lambda c: percent_cell(None if c.measured.figure is None else c.measured.noise_floor),
     }
-    # If steps train as many tokens, their time says the same as the throughput.
+    # If all steps train as many tokens, step time and throughput agree.
     timed = any(abs((c.measured.trained_per_step or 1) - 1) > SAME_TOKENS_WITHIN for c in compared)
     if not timed:
-        del was["step time"]
-    apart = [
-        one for c in compared if (one := c.measured.absent.get("ideal")) and one.kind == "ideal-data of another length"
+        del measured["step time"]
+    mismatched = [
+        absent
+        for c in compared
+        if (absent := c.measured.absent.get("ideal")) and absent.kind == "ideal-data of another length"
     ]
     measures = " or ".join(dict.fromkeys(c.measured.measure for c in compared))
     return joined(
-        column_table(compared, pair | could),
-        column_table(compared, pair | was),
+        column_table(compared, pair | possible),
+        column_table(compared, pair | measured),
         f"How many times as fast, median [95 % interval]. *measured* counts {measures}; "
         f"{'*step time*, ' if timed else ''}*ceiling* and *ideal data* concern the time of a step; *isolated* is "
         "the data path alone; *predicted* is what replaying the baseline's steps with the candidate's data path "
         "gives for *measured*.",
-        *dict.fromkeys(f"Without *ideal data*: {safe(reason(one))}." for one in apart),
+        *dict.fromkeys(f"Without *ideal data*: {safe(reason(gap))}." for gap in mismatched),
     )
 
 
 def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
     """Return speed, data work and model of every arm."""
     blocks = " or ".join(map(str, sorted({arm.blocks for arm in shown})))
-    reasons = dict.fromkeys(why for arm in shown if (why := mfu_reason(arm.speed.no_mfu)))
+    reasons = dict.fromkeys(missing for arm in shown if (missing := mfu_reason(arm.speed.no_mfu)))
     peaks = dict.fromkeys(arm.speed.mfu_of for arm in shown if arm.speed.mfu is not None)
     note = (
         f"Medians over {blocks} blocks [95 % interval]; milliseconds are means per step; the loss is that of the last "
@@ -90,7 +92,7 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
         note += f" MFU is the share of: {safe('; '.join(map(str, peaks)))}."
     counted = dict.fromkeys(arm.speed.convention for arm in shown if arm.speed.flops_per_s is not None)
     if counted:
-        note += f" Model FLOPs are counted by: {safe('; '.join(CONVENTIONS.get(one, one) for one in counted))}."
+        note += f" Model FLOPs are counted by: {safe('; '.join(CONVENTIONS.get(rule, rule) for rule in counted))}."
         note += _padding(shown)
     if reasons:
         note += f" MFU is not given: {safe('; '.join(reasons))}."
@@ -109,7 +111,7 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
-    """Say that padding counts as model FLOPs: an arm that pads may have the MFU of one that trains far more tokens."""
+    """Return a remark that padding counts as model FLOPs, so padding raises an arm's MFU; "" without padding."""
     shares = sorted(
         arm.totals.useful_fraction
         for arm in shown
@@ -117,18 +119,18 @@ def _padding(shown: Sequence[ArmReport]) -> str:
     )
     if not shares or shares[0] >= PADDED_SHARE:
         return ""
-    ends = list(dict.fromkeys(percent(one) for one in (shares[0], shares[-1])))
+    ends = list(dict.fromkeys(percent(share) for share in (shares[0], shares[-1])))
     return f" They are those of all positions, padding included, of which {' to '.join(ends)} are trained on."
 
 
 def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
-    either = []
+    ranges = []
     for arm in shown:
         if open_ms := left_open(arm.totals.waited_range_ms, sum(arm.totals.phase_ms.values())):
-            either.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
+            ranges.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
     note = (
         "Exposed and hidden are by one reading of when the device worked while the host was still launching, which its "
-        f"events leave open. By either, a step waits for data: {listing(either)}."
+        f"events leave open. By either, a step waits for data: {listing(ranges)}."
     )
     columns: dict[str, Callable[[ArmReport], str]] = {
         "arm": lambda arm: names.short(arm.name),
@@ -136,7 +138,7 @@ def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
         f"hidden ms: {' / '.join(STAGES[:3])}": lambda arm: stages_cell(arm.totals.hidden_ms, STAGES[:3]),
         "waiting for a core ms": lambda arm: number_cell(arm.totals.contended_ms),
     }
-    return joined(column_table(shown, columns), note if either else "")
+    return joined(column_table(shown, columns), note if ranges else "")
 
 
 def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
@@ -147,7 +149,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
         "of": lambda arm: names.short(arm.of or ""),
         "control": lambda arm: arm.control or "",
         STEP_TIMES: step_times,
-        "tokens/s": lambda arm: cell(arm.totals.tokens_per_s, lambda one: number(one.median)),
+        "tokens/s": lambda arm: cell(arm.totals.tokens_per_s, lambda estimate: number(estimate.median)),
         "times as fast as its arm": lambda arm: ratio_cell(arm.against_arm),
         "waiting for a core ms": lambda arm: number_cell(arm.totals.contended_ms),
     })  # fmt: skip
@@ -159,7 +161,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def step_times(arm: ArmReport) -> str:
-    """Return the mean, as sentences and pictures give it, and the quantiles of single steps."""
+    """Return the mean, which sentences and pictures also give, and the quantiles of single steps."""
     return ", ".join(map(number_cell, (arm.totals.mean_step_ms, arm.totals.p50_ms, arm.totals.p95_ms)))
 
 
@@ -173,25 +175,25 @@ def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
     """Return both tables, each with its note; "" if the scenario does not ask for them."""
     if not found:
         return ""
-    baselines = list(dict.fromkeys(one.baseline for one in found))
-    against = names.short(baselines[0]) if len(baselines) == 1 else without_point(baselines[0])
-    alone = column_table(found, {
-        "arm": lambda one: names.short(one.arm),
-        "ms a sample": lambda one: interval_cell(one.sample_ms, _digits),
-        "tokens/s": lambda one: estimate_cell(one.tokens_per_s),
-        "trained tokens/s": lambda one: estimate_cell(one.trained_tokens_per_s),
-        f"times as fast as {against}": lambda one: ratio_cell(one.times),
+    baselines = list(dict.fromkeys(path.baseline for path in found))
+    reference = names.short(baselines[0]) if len(baselines) == 1 else without_point(baselines[0])
+    data_alone = column_table(found, {
+        "arm": lambda path: names.short(path.arm),
+        "ms a sample": lambda path: interval_cell(path.sample_ms, _digits),
+        "tokens/s": lambda path: estimate_cell(path.tokens_per_s),
+        "trained tokens/s": lambda path: estimate_cell(path.trained_tokens_per_s),
+        f"times as fast as {reference}": lambda path: ratio_cell(path.times),
     })  # fmt: skip
     training = column_table(found, {
-        "arm": lambda one: names.short(one.arm),
-        "step ms (median of blocks)": lambda one: estimate_cell(one.step_ms),
-        "waits for data, ms a step": lambda one: number_cell(one.waited_ms),
-        "alone": lambda one: ratio_cell(one.times),
-        "in training": lambda one: ratio_cell(one.training_times),
+        "arm": lambda path: names.short(path.arm),
+        "step ms (median of blocks)": lambda path: estimate_cell(path.step_ms),
+        "waits for data, ms a step": lambda path: number_cell(path.waited_ms),
+        "alone": lambda path: ratio_cell(path.times),
+        "in training": lambda path: ratio_cell(path.training_times),
     })  # fmt: skip
-    measures = " or ".join(dict.fromkeys(one.measure for one in found if one.measure))
+    measures = " or ".join(dict.fromkeys(path.measure for path in found if path.measure))
     point = " at the same point of the matrix" if len(baselines) > 1 else ""
-    loops = [one.loop_ms for one in found if one.loop_ms is not None]
+    loops = [path.loop_ms for path in found if path.loop_ms is not None]
     span = " to ".join(dict.fromkeys(ms(end(loops)) for end in (min, max))) if loops else ""
     loop_note = (
         f" Of each step alone {span} are the loop around the data path, the ledger's marks among it: a path that takes "
@@ -199,12 +201,12 @@ def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
     )
     return joined(
         *map(safe, _path_findings(found, names)),
-        alone,
+        data_alone,
         "Medians over the blocks of the data-only controls [95 % interval]. A sample is a row of a batch with its "
-        f"padding, which tokens/s and the ratio to {safe(against)}{point} count too.{loop_note if loops else ''}",
+        f"padding, which tokens/s and the ratio to {safe(reference)}{point} count too.{loop_note if loops else ''}",
         "What it is worth in training:",
         training,
-        f"*alone* and *in training*: times as fast as {safe(against)}{point}"
+        f"*alone* and *in training*: times as fast as {safe(reference)}{point}"
         f"{f', in training by {measures}' if measures else ''}.",
     )
 
@@ -212,33 +214,35 @@ def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
 def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
     """Return the fastest path alone, and its gain in training, at each baseline."""
     lines = []
-    for baseline in dict.fromkeys(one.baseline for one in found):
-        paths = [one for one in found if one.baseline == baseline and one.arm != baseline and one.times is not None]
+    for baseline in dict.fromkeys(path.baseline for path in found):
+        paths = [
+            path for path in found if path.baseline == baseline and path.arm != baseline and path.times is not None
+        ]
         if not paths:
             continue
-        best = max(paths, key=lambda one: one.times.median if one.times is not None else 0.0)
+        best = max(paths, key=lambda path: path.times.median if path.times is not None else 0.0)
         assert best.times is not None
         line = f"Alone {names.short(best.arm)} is {ratio(best.times.median)} as fast as {names.short(baseline)}"
-        base = next((one for one in found if one.arm == baseline), None)
+        base = next((path for path in found if path.arm == baseline), None)
         if base is not None and base.mean_step_ms is not None and base.waited_ms is not None:
             part = part_of(base.mean_step_ms)
             waits = f"{part(base.waited_ms)} of its {part(base.mean_step_ms)} a step"
             line += f"; data costs {names.short(baseline)} {waits}"
         if (trained_with := steps_text(best.step_time, best.steps)) is not None:
             line += f"; trained with, {trained_with}"
-        if best.training_times is not None:  # padding counts too, and is no data work
+        if best.training_times is not None:  # Padding is counted too, although it is no data work.
             line += f"; by {best.measure}, which count what a step holds, {ratio(best.training_times.median)}"
         lines.append(f"{line}.")
     return lines
 
 
 def _digits(value: float) -> str:
-    """``0.00412``: three significant digits also far below 1."""
+    """Format with three significant digits, also far below 1: ``0.00412``."""
     return number(value) if value >= 1 else f"{value:.5f}" if value < 0.01 else f"{value:.3f}"
 
 
 def claim_text(one: JudgedClaim) -> str:
-    """The claim as it is commonly made, or by its figure and bounds."""
+    """Return the claim's own text, or a text from its figure and bounds."""
     kind = one.kind
     if kind.text:
         return kind.text
@@ -252,14 +256,14 @@ def claims(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmName
         return ""
     parts = " / ".join(PARTS)
     rows = column_table(uses, {
-        "arm": lambda one: names.short(one.arm),
-        "step ms (median of runs)": lambda one: estimate_cell(one.step_ms),
-        "tokenizing ms per 1000 tokens": lambda one: estimate_cell(one.tokenizing_ms),
+        "arm": lambda use: names.short(use.arm),
+        "step ms (median of runs)": lambda use: estimate_cell(use.step_ms),
+        "tokenizing ms per 1000 tokens": lambda use: estimate_cell(use.tokenizing_ms),
         f"{parts}: % of the step":
-            lambda one: _parts({part: f"{100 * share.median:.0f}" for part, share in one.shares.items()}),
-        f"{parts}: CPU cores": lambda one: _parts({part: f"{cores:.2f}" for part, cores in one.cores.items()}),
-        "all processes: cores": lambda one: number_cell(one.all_cores),
-        "device idle": lambda one: percent_cell(one.idle_share),
+            lambda use: _parts({part: f"{100 * share.median:.0f}" for part, share in use.shares.items()}),
+        f"{parts}: CPU cores": lambda use: _parts({part: f"{cores:.2f}" for part, cores in use.cores.items()}),
+        "all processes: cores": lambda use: number_cell(use.all_cores),
+        "device idle": lambda use: percent_cell(use.idle_share),
     })  # fmt: skip
     note = (
         "Medians over the runs [95 % interval]. The step's shares are of its time on the main thread (a checkpoint's "
@@ -267,9 +271,9 @@ def claims(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmName
         "had no work. Cores are CPU time per second of the measured steps by the same parts; processes that tokenize "
         "for the main thread count as tokenization, but for those that are started for each batch."
     )
-    if any(one.ranks > 1 for one in uses):
+    if any(use.ranks > 1 for use in uses):
         note += " Of several ranks the shares and the cores by part are those of rank 0, *all processes* of every rank."
-    return joined(bulleted(safe(claim_sentence(one, names)) for one in judged), rows, note)
+    return joined(bulleted(safe(claim_sentence(claim, names)) for claim in judged), rows, note)
 
 
 def _parts(known: Mapping[str, str]) -> str:
@@ -277,20 +281,22 @@ def _parts(known: Mapping[str, str]) -> str:
 
 
 def claim_sentence(one: JudgedClaim, names: ArmNames) -> str:
-    """``"Batching makes tokenization 20 to 30 % faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
+    """Return ``"Batching makes tokenization faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
     kind = one.kind
-    against = "" if one.baseline is None else f" against {names.short(one.baseline)}"
-    found, what = "nothing was measured", ""
+    reference = "" if one.baseline is None else f" against {names.short(one.baseline)}"
+    figure, comparative = "nothing was measured", ""
     if one.figure is not None:
-        found = _figure(one.figure, kind)
-        what = {"tokenizing speed": " as fast", "training speed": " the trained tokens per second"}.get(kind.of, "")
+        figure = _figure(one.figure, kind)
+        comparative = {"tokenizing speed": " as fast", "training speed": " the trained tokens per second"}.get(
+            kind.of, ""
+        )
     elif one.without:
-        found = f"no finished run of {listing([names.short(arm) for arm in one.without])} has that figure"
+        figure = f"no finished run of {listing([names.short(arm) for arm in one.without])} has that figure"
     cpu = "" if one.values is None else f" of the cores ({number(one.values[0])} to {number(one.values[1])})"
     text = capitalised(claim_text(one))
     limits = f"{_most(one)}{_limits(one)}{_why_open(one)}"
-    measured = f"{found}{what if kind.ratio else ''}{cpu}"
-    return f"“{text}”: {_verdict(one)}: {measured} ({names.short(one.arm)}{against}){limits}."
+    measured = f"{figure}{comparative if kind.ratio else ''}{cpu}"
+    return f"“{text}”: {_verdict(one)}: {measured} ({names.short(one.arm)}{reference}){limits}."
 
 
 def _verdict(one: JudgedClaim) -> str:
@@ -316,22 +322,20 @@ def _most(one: JudgedClaim) -> str:
     """Return the speedup that sharing the work can give, if it is less than is claimed or was measured."""
     if one.processes is None or one.cores is None or one.figure is None:
         return ""
-    most = min(one.processes, one.cores)
+    speedup_max = min(one.processes, one.cores)
     shared = f"{one.processes} process{'' if one.processes == 1 else 'es'} on {count(one.cores, 'core')}"
     low = one.figure.median if one.figure.ci_low is None else one.figure.ci_low
-    if low > most:
+    if low > speedup_max:
         return f"; more than {shared} can give by sharing the work, so something else is faster as well"
-    return f"; {shared} can be no more than {most}x by sharing the work" if most < one.kind.low else ""
+    return f"; {shared} can be no more than {speedup_max}x by sharing the work" if speedup_max < one.kind.low else ""
 
 
 def _limits(one: JudgedClaim) -> str:
     """Return what weakens the verdict: another difference of the arms, the same strategy, no A/A control."""
     text = f"; both have data.tokenize {one.untested}, so nothing of the claim was tried" if one.untested else ""
     if one.differs:
-        others = listing(
-            [*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])]
-        )
-        text += f"; the arms differ in {others} as well"
+        keys = listing([*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])])
+        text += f"; the arms differ in {keys} as well"
     if one.kind.ratio and one.figure is not None and one.noise_floor is None:
         text += "; no A/A control says how far two runs of one arm lie apart"
     return text

@@ -1,4 +1,4 @@
-"""Draws the pictures of a report: promise against result, the chain between them, all verdicts, steps and memory."""
+"""Draws the pictures of a report: gain in isolation and in training, the chain between, verdicts, steps, memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ISOLATED, LEDGER, FOREST = "isolated-vs-end-to-end.png", "ledger.png", "comparis
 WHY = "why.png"
 NAMES = (ISOLATED, LEDGER, FOREST, WHY)
 VERDICT_COLOURS = {"gain": GAIN, "loss": LOSS, "none": SOFT, "undecided": SOFT}
-# The links that have a ratio, and what the axis says about them.
+# Links that have a ratio, with their label on the axis.
 STATIONS = {
     "isolated": "in isolation\n(data path alone)",
     "share of the step": "if all data work\nwere waited for",
@@ -70,12 +70,12 @@ STATIONS = {
     "measured": "measured\n(time of a step)",
 }
 STEPS_HEIGHT = 3.0  # inches
-LOG_RATIO = 8  # longest step / median; from here on the axis is logarithmic, as in the page's script
-MOST_LINES = len(CURVES)  # lines that can still be distinguished
+LOG_RATIO = 8  # longest step / median; from this ratio on, the axis is logarithmic, as in the page's script
+MOST_LINES = len(CURVES)  # maximum number of distinguishable lines
 
 
 def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
-    """{file name: picture} of the pictures that have something to show."""
+    """Return {file name: picture} of all pictures that have content."""
     makers: dict[str, Callable[[Sheet], Figure | None]] = {}
     compared = report.compared[:PICTURE_ROWS_MAX]
     if compared:
@@ -88,14 +88,14 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
         makers[LEDGER] = partial(ledger, arms, names)
     if report.learning is not None:
         makers[learning.PICTURE] = partial(loss_curves, report.learning, names)
-        if asked := [of_arm(arm, names) for arm in report.learning.arms if arm.choice_passes > len(arm.answers)]:
-            makers[learning.CHOICES_PICTURE] = partial(choices_figure, asked, best_measure(asked), "steps")
-    found = {name: in_both(make, report.emulated) for name, make in makers.items()}
-    return {name: picture for name, picture in found.items() if picture is not None}
+        if choosing := [of_arm(arm, names) for arm in report.learning.arms if arm.choice_passes > len(arm.answers)]:
+            makers[learning.CHOICES_PICTURE] = partial(choices_figure, choosing, best_measure(choosing), "steps")
+    drawings = {name: in_both(make, report.emulated) for name, make in makers.items()}
+    return {name: picture for name, picture in drawings.items() if picture is not None}
 
 
 def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture | None:
-    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None where it has nothing to show."""
+    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None if it has no content."""
     if (wide := make(WIDE)) is None:
         return None
     return drawn(wide, emulated, make(NARROW))
@@ -104,12 +104,12 @@ def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture |
 def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
     """Draw for each comparison the ratio in isolation, the ceiling, and the ratio in training with its interval.
 
-    All three are about speed, so training counts positions. If the arms train other shares of them, the ratio of
-    trained tokens is drawn too, hollow.
+    All three concern speed, so training counts positions. If the arms train different shares of them, a hollow mark
+    shows the ratio of trained tokens too.
     """
     rows = row_axes(len(comparisons), 0.62, 2.0, sheet, lines=4)
     axes = rows.axes
-    legend = {  # each label is taken by the first row that has such a point
+    legend = {  # The first row with such a point uses the label.
         "isolated": "in isolation (data-only controls)",
         "ceiling": "ceiling: no data work at all",
         "training": "in training, tokens/s",
@@ -117,25 +117,27 @@ def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = 
     }
     estimates: list[Estimate] = []
     texts = []
-    for place, c in enumerate(comparisons):
-        m, row = c.measured, rows.at(place)
+    for index, c in enumerate(comparisons):
+        m, row = c.measured, rows.at(index)
         training = None if m.figure is None else m.tokens_ratio or m.ratio
         named = {"isolated": m.isolated, "ceiling": m.ceiling, "training": training}
-        shown = {name: one for name, one in named.items() if one is not None}
+        shown = {name: value for name, value in named.items() if value is not None}
         if not shown:
             texts.append("too noisy")
             continue
-        medians = [one.median for one in shown.values()]
+        medians = [value.median for value in shown.values()]
         axes.plot([min(medians), max(medians)], [row] * 2, color=RULE, linewidth=1.5, zorder=1, solid_capstyle="butt")
-        for name, one in shown.items():
+        for name, estimate in shown.items():
             label = legend.pop(name, None)
             if name == "ceiling":
-                axes.plot([one.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label)
+                axes.plot(
+                    [estimate.median] * 2, [row - 0.32, row + 0.32], color="black", linewidth=2, zorder=3, label=label
+                )
             elif name == "isolated":
-                point(axes, one, row - 0.2, CURVES[4], "D", label)
+                point(axes, estimate, row - 0.2, CURVES[4], "D", label)
             else:
-                point(axes, one, row + 0.2, CURVES[0], "o", label)
-        figures = [f"{name} {ratio(one.median)}" for name, one in shown.items()]
+                point(axes, estimate, row + 0.2, CURVES[0], "o", label)
+        figures = [f"{name} {ratio(value.median)}" for name, value in shown.items()]
         estimates += shown.values()
         if training is not None and abs(math.log(m.ratio.median / training.median)) > SAME_TOKENS_WITHIN:
             estimates.append(m.ratio)
@@ -165,13 +167,13 @@ def _compared(
 
 
 def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw every measured ratio with its interval, over the band that an unchanged arm reaches by itself."""
+    """Draw every measured ratio with its interval, over the noise floor as a band."""
     rows = row_axes(len(comparisons), 0.5, 1.9, sheet, lines=4)
     axes = rows.axes
     band_label: str | None = "noise floor (an arm against itself)"
     texts = []
-    for place, c in enumerate(comparisons):
-        m, row, verdict = c.measured, rows.at(place), VERDICTS[c.measured.verdict]
+    for index, c in enumerate(comparisons):
+        m, row, verdict = c.measured, rows.at(index), VERDICTS[c.measured.verdict]
         if m.figure is None:
             texts.append(f"{verdict}\ntoo noisy")
             continue
@@ -200,20 +202,22 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> F
     handles: dict[str, Any] = {}
     texts = []
     for row, arm in enumerate(arms):
-        left = 0.0
+        total_ms = 0.0
         for name, width, label in _parts(arm):
-            bar = axes.barh(rows.at(row), width, left=left, height=0.4 if arm.control else 0.8, color=PARTS[name],
+            bar = axes.barh(rows.at(row), width, left=total_ms, height=0.4 if arm.control else 0.8, color=PARTS[name],
                             edgecolor="white", linewidth=0.4)  # fmt: skip
             handles.setdefault(label, bar)
-            left += width
+            total_ms += width
         waited = sum(arm.totals.exposed_ms.values()) if arm.totals.exposed_ms else arm.totals.phase_ms.get("fetch", 0.0)
-        texts.append(f"{number(left)} ms" + (f", {_share(arm, waited, left)} waiting for data" if left else ""))
+        texts.append(
+            f"{number(total_ms)} ms" + (f", {_share(arm, waited, total_ms)} waiting for data" if total_ms else "")
+        )
     labels = [f"{names.short(arm.of or '')} + {arm.control}" if arm.control else names.short(arm.name) for arm in arms]
     rows.label(labels, texts, [INK] * len(arms), [bool(arm.control) for arm in arms])
     axes.set_xlim(0, max(sum(arm.totals.phase_ms.values()) for arm in arms) * 1.02)
     asynchronous = any(arm.totals.starved_ms for arm in arms)
-    where = "the device, where it is asynchronous" if asynchronous else "the host's main thread"
-    axes.set_xlabel(f"mean milliseconds per step on {where} (controls are thin)")
+    subject = "the device, where it is asynchronous" if asynchronous else "the host's main thread"
+    axes.set_xlabel(f"mean milliseconds per step on {subject} (controls are thin)")
     title(figure, "Where each step's time goes: warm colours are waits for data")
     order = ["device busy", OPEN, *(f"idle: {cause}" for cause in CAUSES), *(f"wait: {stage}" for stage in STAGES)]
     listed = [label for label in (*order, "wait for data", *PHASES) if label in handles]
@@ -222,30 +226,30 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> F
 
 
 def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
-    """Return the share of a step in waits for data; a range if events leave open when the device worked."""
+    """Return the share of a step in waits for data; a range if events do not show when the device worked."""
     ends = left_open(arm.totals.waited_range_ms, step_ms) or (waited_ms,)
     return " to ".join(percent(end / step_ms) for end in ends)
 
 
 def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
-    """Draw the time of each step over the study, a colour for each arm, with the marks of :func:`machine.marks`."""
+    """Draw the time of each step over the study, one colour per arm, with the marks of :func:`machine.marks`."""
     figure, axes = WIDE.plot(STEPS_HEIGHT)
-    for place, arm in enumerate(dict.fromkeys(one.arm for one in found)):
-        points = [point for one in found if one.arm == arm for point in zip(one.start_s, one.wall_ms, strict=True)]
+    for index, arm in enumerate(dict.fromkeys(run.arm for run in found)):
+        points = [point for run in found if run.arm == arm for point in zip(run.start_s, run.wall_ms, strict=True)]
         line = "-" if at_once(found) else ""
         axes.plot(*zip(*points, strict=True), linestyle=line, linewidth=0.6, marker=".", markersize=3,
-                  color=CURVES[place % MOST_LINES], label=names.short(arm))  # fmt: skip
+                  color=CURVES[index % MOST_LINES], label=names.short(arm))  # fmt: skip
     for mark, (_, meaning) in marks(found).items():
         points = [
             (second, ms)
-            for one in found
-            for second, ms, what in zip(one.start_s, one.wall_ms, one.mark, strict=True)
-            if what and (what == "evaluation") is (mark == "evaluation")
+            for run in found
+            for second, ms, step_mark in zip(run.start_s, run.wall_ms, run.mark, strict=True)
+            if step_mark and (step_mark == "evaluation") is (mark == "evaluation")
         ]
         if points:
             face = "none" if mark == "outlier" else INK
             axes.plot(*zip(*points, strict=True), "o", markersize=6, markerfacecolor=face, color=INK, label=meaning)
-    times = sorted(ms for one in found for ms in one.wall_ms)
+    times = sorted(ms for run in found for ms in run.wall_ms)
     if times[-1] > LOG_RATIO * times[len(times) // 2]:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -263,49 +267,55 @@ _CAUSE_COLOURS = {"python": "other"}
 
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
-    """(colour key, milliseconds, legend label) from left to right; of the device where it runs by itself."""
+    """Return (colour key, milliseconds, legend label) from left to right; of the device if it is asynchronous."""
     if arm.totals.starved_ms:
         idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
-        most = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))
-        known = arm.totals.device_busy_ms
-        busy = ("backward", most, OPEN) if known is None else ("backward", known, "device busy")
+        upper = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))
+        busy_ms = arm.totals.device_busy_ms
+        busy = ("backward", upper, OPEN) if busy_ms is None else ("backward", busy_ms, "device busy")
         return [busy, *((colour, value, f"idle: {cause}") for colour, value, cause in idle if value > 0)]
     fetch = [(stage, arm.totals.exposed_ms.get(stage, 0.0), f"wait: {stage}") for stage in STAGES]
     if not arm.totals.exposed_ms:
         fetch = [("fetch", arm.totals.phase_ms.get("fetch", 0.0), "wait for data")]
-    rest = [(phase, arm.totals.phase_ms.get(phase, 0.0), phase) for phase in PHASES if phase != "fetch"]
-    return [part for part in (*fetch, *rest) if part[1] > 0]
+    phases = [(phase, arm.totals.phase_ms.get(phase, 0.0), phase) for phase in PHASES if phase != "fetch"]
+    return [part for part in (*fetch, *phases) if part[1] > 0]
 
 
 def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure | None:
     """Draw a line per comparison (the first few), from link to link; None if no chain has two ratios."""
     lines = []
     for c in comparisons:
-        found = {one.name: one.ratio for one in chain(c) if one.ratio is not None and one.name in STATIONS}
-        if len(found) >= 2:
-            lines.append((c, found))
+        ratios = {link.name: link.ratio for link in chain(c) if link.ratio is not None and link.name in STATIONS}
+        if len(ratios) >= 2:
+            lines.append((c, ratios))
     if not lines:
         return None
     shown = lines[:MOST_LINES]
     figure, axes = sheet.plot(4.6 + 0.2 * len(shown), "x" if sheet.stacked else "y")
-    places = {name: place for place, name in enumerate(STATIONS)}
+    places = {name: index for index, name in enumerate(STATIONS)}
 
     def line(at: Sequence[int], values: Sequence[float], **style: Any) -> None:
         axes.plot(*((values, at) if sheet.stacked else (at, values)), **style)
 
-    for (c, found), colour in zip(shown, CURVES, strict=False):
-        values = list(found.values())
+    for (c, ratios), colour in zip(shown, CURVES, strict=False):
+        values = list(ratios.values())
         pair = f"{names.short(c.candidate)} against {names.short(c.baseline)}"
         label = f"{pair}: {ratio(values[0])} to {ratio(values[-1])}"
         line(
-            [places[name] for name in found], values, marker="o", linewidth=1.8, markersize=6, color=colour, label=label
+            [places[name] for name in ratios],
+            values,
+            marker="o",
+            linewidth=1.8,
+            markersize=6,
+            color=colour,
+            label=label,
         )
         speed = c.measured.step_time
         if speed is not None and speed.ci_low is not None and speed.ci_high is not None:
             marker = "|" if sheet.stacked else "_"
             ends = [speed.ci_low, speed.ci_high]
             line([places["measured"]] * 2, ends, marker=marker, linewidth=1.2, markersize=11, color=colour)
-    _stations(axes, [value for _, found in shown for value in found.values()], sheet)
+    _stations(axes, [value for _, by_station in shown for value in by_station.values()], sheet)
     left_out = f" (the first {MOST_LINES} of {len(lines)} comparisons)" if len(lines) > MOST_LINES else ""
     title(figure, f"From the gain in isolation to the gain in training{left_out}")
     legend_below(figure, axes, 1)
@@ -313,7 +323,7 @@ def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE)
 
 
 def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
-    """Name the links on one axis, and give the other plain ratios. A narrow sheet has the links one below the other."""
+    """Label one axis with the links and the other with ratios. On a narrow sheet, the links are below each other."""
     low, high = min(0.9, *values) * 0.9, max(1.5, *values) * 1.1
     ends, text = (-0.3, len(STATIONS) - 0.7), "how many times as fast (log scale)"
     style: dict[str, Any] = {"color": RULE, "linewidth": 1, "linestyle": "--"}
@@ -324,19 +334,21 @@ def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
         axes.set(yscale="log", xlim=ends, ylim=(low, high), ylabel=text)
         axes.axhline(1, **style)
     stations, ratios = (axes.yaxis, axes.xaxis) if sheet.stacked else (axes.xaxis, axes.yaxis)
-    ratio_ticks(ratios, [one for one in TICKS if low <= one <= high and (not sheet.stacked or f"{one:e}"[:3] in ROUND)])
+    ratio_ticks(
+        ratios, [tick for tick in TICKS if low <= tick <= high and (not sheet.stacked or f"{tick:e}"[:3] in ROUND)]
+    )
     stations.set_ticks(range(len(STATIONS)), list(STATIONS.values()), fontsize=TEXT)
 
 
 def memory(profiles: Sequence[TorchProfile], sheet: Sheet = WIDE) -> Figure | None:
     """Draw the main processes' memory (the first few); None if none was recorded."""
-    rows = [(profile.arm, one) for profile in profiles for one in profile.memory if one.role == "main"]
+    rows = [(profile.arm, curve) for profile in profiles for curve in profile.memory if curve.role == "main"]
     if not rows:
         return None
     shown = rows[:MEMORY_CURVES_MAX]
     figure = sheet.figure(1.0 + 2.1 * len(shown))
-    for place, (arm, one) in enumerate(shown):
-        _memory_row(plain(figure.add_subplot(len(shown), 1, place + 1), "y"), arm, one)
+    for index, (arm, timeline) in enumerate(shown):
+        _memory_row(plain(figure.add_subplot(len(shown), 1, index + 1), "y"), arm, timeline)
     figure.axes[-1].set_xlabel("ms since the first event (profiled steps shaded alternately)")
     left_out = f" (the first {MEMORY_CURVES_MAX} of {len(rows)})" if len(rows) > MEMORY_CURVES_MAX else ""
     title(figure, f"Allocated memory over the profiled steps{left_out}")
@@ -349,10 +361,10 @@ def _memory_row(axes: Axes, arm: str, one: MemoryTimeline) -> None:
         axes.axvspan((start - first) / 1e6, (end - first) / 1e6, color=BAND, linewidth=0)
     time, size = thinned(one.time_ns, one.allocated_bytes)
     axes.step((time - first) / 1e6, size / 2**20, where="post", color=CURVES[0], linewidth=1.1)
-    where = f"step {one.peak_step}" if one.peak_step is not None else "outside the steps"
-    during = f", {one.peak_phase}" if one.peak_phase else ""
+    peak_place = f"step {one.peak_step}" if one.peak_step is not None else "outside the steps"
+    peak_phase = f", {one.peak_phase}" if one.peak_phase else ""
     axes.plot((one.peak_ns - first) / 1e6, one.peak_bytes / 2**20, "o", color=LOSS, markersize=5)
-    peak = f"peak {number(one.peak_bytes / 2**20)} MiB: {where}{during}"
+    peak = f"peak {number(one.peak_bytes / 2**20)} MiB: {peak_place}{peak_phase}"
     axes.set_title(peak, loc="right", fontsize=TEXT, color=LOSS)
     axes.set_ylabel(f"{middle_out(arm)}\n{one.device}, MiB", fontsize=TEXT)
     axes.set_ylim(bottom=min(0.0, float(size.min()) / 2**20))

@@ -41,7 +41,7 @@ NO_NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class CurveSource:
-    """The curves of one run, and what may name it: its place, its arm where a study has several, its configuration."""
+    """Curves of one run, with candidates for its name: its path, its arm in a study of several, its configuration."""
 
     run: PlottedRun
     place: Path
@@ -50,9 +50,9 @@ class CurveSource:
 
 
 def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[PlottedRun]:
-    """The runs at ``paths``, each with a name that says what differs. ``tokens_per_step``: of the logs of llm.c.
+    """Return the runs at ``paths``, each named by what differs. ``tokens_per_step``: for logs of llm.c.
 
-    Raises InputError, one line, where a path holds no run, or a run no losses.
+    Raise InputError, with one line, if a path contains no run, or if a run has no losses.
     """
     return named([source for path in paths for source in _brought(path, tokens_per_step)])
 
@@ -60,10 +60,10 @@ def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[Plo
 def _brought(place: str, tokens_per_step: float | None) -> list[CurveSource]:
     """Return the curve sources of a path or a URL. Copies the records and tables of a URL to this machine."""
     with brought_here(place, "plot", tables_of_run) as path:
-        found = _sources(path, tokens_per_step)
+        sources = _sources(path, tokens_per_step)
     if not is_remote(place):
-        return found
-    return [replace(source, place=Path("/" + place.replace("://", ":/", 1))) for source in found]
+        return sources
+    return [replace(source, place=Path("/" + place.replace("://", ":/", 1))) for source in sources]
 
 
 def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
@@ -75,14 +75,14 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
         return _of_study(path)
     if (path / LLMC_LOG).is_file():
         return [_of_log(path / LLMC_LOG, tokens_per_step)]
-    what = "no run in it" if path.is_dir() else "no such file or folder"
+    problem = "no run in it" if path.is_dir() else "no such file or folder"
     raise InputError(
-        f"{path}: {what}; allowed: a folder of harness train, a study, or a {LLMC_LOG} of llm.c or the folder of one"
+        f"{path}: {problem}; allowed: a folder of harness train, a study, or a {LLMC_LOG} of llm.c or the folder of one"
     )
 
 
 def _of_training(path: Path) -> CurveSource:
-    """The tables have all parts of a training, also those that were killed and have no ledger."""
+    """Read a training from its tables. They contain all its parts, also killed parts without a ledger."""
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -94,11 +94,14 @@ def _of_training(path: Path) -> CurveSource:
     folder, expense = StudyFolder(path), expense_of(path)
     study = folder.read_study()
     records = [folder.read_record(name, block) for block, names in enumerate(study.order) for name in names]
-    parameters = next((one.facts.parameters for one in records if one is not None and one.facts.parameters), None)
-    known = None if expense.faults else expense.seconds or None  # Hours of a part of the training would mislead.
+    parameters = next(
+        (record.facts.parameters for record in records if record is not None and record.facts.parameters), None
+    )
+    # The hours of only a part of the training would mislead.
+    seconds = None if expense.faults else expense.seconds or None
     not_counted = tuple(map(str, expense.faults))
     run = replace(
-        run, parameters=parameters, seconds=known, usd=expense.usd if known else None, not_counted=not_counted
+        run, parameters=parameters, seconds=seconds, usd=expense.usd if seconds else None, not_counted=not_counted
     )
     return CurveSource(run, path, config=study.arms[0].config if len(study.arms) == 1 else None)
 
@@ -116,18 +119,22 @@ def _tables(
 
 
 def _of_study(path: Path) -> list[CurveSource]:
-    """The first finished run of each arm that has losses; controls are none."""
-    found: dict[str, CurveSource] = {}
+    """Return the first finished run with losses of each arm, without controls."""
+    sources: dict[str, CurveSource] = {}
     study = StudyFolder(path)
-    study.read_study()  # raises an error of one line if it is damaged
-    for one in study.runs():
-        if one.record.control is None and one.record.arm not in found and (run := _of_run(one)) is not None:
-            found[one.record.arm] = CurveSource(run, path, one.record.arm, one.record.config)
-    if not found:
+    study.read_study()  # Raises an error of one line if the file is damaged.
+    for study_run in study.runs():
+        if (
+            study_run.record.control is None
+            and study_run.record.arm not in sources
+            and (run := _of_run(study_run)) is not None
+        ):
+            sources[study_run.record.arm] = CurveSource(run, path, study_run.record.arm, study_run.record.config)
+    if not sources:
         raise InputError(
             f"{path}: no finished run with a loss in it; an emulated device and a run without a model have none"
         )
-    return list(found.values())
+    return list(sources.values())
 
 
 def _of_run(run: RunData) -> PlottedRun | None:
@@ -142,7 +149,7 @@ def _of_run(run: RunData) -> PlottedRun | None:
     tokens = None
     if None not in counts:
         tokens = np.stack([table.column("step").to_numpy() + 1.0, np.cumsum(np.array(counts, dtype=np.float64))])
-    # Runs that take turns share their time, so that none has a time of its own.
+    # Interleaved runs share their time, so none has a duration of its own.
     seconds = seconds_of(run.record) if run.record.interleave == "runs" else None
     return PlottedRun(
         "", np.stack([steps + 1.0, losses]), held_out, choices, tokens, run.record.facts.parameters, seconds or None
@@ -155,11 +162,11 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
-    """Its HellaSwag is by token, of a number of questions that it does not say."""
-    training = curve([(one.step + 1, one.loss) for one in log.training])
-    validation = curve([(one.updates, one.value) for one in log.validation])
-    choices = tuple(ChoicePass(one.updates - 1, None, None, None, None, one.value) for one in log.hellaswag)
-    last = max([*training[0], *validation[0], *(one.step + 1 for one in choices)])
+    """Return the curves of an llm.c log. Its HellaSwag score is by token, over an unknown number of questions."""
+    training = curve([(row.step + 1, row.loss) for row in log.training])
+    validation = curve([(row.updates, row.value) for row in log.validation])
+    choices = tuple(ChoicePass(row.updates - 1, None, None, None, None, row.value) for row in log.hellaswag)
+    last = max([*training[0], *validation[0], *(choice.step + 1 for choice in choices)])
     tokens = None if tokens_per_step is None else curve([(last, last * tokens_per_step)])
     return PlottedRun("", training, validation, choices, tokens)
 
@@ -171,13 +178,13 @@ def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """``one``, ``one (2)``: a run that was given twice, or a log and its folder."""
-    counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    """Number equal names: ``name``, ``name (2)``. A run may be given twice, or a log and its folder."""
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
 
 
 def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
-    """``learning_rate 0.001``: None where the runs do not differ in a few keys alone, or not all have any."""
+    """Name runs by a few differing keys: ``learning_rate 0.001``. None if that is not possible for all runs."""
     flats: list[Mapping[str, Json]] = [flatten(source.config) for source in sources if source.config is not None]
     if len(flats) != len(sources) or len(sources) < 2:
         return None
@@ -190,7 +197,7 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
 
 
 def _setting(key: str, value: Json) -> str:
-    """``learning_rate 0.001``; ``no llmc`` where it is not set; of a path its last part."""
+    """Format a setting: ``learning_rate 0.001``; ``no llmc`` if it is not set; for a path only its last part."""
     if value is None:
         return f"no {key}"
     if isinstance(value, str) and "/" in value:
@@ -199,28 +206,28 @@ def _setting(key: str, value: Json) -> str:
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
-    """``b: plain``: the part of a path that is its own (/x/b beside /x/a), and the arm."""
-    places = [Path(normpath(source.place.absolute())) for source in sources]  # a name is none of ".."
+    """Name runs by the differing part of their paths (``b`` of /x/b beside /x/a) and by their arm: ``b: plain``."""
+    places = [Path(normpath(source.place.absolute())) for source in sources]  # normalized, because ".." is no name
     if len(set(places)) == 1:
-        return [source.arm or place.name for source, place in zip(sources, places, strict=True)]
-    shared = commonpath([place.parent for place in places])
-    folders = [str(place.relative_to(shared)) for place in places]
+        return [source.arm or path.name for source, path in zip(sources, places, strict=True)]
+    shared = commonpath([path.parent for path in places])
+    folders = [str(path.relative_to(shared)) for path in places]
     named = zip(sources, folders, strict=True)
     return [folder if source.arm is None else f"{folder}: {source.arm}" for source, folder in named]
 
 
 def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
-    """Return the header and a row for each run. Steps are completed steps; a loss is that of a single step.
+    """Return the header and a row for each run. Steps are completed steps; a loss is of a single step.
 
-    Multiple choice is the last share that is known, by ``measure``, or by the best one that all runs have.
+    The multiple-choice column has the last known share by ``measure``, by default the best measure of all runs.
     """
-    asked = [run for run in runs if run.choices]
-    by = measure or (best_measure(asked) if asked else None)
-    header = [*HEADER, *([f"multiple choice, {by}"] if by else []), "hours", "USD"]
+    with_choices = [run for run in runs if run.choices]
+    share_measure = measure or (best_measure(with_choices) if with_choices else None)
+    header = [*HEADER, *([f"multiple choice, {share_measure}"] if share_measure else []), "hours", "USD"]
     rows = [header]
     for run in runs:
         cells = [run.name, cell(run.parameters, "{:,}".format), *_lowest(run.training), *_lowest(run.validation)]
-        cells += [cell(last_share(run, by), "{:.4f}".format)] if by else []
+        cells += [cell(last_share(run, share_measure), "{:.4f}".format)] if share_measure else []
         rows.append([*cells, cell(run.seconds, hours), cell(run.usd, dollars)])
     return rows
 
@@ -243,19 +250,19 @@ def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
 
 def last_share(run: PlottedRun, measure: Measure) -> float | None:
     """Return the last finite share of right answers; None without any."""
-    shares = [getattr(one, measure) for one in run.choices]
-    known = [float(one) for one in shares if one is not None and np.isfinite(one)]
-    return known[-1] if known else None
+    shares = [getattr(choice, measure) for choice in run.choices]
+    finite = [float(share) for share in shares if share is not None and np.isfinite(share)]
+    return finite[-1] if finite else None
 
 
 def _lowest(values: Values) -> list[str]:
-    found = minimum(values)
-    return [NOT_MEASURED, NOT_MEASURED] if found is None else [f"{found[1]:.4f}", f"{found[0]:,.0f}"]
+    lowest = minimum(values)
+    return [NOT_MEASURED, NOT_MEASURED] if lowest is None else [f"{lowest[1]:.4f}", f"{lowest[0]:,.0f}"]
 
 
 def _record(values: Values) -> Json:
-    found = minimum(values)
-    return None if found is None else {"steps": round(found[0]), "loss": found[1]}
+    lowest = minimum(values)
+    return None if lowest is None else {"steps": round(lowest[0]), "loss": lowest[1]}
 
 
 def draw_losses(folder: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that decide what a page says, draws and lists. Each has its unit, its reason and the test that guards it."""
+"""Limits for the texts, pictures and lists of a page. Each has its unit, its reason and the test that guards it."""
 
 # What is said
 

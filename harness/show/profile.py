@@ -40,7 +40,7 @@ PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Return everything that was profiled, by arm; "" without a profile. ``pictures``: those that were written."""
+    """Return the profiles by arm; "" without a profile. ``pictures``: names of the written pictures."""
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -94,58 +94,60 @@ def _title(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
-    """Return times per profiled step in the main process, over everything recorded in a worker."""
+    """Return times per profiled step for the main process, and in total for a worker."""
     main = role.role == "main" and profile.steps > 0
-    each, per = (profile.steps, "a step") if main else (1, "in all")
+    steps, per = (profile.steps, "a step") if main else (1, "in all")
     device = main and profile.operators.device_ms is not None
 
     def share(value: float) -> str:
         return percent(value / role.span_ms) if role.span_ms else "0 %"
 
     columns: dict[str, Callable[[Operator], str]] = {
-        f"{role.role}: operator": lambda one: code(short(one.name)),
-        "kind": lambda one: one.kind,
-        f"calls {per}": lambda one: number(one.calls / each),
-        f"self ms {per}": lambda one: number(one.self_ms / each),
-        "share": lambda one: share(one.self_ms),
-        f"total ms {per}": lambda one: number(one.total_ms / each),
+        f"{role.role}: operator": lambda operator: code(short(operator.name)),
+        "kind": lambda operator: operator.kind,
+        f"calls {per}": lambda operator: number(operator.calls / steps),
+        f"self ms {per}": lambda operator: number(operator.self_ms / steps),
+        "share": lambda operator: share(operator.self_ms),
+        f"total ms {per}": lambda operator: number(operator.total_ms / steps),
     }
     if device:
-        columns[f"device ms {per}"] = lambda one: number_cell(one.device_ms, each)
+        columns[f"device ms {per}"] = lambda operator: number_cell(operator.device_ms, steps)
     if main and profile.flops:
-        columns[f"GFLOP {per}"] = lambda one: number_cell(profile.flops.get(one.name), each * 1e9)
+        columns[f"GFLOP {per}"] = lambda operator: number_cell(profile.flops.get(operator.name), steps * 1e9)
     shown = _top(role.operators, device)[: OPERATORS_LISTED if role.role == "main" else WORKER_OPERATORS_LISTED]
-    rows = [[show(one) for show in columns.values()] for one in shown]
+    rows = [[show(operator) for show in columns.values()] for operator in shown]
     if left_out := len(role.operators) - len(shown):
-        rest_ms = sum(one.self_ms for one in role.operators) - sum(one.self_ms for one in shown)
-        row = [f"{left_out} others", "", "", number(rest_ms / each), share(rest_ms)]
+        rest_ms = sum(operator.self_ms for operator in role.operators) - sum(operator.self_ms for operator in shown)
+        row = [f"{left_out} others", "", "", number(rest_ms / steps), share(rest_ms)]
         rows.append(row + [""] * (len(columns) - len(row)))
     return table([*columns], rows)
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """Sort by the longer one of self time on the host and time on the device."""
-    return sorted(operators, key=lambda one: -max(one.self_ms, (one.device_ms or 0.0) if device else 0.0))
+    """Sort operators by self time on the host or time on the device, whichever is longer."""
+    return sorted(
+        operators, key=lambda operator: -max(operator.self_ms, (operator.device_ms or 0.0) if device else 0.0)
+    )
 
 
 def _kernel_table(profile: TorchProfile) -> str:
-    each, per = (profile.steps, "a step") if profile.steps else (1, "in all")
-    whole = profile.operators.device_ms
+    steps, per = (profile.steps, "a step") if profile.steps else (1, "in all")
+    device_ms = profile.operators.device_ms
     return column_table(profile.operators.kernels[:KERNELS_LISTED], {
-        "kernel on the device": lambda one: code(short(one.name)),
-        f"runs {per}": lambda one: number(one.calls / each),
-        f"ms {per}": lambda one: number(one.total_ms / each),
-        "share of device time": lambda one: percent(one.total_ms / whole) if whole else "0 %",
-        "mostly launched by": lambda one: code(short(one.launched_by)) if one.launched_by else "unknown",
+        "kernel on the device": lambda kernel: code(short(kernel.name)),
+        f"runs {per}": lambda kernel: number(kernel.calls / steps),
+        f"ms {per}": lambda kernel: number(kernel.total_ms / steps),
+        "share of device time": lambda kernel: percent(kernel.total_ms / device_ms) if device_ms else "0 %",
+        "mostly launched by": lambda kernel: code(short(kernel.launched_by)) if kernel.launched_by else "unknown",
     })  # fmt: skip
 
 
 def _memory_table(profiles: Sequence[TorchProfile]) -> str:
     rows = []
     for profile in profiles:
-        main = [one for one in profile.memory if one.role == "main"]
-        workers = [one for one in profile.memory if one.role != "main"]
-        rows += [(profile.arm, one) for one in (*main, *workers[:WORKERS_LISTED])]
+        main = [timeline for timeline in profile.memory if timeline.role == "main"]
+        workers = [timeline for timeline in profile.memory if timeline.role != "main"]
+        rows += [(profile.arm, timeline) for timeline in (*main, *workers[:WORKERS_LISTED])]
     return column_table(rows, {
         "arm": lambda row: row[0],
         "process": lambda row: row[1].role,
@@ -168,13 +170,13 @@ STACK_FILES = {
     "stacks.svg": "Flame graph of what ran",
     "stacks.speedscope.json": "every thread over time, for speedscope.app",
 }
-LINKED = "/@=,+:"  # harmless in a link, besides letters and digits
+LINKED = "/@=,+:"  # characters that need no quoting in a link, besides letters and digits
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
-    """The section's markdown; "" where nothing was sampled.
+    """Return the section's markdown; "" if nothing was sampled.
 
-    ``reports`` by the arm that was sampled; ``files``: those that its run left, as paths relative to the report.
+    ``reports``: by sampled arm. ``files``: files of its run, as paths relative to the report.
     """
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
@@ -182,8 +184,8 @@ def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Seque
 
 def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:
     links = "; ".join(
-        f"[{what}]({quote(path, LINKED)})"
-        for name, what in STACK_FILES.items()
+        f"[{description}]({quote(path, LINKED)})"
+        for name, description in STACK_FILES.items()
         for path in files
         if path.endswith(f"/{name}")
     )
@@ -195,14 +197,18 @@ def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:
 
 
 def tokenization_lines(report: StackReport) -> list[str]:
-    """A sentence for the main thread and one for the workers, where tokenizing takes the most samples."""
+    """Return a sentence for the main thread and one for the workers, if tokenizing has most of their samples."""
     return [_tokenizing(place) for place in report.tokenization]
 
 
 def _tokenizing(place: Place) -> str:
-    whole, top = place.whole, place.python
-    doubt = f" A rough share: {place.near} of its {whole.samples} samples may belong elsewhere." if place.rough else ""
-    share = f"{whole.share:.0%} [{whole.low:.0%} to {whole.high:.0%}]"
+    share_of_all, top = place.whole, place.python
+    doubt = (
+        f" A rough share: {place.near} of its {share_of_all.samples} samples may belong elsewhere."
+        if place.rough
+        else ""
+    )
+    share = f"{share_of_all.share:.0%} [{share_of_all.low:.0%} to {share_of_all.high:.0%}]"
     return (
         f"Tokenizing took the most samples of the {place.threads}: {share}, {top.share:.0%} of those in {top.name}."
         f"{doubt}"
@@ -213,8 +219,8 @@ def _functions(report: StackReport) -> str:
     rows = []
     for place in _shown_places(report):
         first = [_where(place, report), f"{place.whole.samples:,}", _share(place.whole)]
-        for one in place.functions[:PLACE_FUNCTIONS]:
-            rows.append([*first, code(_frame(one.name)), _share(one), f"{one.samples:,}"])
+        for function in place.functions[:PLACE_FUNCTIONS]:
+            rows.append([*first, code(_frame(function.name)), _share(function), f"{function.samples:,}"])
             first = ["", "", ""]
     return table(["where", "samples", "share", "most samples in (self)", "its share there", "its samples"], rows)
 
@@ -236,12 +242,12 @@ def _deepest(report: StackReport) -> str:
 
 def _quality(report: StackReport) -> str:
     clock = report.clock
-    outside = {place.threads: place.whole for place in report.places if place.name == OUTSIDE}
+    outside_phases = {place.threads: place.whole for place in report.places if place.name == OUTSIDE}
     parts = [
         f"{count(report.readings, 'reading')} of {report.expected_readings} asked for",
         *(
             f"{share.samples} samples ({percent(share.share)}) of the {threads} in no {_kind(threads)}"
-            for threads, share in outside.items()
+            for threads, share in outside_phases.items()
         ),
         f"{clock.agreeing} of {clock.edges} edges of clock marks agree on the offset of py-spy's clock, 9 in 10 to "
         f"{ms(clock.doubt_ns / 1e6)}, which {count(report.near_edges, 'sample')} are closer to a boundary than",
@@ -256,15 +262,15 @@ def _shown_places(report: StackReport) -> list[Place]:
 
 
 def _where(place: Place, report: StackReport) -> str:
-    where = f"{place.threads}: {_named(place)}"
+    text = f"{place.threads}: {_named(place)}"
     if not place.rough:
-        return where
+        return text
     doubt = ms(report.clock.doubt_ns / 1e6)
-    return f"{where}, rough: {place.near} of {place.whole.samples} samples within the clock's {doubt} of a boundary"
+    return f"{text}, rough: {place.near} of {place.whole.samples} samples within the clock's {doubt} of a boundary"
 
 
 def _frame(frame: str) -> str:
-    """``function (file)`` with a function that fits: Rust's mangled names have hundreds of letters."""
+    """Shorten the function in ``function (file)``, because Rust's mangled names have hundreds of letters."""
     function, _, file = frame.rpartition(" (")
     return f"{short(function)} ({file}" if function else short(frame)
 

@@ -1,4 +1,4 @@
-"""Says of an arm that trains in several ranks which of them the others wait for, and for what."""
+"""Reports which rank of an arm the others wait for, and which part of its work they wait for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line for each arm of several ranks."""
+    """Yield a line for each arm with several ranks."""
     for arm in arms:
         if arm.ranks is not None and arm.control is None:
             subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
@@ -38,23 +38,23 @@ def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]
 
 def scaling_lines(comparisons: Iterable[Comparison], names: ArmNames) -> Iterator[Headline]:
     """Yield a line for each comparison of arms with different numbers of ranks."""
-    for one in comparisons:
-        if (found := one.scaling) is None:
+    for comparison in comparisons:
+        if (scaling := comparison.scaling) is None:
             continue
-        first, second = names.short(found.baseline), names.short(found.candidate)
-        of = f" ({interval(found.speedup)})" if found.speedup.ci_low is not None else ""
-        text = f"{ratio(found.speedup.median)} the tokens/s{of} with {count(found.ranks[1], 'rank')} for "
-        text += f"{found.ranks[0]}, efficiency {percent(found.efficiency)}"
-        if (open_to := found.efficiency_range) is not None:
+        first, second = names.short(scaling.baseline), names.short(scaling.candidate)
+        bounds = f" ({interval(scaling.speedup)})" if scaling.speedup.ci_low is not None else ""
+        text = f"{ratio(scaling.speedup.median)} the tokens/s{bounds} with {count(scaling.ranks[1], 'rank')} for "
+        text += f"{scaling.ranks[0]}, efficiency {percent(scaling.efficiency)}"
+        if (open_to := scaling.efficiency_range) is not None:
             text += f" ({percent(open_to[0])} to {percent(open_to[1])})"
-        support = _scaled_by(found, first)
-        if found.losses is not None:
-            first_loss, loss = found.losses
+        support = _scaled_by(scaling, first)
+        if scaling.losses is not None:
+            first_loss, loss = scaling.losses
             support.append(f"Training loss after the same tokens: {loss:.3f}, of {first} {first_loss:.3f}.")
-        if found.seconds is not None and found.target is not None:
-            first_s, seconds = map(number, found.seconds)
-            support.append(f"Loss {found.target:.3f} after {seconds} s of steps, of {first} after {first_s} s.")
-        yield Headline(f"Scaling of {second} ({_kind(found)})", text, " ".join(support))
+        if scaling.seconds is not None and scaling.target is not None:
+            first_s, seconds = map(number, scaling.seconds)
+            support.append(f"Loss {scaling.target:.3f} after {seconds} s of steps, of {first} after {first_s} s.")
+        yield Headline(f"Scaling of {second} ({_kind(scaling)})", text, " ".join(support))
 
 
 def _kind(found: Scaling) -> str:
@@ -69,36 +69,40 @@ def _kind(found: Scaling) -> str:
 def _scaled_by(found: Scaling, first: str) -> list[str]:
     """Return what weakens the efficiency, which counts ranks that may share a machine."""
     lines = []
-    more = (open_to := found.efficiency_range) is not None and open_to[0] > 1
+    exceeds = (open_to := found.efficiency_range) is not None and open_to[0] > 1
     if found.differs:
-        others = ["others"] if len(found.differs) > RANK_KEYS_NAMED else []
-        keys = listing([*found.differs[:RANK_KEYS_NAMED], *others])
-        than = ", which is more than the ranks can give" if more else ""
-        lines.append(f"The arms differ in {keys} as well: this is not the efficiency of the ranks alone{than}.")
-    elif more:
+        remainder = ["others"] if len(found.differs) > RANK_KEYS_NAMED else []
+        keys = listing([*found.differs[:RANK_KEYS_NAMED], *remainder])
+        addition = ", which is more than the ranks can give" if exceeds else ""
+        lines.append(f"The arms differ in {keys} as well: this is not the efficiency of the ranks alone{addition}.")
+    elif exceeds:
         lines.append("That is more than the ranks can give: the arms differ in something else.")
     if found.threads is not None:
-        before, now = found.threads
-        if now * found.ranks[0] != before * found.ranks[1]:
-            lines.append(f"The efficiency counts ranks: they compute in {count(now, 'thread')}, {first} in {before}.")
-        elif found.cores and now > found.cores:
-            lines.append(f"The ranks compute in {count(now, 'thread')} on {count(found.cores, 'core')}.")
+        base_threads, threads = found.threads
+        if threads * found.ranks[0] != base_threads * found.ranks[1]:
+            lines.append(
+                f"The efficiency counts ranks: they compute in {count(threads, 'thread')}, {first} in {base_threads}."
+            )
+        elif found.cores and threads > found.cores:
+            lines.append(f"The ranks compute in {count(threads, 'thread')} on {count(found.cores, 'core')}.")
     return lines
 
 
 def _finding(found: RanksReport) -> str:
-    if all(one.wait_ms is None for one in found.ranks):
+    if all(rank.wait_ms is None for rank in found.ranks):
         return f"who waits for whom is not known, {UNKNOWN[found.unknown]}"
     late, part = found.straggler, part_of(found.step_ms)
     if late is None or late.saved_ms < STRAGGLER_SHARE_MIN * found.step_ms:
-        longest = max(found.ranks, key=lambda one: one.wait_ms or 0.0)
+        longest = max(found.ranks, key=lambda rank: rank.wait_ms or 0.0)
         waits = f"{part(longest.wait_ms or 0.0)} of {part(found.step_ms)} a step"
-        where = " before their first forward pass" if found.parallel == "fsdp" else ""
-        surely = "surely " if (longest.wait_ms or 0.0) >= WAITED_SHARE_MAX * found.step_ms else ""
-        return f"no rank is {surely}the one that the others wait for{where} (rank {longest.number} waits most, {waits})"
+        phase = " before their first forward pass" if found.parallel == "fsdp" else ""
+        certainty = "surely " if (longest.wait_ms or 0.0) >= WAITED_SHARE_MAX * found.step_ms else ""
+        return (
+            f"no rank is {certainty}the one that the others wait for{phase} (rank {longest.number} waits most, {waits})"
+        )
     waits = f"{part(late.saved_ms)} of {part(found.step_ms)} a step"
-    what = "what it does in no phase (other)" if late.part == "other" else late.part
-    return f"rank {late.number} makes the others wait, {waits} for {what}"
+    part_name = "what it does in no phase (other)" if late.part == "other" else late.part
+    return f"rank {late.number} makes the others wait, {waits} for {part_name}"
 
 
 def _support(found: RanksReport) -> str:
@@ -110,13 +114,13 @@ def _support(found: RanksReport) -> str:
             f"{part(found.without_straggler_ms)}, {ratio(found.step_ms / found.without_straggler_ms)} as fast, if no "
             "rank then lacks a core that is free while it waits."
         )
-    waits = [f"rank {one.number} {part(one.wait_ms)}" for one in found.ranks if one.wait_ms is not None]
+    waits = [f"rank {rank.number} {part(rank.wait_ms)}" for rank in found.ranks if rank.wait_ms is not None]
     if waits:
         exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {part(found.exchange_ms)}"
-        within = ""
+        scope = ""
         if found.parallel == "fsdp":
-            within = " before the first forward pass; within the passes waits are not told from computing"
-        parts.append(f"Waits for the others: {listing(waits)} a step{within}{exchange}.")
+            scope = " before the first forward pass; within the passes waits are not told from computing"
+        parts.append(f"Waits for the others: {listing(waits)} a step{scope}{exchange}.")
     if found.clock_error_ms is not None:
         parts.append(
             f"The clocks of {found.nodes} machines were compared: a wait may be wrong by {part(found.clock_error_ms)}."
@@ -125,9 +129,9 @@ def _support(found: RanksReport) -> str:
 
 
 def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a row for each rank of each arm that has several."""
+    """Return a row for each rank of each arm with several ranks."""
     several = [(arm, arm.ranks) for arm in arms if arm.ranks is not None]
-    rows = [(arm.name, one) for arm, found in several for one in found.ranks]
+    rows = [(arm.name, rank) for arm, report in several for rank in report.ranks]
     if not rows:
         return ""
     shown = column_table(rows, {
@@ -138,5 +142,5 @@ def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
         "waits for other ranks": lambda row: "not known" if row[1].wait_ms is None else ms(row[1].wait_ms),
         "tokens/s": lambda row: "not known" if row[1].tokens_per_s is None else number(row[1].tokens_per_s),
     })  # fmt: skip
-    note = NOTE.format(clock=CLOCKS if any(found.nodes > 1 for _, found in several) else ONE_CLOCK)
+    note = NOTE.format(clock=CLOCKS if any(report.nodes > 1 for _, report in several) else ONE_CLOCK)
     return f"{shown}\n\n{note}"

@@ -1,6 +1,7 @@
-"""Writes the verdict of a comparison: what was measured and how surely, what could have been gained, and why.
+"""Writes the verdict of a comparison: measured result and certainty, possible gain, and reasons.
 
-The reader bets a week of device time on these lines: never a bare ratio, and every witness that disagrees is named.
+A reader may decide on a week of device time by these lines. So every ratio has its interval, and every disagreement
+between estimates is reported.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from harness.show.words import (
 
 
 def sentence(c: Comparison | NotCompared) -> str:
-    """The verdict of ``c``: one sentence with number and interval, one with the ceiling and the reason, and dissent."""
+    """Return the verdict of ``c``: a sentence with ratio and interval, then ceiling, reason and disagreements."""
     return " ".join(part for part in sentence_parts(c) if part)
 
 
 def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
-    """Return :func:`sentence` as its finding and what follows."""
+    """Return :func:`sentence` in two parts: the finding, and the rest."""
     if isinstance(c, NotCompared):
         return f"{c.candidate} against {c.baseline}: not measured", f"({missing_text(c.missing)})."
     devices = emulated_devices(c)
-    where = f" on an {devices}" if devices else ""
-    found, figures = finding(c.measured, figures=False), _figures(c.measured, c.baseline)
+    device = f" on an {devices}" if devices else ""
+    verdict, figures = finding(c.measured, figures=False), _figures(c.measured, c.baseline)
     parts = [f"{figures}."] if figures else []
     steps = _steps(c.measured)
     if steps:
@@ -63,16 +64,16 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
     dissent = disagreements(c)
     if dissent:
         parts.append(f"Estimates disagree: {'; '.join(dissent)}.")
-    return f"{c.candidate} against {c.baseline}{where}: {found}{'' if figures else '.'}", " ".join(parts)
+    return f"{c.candidate} against {c.baseline}{device}: {verdict}{'' if figures else '.'}", " ".join(parts)
 
 
 def emulated_devices(c: Comparison) -> str | None:
-    """``emulated gh200``: the devices that exist on paper only; None where all are real."""
+    """Return the emulated devices, such as ``emulated gh200``; None if all devices are real."""
     return " and an ".join(c.explained.emulated) or None
 
 
 def believed_ratio(c: Comparison) -> Estimate | None:
-    """:func:`predicted_ratio` where the unedited replay is within tolerance: the one to be shown without a word."""
+    """Return :func:`predicted_ratio` if the unedited replay is within tolerance, so that it needs no caveat."""
     predicted = c.explained.predicted
     return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
@@ -83,14 +84,14 @@ def predicted_ratio(c: Comparison) -> Estimate | None:
 
 
 def _figures(m: Measured, baseline: str) -> str:
-    """Return the figures that the finding rests on; "" if the runs were too noisy for any."""
+    """Return the figures behind the finding; "" if the runs were too noisy for any."""
     measured, together = m.ratio, m.together or m.ratio
     if barred(m.doubts, "ratio") is not None:
         return ""
-    of = f", {count(measured.n, 'block')}" if measured.ci_low is not None else ""
-    level = "95 % interval " if of else ""
-    more = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # else the finding gives it
-    text = f"({ratio(measured.median)} the {m.measure}{more}, {level}{interval(measured)}{of}, "
+    blocks = f", {count(measured.n, 'block')}" if measured.ci_low is not None else ""
+    level = "95 % interval " if blocks else ""
+    tokens = _more_tokens(m) if m.verdict in ("none", "undecided") else ""  # Otherwise the finding includes it.
+    text = f"({ratio(measured.median)} the {m.measure}{tokens}, {level}{interval(measured)}{blocks}, "
     if m.together is not None and m.comparisons > 1:
         text += f"{interval(m.together)} for all {m.comparisons} comparisons together, "
     text += f"{_floor(m, baseline)})"
@@ -104,7 +105,7 @@ def _figures(m: Measured, baseline: str) -> str:
 
 
 def _more_tokens(m: Measured) -> str:
-    """Names a change of padding or batch size, which could pass as a change of speed."""
+    """Return a change of padding or batch size, which could be mistaken for a change of speed."""
     per_step = m.measured_per_step
     return (
         ""
@@ -118,8 +119,8 @@ def _floor(m: Measured, baseline: str) -> str:
         return f"noise floor unknown: {absent_text(m, 'noise_floor')}"
     if m.noise_floor_of is None:
         return f"noise floor {percent(m.noise_floor)}, declared in the scenario and not measured"
-    other = "" if m.noise_floor_of == baseline else f" measured on {m.noise_floor_of}"
-    return f"noise floor {floor_percent(m.noise_floor)}{other}"
+    source = "" if m.noise_floor_of == baseline else f" measured on {m.noise_floor_of}"
+    return f"noise floor {floor_percent(m.noise_floor)}{source}"
 
 
 def _steps(m: Measured) -> str | None:
@@ -128,13 +129,8 @@ def _steps(m: Measured) -> str | None:
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
         return None
-    if m.undecided in (
-        "long steps",
-        "a-a apart",
-        "no core",
-        "too noisy",
-        "lead",
-    ):  # these times are barred too
+    # The doubt bars these times too.
+    if m.undecided in ("long steps", "a-a apart", "no core", "too noisy", "lead"):
         return None
     text = capitalised(steps_text(m.step_time, m.steps) or "the time of a step was not measured")
     if (
@@ -169,17 +165,17 @@ def whose(arm: str, waits: Waits) -> str:
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """``range_ms``, what data costs a step by either reading of the device; None where the readings hardly differ."""
+    """Return ``range_ms``, the cost of data by both readings of the device; None if the readings hardly differ."""
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
 def between(range_ms: tuple[float, float], step_ms: float) -> str:
-    """``between 1.04 ms and 6.08 ms``."""
+    """Format a range: ``between 1.04 ms and 6.08 ms``."""
     return f"between {part_of(step_ms)(range_ms[0])} and {part_of(step_ms)(range_ms[1])}"
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """Return the possible cost of data if the record leaves open when the device worked; "" if that is little."""
+    """Return the range of the cost of data if it is unknown when the device worked; "" if the range is small."""
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -189,24 +185,24 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
 
 
 def in_blocks(uneven: UnevenWaits) -> str:
-    """``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``: no block is as their mean."""
+    """Return waits by kind of block: ``15.3 ms of each 45.2 ms step in 2 of 5 blocks and 0.00 ms in the others``."""
     part = part_of(uneven.step_ms)
-    waits, others = (
-        part(mean) if most - least < WORTH_SHARE * uneven.step_ms else f"{part(least)} to {part(most)}"
-        for mean, (least, most) in (
+    waits, other_waits = (
+        part(mean) if high - low < WORTH_SHARE * uneven.step_ms else f"{part(low)} to {part(high)}"
+        for mean, (low, high) in (
             (uneven.waited_ms, uneven.waited_range_ms),
             (uneven.others_ms, uneven.others_range_ms),
         )
     )
-    in_some = f"in {len(uneven.blocks)} of {count(uneven.of, 'block')}"
-    return f"{waits} of each {part(uneven.step_ms)} step {in_some} and {others} in the others"
+    some_blocks = f"in {len(uneven.blocks)} of {count(uneven.of, 'block')}"
+    return f"{waits} of each {part(uneven.step_ms)} step {some_blocks} and {other_waits} in the others"
 
 
 def data_text(c: Comparison) -> str:
     """Return the cost of the baseline's data work, and how much of it the step waits for: one or two sentences."""
     waits = c.measured.baseline_waits
     baseline = whose(c.baseline, waits)
-    of = "" if waits.ranks == 1 else f"{baseline} "
+    owner = "" if waits.ranks == 1 else f"{baseline} "
     length = f"{_amount(waits.step_ms, waits)} {unit(waits.step_ms)}"
     step = f"{length} a step"
     if not waits.exposed_ms and not waits.hidden_ms:
@@ -216,16 +212,16 @@ def data_text(c: Comparison) -> str:
     work = waits.work_ms
     if work < HARDLY_SHARE * waits.step_ms:
         return f"Data work takes {baseline} under {percent(HARDLY_SHARE)} of {step}."
-    several = work > waits.step_ms  # workers at once
+    several = work > waits.step_ms  # Several workers work at once.
     takes = f"{_amount(work, waits)} {f'{unit(waits.step_ms)} for each {length} step' if several else f'of {step}'}"
-    is_ = f"Data work{f' of {baseline}' if of else ''} is {takes}"
+    work_text = f"Data work{f' of {baseline}' if owner else ''} is {takes}"
     if unknown := either_way(waits.waited_range_ms, waits.step_ms):
-        return f"{is_}. {unknown}"
-    costs = is_ if several else f"Data work takes {of}{takes}"
+        return f"{work_text}. {unknown}"
+    costs = work_text if several else f"Data work takes {owner}{takes}"
     if (uneven := waits.uneven) is not None:
         hidden = sum(waits.hidden_ms.values())
-        behind = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
-        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{behind}{_for_a_core(waits)}."
+        hidden_text = f", {_amount(hidden, waits)} are hidden" if hidden >= 0.05 * work else ""
+        return f"{costs}; {baseline} waits for {in_blocks(uneven)}{hidden_text}{_for_a_core(waits)}."
     return f"{costs}; {_where(c, waits, work)}{_for_a_core(waits)}."
 
 
@@ -233,39 +229,50 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
     waited, hidden = waits.waited_ms, sum(waits.hidden_ms.values())
     if waited is None:
         return "how long the step waits for it was not measured"
-    where = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
-    parallel, between = (sum(found.values()) for found in (waits.parallel_ms, waits.between_steps_ms))
-    apart = f", {_amount(between, waits)} run between training steps" if between >= 0.05 * work else ""
-    if waited < HARDLY_SHARE * waits.step_ms:  # little of the work may be much of the step, so its share is no measure
-        if not apart:
-            return f"the step waits for none of it: it is hidden {where}"
-        return f"the step waits for none of it{apart}" + (
-            f", the rest is hidden {where}" if hidden >= 0.05 * work else ""
+    behind_text = f"behind {_behind(c.explained.hidden_behind_ms, hidden)}"
+    parallel, between_steps = (sum(by_stage.values()) for by_stage in (waits.parallel_ms, waits.between_steps_ms))
+    between_text = (
+        f", {_amount(between_steps, waits)} run between training steps" if between_steps >= 0.05 * work else ""
+    )
+    # Compare with the step, because a small share of the work may be a large share of the step.
+    if waited < HARDLY_SHARE * waits.step_ms:
+        if not between_text:
+            return f"the step waits for none of it: it is hidden {behind_text}"
+        return f"the step waits for none of it{between_text}" + (
+            f", the rest is hidden {behind_text}" if hidden >= 0.05 * work else ""
         )
     if parallel >= 0.05 * work:
         text = f"the step waits {_amount(waited, waits)} for it, while {_amount(parallel, waits)} of it run in parallel"
-        return (text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {where}") + apart
+        return (
+            text if hidden < 0.05 * work else f"{text}, {_amount(hidden, waits)} are hidden {behind_text}"
+        ) + between_text
     if hidden < 0.05 * work:
-        return f"the step waits {_amount(waited, waits)} for it{apart}" if apart else "the step waits for all of it"
-    return f"the step waits {_amount(waited, waits)} for it{apart}, the rest is hidden {where}"
+        return (
+            f"the step waits {_amount(waited, waits)} for it{between_text}"
+            if between_text
+            else "the step waits for all of it"
+        )
+    return f"the step waits {_amount(waited, waits)} for it{between_text}, the rest is hidden {behind_text}"
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """The phases behind which nearly all of the hidden work lies, the most first; the step where these are many."""
-    known = sorted(hidden_behind_ms.items(), key=lambda one: -one[1])
-    sums = list(accumulate(value for _, value in known))
-    enough = next((place + 1 for place, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(known) + 1)
-    if enough > min(BEHIND_PHASES, len(known)):
+    """Return the phases that hide nearly all of the hidden work, largest first; "the step" if there are many."""
+    phases = sorted(hidden_behind_ms.items(), key=lambda item: -item[1])
+    sums = list(accumulate(value for _, value in phases))
+    enough = next((index + 1 for index, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(phases) + 1)
+    if enough > min(BEHIND_PHASES, len(phases)):
         return "the step"
-    return listing([_BEHIND.get(name, name) for name, _ in known[:enough]])
+    return listing([_BEHIND.get(name, name) for name, _ in phases[:enough]])
 
 
 def _for_a_core(waits: Waits) -> str:
-    """Hidden work costs nothing by replay, which does not know the cores that it takes from the step. Where much of a
-    step goes by like that, other processes take them.
+    """Return how long a step waits for a core; "" if that is short.
+
+    Replay counts hidden work as free, although it may take cores from the step. Long waits mean that other processes
+    take them.
     """
-    least = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
-    if waits.contended_ms is None or waits.contended_ms < least * waits.step_ms:
+    share_min = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
+    if waits.contended_ms is None or waits.contended_ms < share_min * waits.step_ms:
         return ""
     return f"; a step waits {_amount(waits.contended_ms, waits)} {unit(waits.step_ms)} for a core"
 
@@ -284,7 +291,7 @@ def _isolated(c: Comparison) -> str:
 
 
 def _candidate_waits(c: Comparison) -> Iterator[str]:
-    """Yield how long a step of the candidate waits for data, if that was measured."""
+    """Yield a sentence on the wait of the candidate's steps for data, if it was measured."""
     waits = c.measured.candidate_waits
     if waits.waited_ms is not None:
         part, open_ms = part_of(waits.step_ms), left_open(waits.waited_range_ms, waits.step_ms)
@@ -293,15 +300,15 @@ def _candidate_waits(c: Comparison) -> Iterator[str]:
 
 
 def _without_data(c: Comparison) -> str:
-    """Return how fast the baseline would be without any data work."""
+    """Return a sentence on the baseline's speed without any data work."""
     m, waits = c.measured, c.measured.baseline_waits
     if m.ceiling is None:
         return f"No ceiling ({absent_text(m, 'ceiling')})."
     gain = max(m.ceilings or (m.ceiling.median,)) - 1
-    known = f"ceiling, {interval(m.ceiling)}"
-    subject, without = c.baseline, "Without any data work"
+    figures = f"ceiling, {interval(m.ceiling)}"
+    subject, change = c.baseline, "Without any data work"
     if waits.ranks > 1:  # The waits of rank 0 do not show what all of them would save.
-        without += " of any rank"
+        change += " of any rank"
     elif waits.uneven is not None:
         subject += ", halfway between these blocks and the others," if waits.uneven.half else " in the median block"
     if gain < HARDLY_SHARE:
@@ -311,48 +318,48 @@ def _without_data(c: Comparison) -> str:
             if m.ideal is None and _hides(waits)
             else ""
         )
-        return f"{without} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {known})."
+        return f"{change} {subject} would be no faster{core} ({ratio(m.ceiling.median)}: {figures})."
     small = m.verdict in ("none", "undecided") and m.resolution is not None and gain < m.resolution
     return (
-        f"{without} {subject} would be {ceiling_text(m)} as fast ({known})"
+        f"{change} {subject} would be {ceiling_text(m)} as fast ({figures})"
         f"{', too small for this study to detect' if small else ''}."
     )
 
 
 def ceiling_text(m: Measured) -> str:
-    """``1.100x``; where the witnesses disagree ``1.025x to 1.154x``. There must be a ceiling."""
+    """Format the ceiling, which must exist: ``1.100x``, or ``1.025x to 1.154x`` if both estimates disagree."""
     assert m.ceiling is not None
     return ratio(m.ceiling.median) if m.ceilings is None else " to ".join(map(ratio, m.ceilings))
 
 
 def _witnesses(c: Comparison) -> str:
     """Return the results of replay and of slowdown injections."""
-    found = []
+    witnesses = []
     predicted = c.explained.predicted
     if isinstance(predicted, PredictedRatio) and predicted.ratio is not None:
-        found.append(
+        witnesses.append(
             f"replay of {c.baseline} with {c.candidate}'s data path predicts {ratio(predicted.ratio.median)} "
             f"({interval(predicted.ratio)})"
             + ("" if predicted.within_tolerance else f", outside tolerance: unedited {percent(predicted.error)} off")
         )
-    found += [dose_line(dose) for dose in c.explained.doses if dose.slope is not None]
-    return capitalised("; ".join(found))
+    witnesses += [dose_line(dose) for dose in c.explained.doses if dose.slope is not None]
+    return capitalised("; ".join(witnesses))
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """List pairs of witnesses further apart than their intervals, the noise floor and :data:`WITNESSES_WITHIN`."""
+    """List estimates that differ by more than their intervals, the noise floor and :data:`WITNESSES_WITHIN` explain."""
     m, waits = c.measured, c.measured.baseline_waits
-    found = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
+    dissent = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + max(m.noise_floor or 0.0, WITNESSES_WITHIN)
     if m.ceiling is None:
-        return found
+        return dissent
     core = "" if waits.contended_ms is None else f" (waiting for a core: {ms(waits.contended_ms)} per step)"
     ideal, replayed = m.ideal, m.from_waits
     if m.ceilings_apart and replayed is not None and ideal is not None:
-        what = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
+        measured_text = f"{c.baseline} with ideal data is {ratio(ideal.median)} as fast ({interval(ideal)})"
         if ideal.median > replayed.median:
-            found.append(
-                f"{what}, more than the {ratio(replayed.median)} that its data work costs by replay, "
+            dissent.append(
+                f"{measured_text}, more than the {ratio(replayed.median)} that its data work costs by replay, "
                 + (
                     f"so hidden data work may slow the step as well{core}"
                     if _hides(waits)
@@ -360,21 +367,21 @@ def disagreements(c: Comparison) -> list[str]:
                 )
             )
         else:
-            found.append(
-                f"{what}, less than the {ratio(replayed.median)} that its data work costs by replay, "
+            dissent.append(
+                f"{measured_text}, less than the {ratio(replayed.median)} that its data work costs by replay, "
                 "so part of the wait is not caused by data work"
             )
     step = m.step_time
     same_positions = m.positions_per_step is None or abs(m.positions_per_step - 1) <= SAME_TOKENS_WITHIN
     top = (m.ceiling.ci_high or m.ceiling.median) * floor
     if step is not None and step.ci_low is not None and same_positions and step.ci_low > top:
-        # A ceiling covers hidden work too, which may slow the step by the cores and bandwidth that it takes.
+        # A ceiling also covers hidden work, which may slow the step by taking cores and bandwidth.
         cause = "the waits for data" if _hides(waits) else "the data work"
-        found.append(
+        dissent.append(
             f"steps are {ratio(step.median)} as fast ({interval(step)}), more than the ceiling of "
             f"{ratio(m.ceiling.median)} without any data work, so more than {cause} changed{core}"
         )
-    return found
+    return dissent
 
 
 def _hides(waits: Waits) -> bool:
@@ -393,31 +400,31 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
         or c.measured.agree(predicted, measured)
     ):
         return []
-    found = (
+    text = (
         f"replay predicts {ratio(predicted.median)} ({interval(predicted)}) and {ratio(measured.median)} "
         f"({interval(measured)}) was measured, so more than the data path changed"
     )
     if isinstance(replayed, PredictedRatio) and replayed.error > REPLAY_ERROR_MAX:
-        found += f", or the replay is wrong (unedited it is {percent(replayed.error)} off)"
-    return [found]
+        text += f", or the replay is wrong (unedited it is {percent(replayed.error)} off)"
+    return [text]
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """Find slowdown injections that contradict the ledger: work costs nothing but is waited for, or the reverse."""
-    waits, found = c.measured.baseline_waits, []
+    """Find slowdown injections that contradict the ledger, for example awaited work that costs nothing."""
+    waits, contradictions = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)
         if exposed is None or dose.slope is None or dose.slope.ci_low is None:
             continue
         share, low, high = exposed / waits.step_ms, dose.slope.ci_low, dose.slope.ci_high or dose.slope.median
         if dose.kind == "hidden" and share > max(COARSE_RESOLUTION / 2, c.measured.noise_floor or 0.0):
-            found.append(
+            contradictions.append(
                 f"the step waits {ms(exposed)} for {dose.what}, but more of it costs nothing "
                 f"(slope of the injected slowdown {low:.2f} to {high:.2f})"
             )
         elif dose.kind == "contended":
-            found.append(
+            contradictions.append(
                 f"the step waits {ms(exposed)} for {dose.what}, but each further millisecond costs {low:.2f} to "
                 f"{high:.2f} ms: hidden work takes cores from the step"
             )
-    return found
+    return contradictions

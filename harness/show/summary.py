@@ -1,4 +1,4 @@
-"""Makes summary.json: the results contract's machine-readable summary."""
+"""Builds summary.json, the machine-readable summary of the results contract."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def summary(
     unread: Sequence[str] = (),
     cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
-    """Plain data for JSON. A figure that was not measured is null (never NaN, never 0), with its reason beside it.
+    """Return the summary as plain data. An unmeasured figure is null (never NaN or 0), with its reason beside it.
 
-    ``unread``: files of probes that could not be read, a line each. ``cost``: if something was predicted.
+    ``unread``: files of probes that could not be read, one line each. ``cost``: the predicted cost, if any.
     """
     study = report.study
     optional: dict[str, Sequence[Json]] = {
-        "data_paths": [_data_path(one) for one in report.data_paths],
-        "learned": [record_json(one) for one in report.learned],
-        "uses": [record_json(one) for one in report.uses],
-        "claims": [_claim(one) for one in report.claims],
+        "data_paths": [_data_path(path) for path in report.data_paths],
+        "learned": [record_json(record) for record in report.learned],
+        "uses": [record_json(use) for use in report.uses],
+        "claims": [_claim(claim) for claim in report.claims],
     }
     return {
         "schema": SUMMARY_SCHEMA,
@@ -65,12 +65,12 @@ def summary(
         **_fields(study, "interleave blocks"),
         "arms": {arm.name: _arm(arm) for arm in report.arms},
         "comparisons": [
-            {**_comparison(one), "headline": headline.text}
-            for one, headline in zip(report.comparisons, screen.each, strict=True)
+            {**_comparison(comparison), "headline": headline.text}
+            for comparison, headline in zip(report.comparisons, screen.each, strict=True)
         ],
         **({} if screen.card is None else {"card": record_json(screen.card)}),
         "lone_arms": [] if report.comparisons else [headline.text for headline in screen.headlines],
-        "advice": [_advice(one) for one in report.advice],
+        "advice": [_advice(advice) for advice in report.advice],
         **{name: records for name, records in optional.items() if records},
         **({"learning": learning_json(report.learning)} if report.learning is not None else {}),
         **({"cost": cost_json(cost)} if cost is not None else {}),
@@ -84,18 +84,18 @@ def summary(
             }
             for cost in report.probe_costs
         ],
-        "doubts": [doubt_json(one) for one in study_doubts(report)],
+        "doubts": [doubt_json(doubt) for doubt in study_doubts(report)],
         "probe_problems": [*probe_problem_lines(report.probe_problems), *unread],
         "host": [record_json(load) | {"findings": [*map(host_finding, load.findings)]} for load in found.loads],
         "devices": [
             record_json(device) | {"findings": [*map(device_finding, device.findings)]} for device in found.devices
         ],
         "operators": {
-            one.arm: {
+            operators.arm: {
                 role.role: [record_json(operator) for operator in role.operators[:OPERATORS_RECORDED]]
-                for role in one.operators.roles
+                for role in operators.operators.roles
             }
-            for one in found.profiles
+            for operators in found.profiles
         },
     }
 
@@ -106,16 +106,16 @@ def _fields(record: object, names: str, key: str = "{}") -> dict[str, Json]:
 
 
 def _data_path(one: DataPath) -> Json:
-    """Return the record with the kind of an undecided verdict's cause, under the key of earlier versions."""
-    found = record_json(one)
+    """Return the record. The kind of an undecided verdict's cause keeps its key of earlier versions."""
+    content = record_json(one)
     if one.steps is not None:
-        found["steps"] = _fields(one.steps, "verdict resolution undecided of")
-    return found
+        content["steps"] = _fields(one.steps, "verdict resolution undecided of")
+    return content
 
 
 def _claim(one: JudgedClaim) -> Json:
-    found = record_json(one)
-    return {**found, "kind": {**record_json(one.kind), "text": claim_text(one)}}
+    content = record_json(one)
+    return {**content, "kind": {**record_json(one.kind), "text": claim_text(one)}}
 
 
 def _advice(found: ArmAdvice) -> Json:
@@ -124,9 +124,10 @@ def _advice(found: ArmAdvice) -> Json:
         "refused": None if found.refused is None else doubt_text(found.refused),
         "replay_error": None if found.refused is not None else finite(found.error),
         **_fields(found, "within_tolerance barred"),
-        "doubts": [doubt_json(one) for one in found.doubts],
+        "doubts": [doubt_json(doubt) for doubt in found.doubts],
         "options": [
-            {**_fields(one, "change cost speedup measured serial worth"), "barred": one.bar} for one in found.options
+            {**_fields(option, "change cost speedup measured serial worth"), "barred": option.bar}
+            for option in found.options
         ],
     }
 
@@ -147,7 +148,7 @@ def _arm(arm: ArmReport) -> Json:
         **_fields(speed, "device"),
         "used_lead": None if arm.lead_use is None else record_json(arm.lead_use),
         **({} if arm.skipped_steps is None else {"skipped_steps": arm.skipped_steps}),
-        **({"slow_causes": [record_json(one) for one in arm.causes]} if arm.causes else {}),
+        **({"slow_causes": [record_json(cause) for cause in arm.causes]} if arm.causes else {}),
         **({} if arm.tokenizer_proof is None else {"tokenizer_engine": arm.tokenizer_engine}),
         **_fields(totals, "ledger phase_ms exposed_ms hidden_ms work_ms during_wait_ms parallel_ms between_steps_ms"),
         **_fields(totals, "unsplit contended_ms device_busy_ms"),
@@ -165,21 +166,25 @@ def _arm(arm: ArmReport) -> Json:
             f"{link.kind}: {link.name}": spent.likely_ms for link, spent in explained.critical_path_ms.items()
         },
         "doses": [_dose(dose) for dose in explained.doses],
-        "removals": [_fields(one, "kind name saved_ms speedup") for one in explained.removals],
+        "removals": [_fields(removal, "kind name saved_ms speedup") for removal in explained.removals],
         "ideal_predicted_ratio": estimate_json(explained.ideal_predicted),
         "emulation": speed.emulation,
         "loss": finite(totals.loss),
         "diverged_runs": totals.diverged,
         "against_arm_ratio": estimate_json(arm.against_arm),
-        "parts": [{**record_json(one), "unit": "ms"} for one in arm.parts],
+        "parts": [{**record_json(part), "unit": "ms"} for part in arm.parts],
         **({} if arm.wall is None else {"wall": _wall(arm.wall)}),
-        **({"diagnoses": [{**record_json(one), "unit": "ms"} for one in arm.diagnoses]} if arm.diagnoses else {}),
-        "doubts": [doubt_json(one) for one in arm.doubts],
+        **(
+            {"diagnoses": [{**record_json(diagnosis), "unit": "ms"} for diagnosis in arm.diagnoses]}
+            if arm.diagnoses
+            else {}
+        ),
+        "doubts": [doubt_json(doubt) for doubt in arm.doubts],
     }
 
 
 def _wall(one: Wall) -> JsonObject:
-    """Return the clock that the parts of a step sum to, and the parts of the whole program."""
+    """Return the step time by the clock, which is the sum of the step's parts, and the parts of the program."""
     return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
 
@@ -218,7 +223,7 @@ def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
         "predicted_step_time_ratio": None if replayed is None else estimate_json(replayed.step_time),
         "doses": [_dose(dose) for dose in explained.doses],
         "chain": [{"name": link.name, "ratio": link.ratio, "words": link.text} for link in chain(c)],
-        "whatif": [_whatif(one) for one in explained.whatifs],
+        "whatif": [_whatif(whatif) for whatif in explained.whatifs],
         "hidden_behind_ms": dict(explained.hidden_behind_ms),
         "emulated": emulated_devices(c),
         "noise_floor": finite(m.noise_floor if m.figure is not None else None),
@@ -247,7 +252,7 @@ NULLS = (
 
 
 def _records(c: Comparison) -> dict[str, Json]:
-    """The verdict, its figures and its doubts as records, since schema 2."""
+    """Return the verdict, its figures and its doubts as records, as schema 2 introduced them."""
     m = c.measured
     figures = {
         "measured": (m.figure, m.measure),
@@ -264,17 +269,17 @@ def _records(c: Comparison) -> dict[str, Json]:
             "resolution": finite(m.resolution),
         },
         "figures": {
-            name: None if one is None else {"unit": f"ratio of {measure}", **(estimate_json(one) or {})}
-            for name, (one, measure) in figures.items()
+            name: None if estimate is None else {"unit": f"ratio of {measure}", **(estimate_json(estimate) or {})}
+            for name, (estimate, measure) in figures.items()
         },
-        "doubts": [doubt_json(one) for one in comparison_doubts(c)],
+        "doubts": [doubt_json(doubt) for doubt in comparison_doubts(c)],
     }
 
 
 def _whatif(one: WhatIf) -> dict[str, Json]:
     """Return a prediction with its reasons as texts, as earlier versions wrote them."""
-    why = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
-    return {**asdict(one), **why, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
+    gaps = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
+    return {**asdict(one), **gaps, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:
@@ -287,7 +292,7 @@ def _reasons(c: Comparison) -> dict[str, str]:
 
 
 def _dose(dose: Dose) -> dict[str, Json]:
-    """Return the record with its reason and the line that the page shows, without the fields of that line alone."""
+    """Return the record with its reason and the page's line, without the fields that only this line uses."""
     return {
         **_fields(dose, "arm what kind"),
         "words": dose_line(dose),

@@ -1,4 +1,4 @@
-"""Makes the sentence on where a sweep crosses over, and draws step time against the swept value."""
+"""Formats the crossover of a sweep as a sentence, and draws step time against the swept value."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Say where tokenization starts to matter, or that it does not in this range."""
+    """Return a sentence on where tokenization starts to matter, or that it does not in this range."""
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
-    most, least = max(sweep.shares), min(sweep.shares)
+    highest, lowest = max(sweep.shares), min(sweep.shares)
     span = f"{sweep.key} from {sweep.texts[0]} to {sweep.texts[-1]}"
-    if most > CROSSING_SHARE:
-        return f"no crossover: tokenization costs at least {percent(least)} of the step for {span}"
-    return f"no crossover: tokenization costs at most {percent(max(0.0, most))} of the step for {span}"
+    if highest > CROSSING_SHARE:
+        return f"no crossover: tokenization costs at least {percent(lowest)} of the step for {span}"
+    return f"no crossover: tokenization costs at most {percent(max(0.0, highest))} of the step for {span}"
 
 
 def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
-    """``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
+    """Return ``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
     verb = "stops mattering" if crossing.matters_below else "starts to matter"
-    where = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
-    return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({where})"
+    value = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
+    return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({value})"
 
 
 def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> Picture:
-    """Return step times over the swept value, wide and narrow.
+    """Draw step times over the swept value, wide and narrow.
 
-    ``unswept``: the prediction of the other edits alone, which holds what was measured; ``checks``: step times in ms
-    that other arms of the study measured at a swept value.
+    ``unswept``: prediction under only the other edits, with the measured step time. ``checks``: step times in ms of
+    other arms that ran with a swept value.
     """
     wide, narrow = (sweep_figure(sweep, arm, unswept, checks, sheet) for sheet in (WIDE, NARROW))
     return drawn(wide, unswept.emulated, narrow)
@@ -84,26 +84,31 @@ def sweep_figure(
     curves = [(sweep.recorded, RECORDED, "o", "tokenization as recorded"), (sweep.without, FREE, "s", "tokenize=0")]
     medians = []
     for predictions, colour, marker, label in curves:
-        times = [one.step_ms for one in predictions]
-        medians.append([one.median for one in times])
-        ends = [(one.ci_low or one.median, one.ci_high or one.median) for one in times]
-        around = [(one.median - low, high - one.median) for one, (low, high) in zip(times, ends, strict=True)]
-        axes.errorbar(sweep.values, medians[-1], yerr=[*zip(*around, strict=True)], color=colour, marker=marker,
+        times = [prediction.step_ms for prediction in predictions]
+        medians.append([estimate.median for estimate in times])
+        ends = [(estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in times]
+        errors = [
+            (estimate.median - low, high - estimate.median) for estimate, (low, high) in zip(times, ends, strict=True)
+        ]
+        axes.errorbar(sweep.values, medians[-1], yerr=[*zip(*errors, strict=True)], color=colour, marker=marker,
                       markersize=6, linewidth=2, elinewidth=1.2, capsize=3, label=label, zorder=3)  # fmt: skip
-    what = "what tokenization costs"
-    axes.fill_between(sweep.values, medians[1], medians[0], color=RECORDED, alpha=0.12, linewidth=0, label=what)
+    band_label = "what tokenization costs"
+    axes.fill_between(sweep.values, medians[1], medians[0], color=RECORDED, alpha=0.12, linewidth=0, label=band_label)
     log = sweep.values[0] > 0 and sweep.values[-1] / sweep.values[0] > LOG_SPAN
     if sweep.was > 0 or not log:
         note = ", without the other edits" if unswept.edits else ""
         _point(axes, sweep.was, unswept.measured_ms, "*", f"measured: {ms(unswept.measured_ms.median)}{note}")
-    for number_of, (at, value) in enumerate(checks):
-        _point(axes, at, value, "D", "measured by another arm" if number_of == 0 else None)
+    for index, (position, value) in enumerate(checks):
+        _point(axes, position, value, "D", "measured by another arm" if index == 0 else None)
     for crossing in sweep.crossings:
-        at = crossing.at
-        axes.axvline(at, color=RULE, linewidth=1, linestyle="--", zorder=1)
-        first, place, last = (math.log(one) if log else one for one in (sweep.values[0], at, sweep.values[-1]))
-        align, shift = ("left", 4) if 2 * place < first + last else ("right", -4)
-        axes.annotate(f"tokenization costs\n1 % of the step:\n{number(at)}", (at, 0.97), (shift, 0),
+        position = crossing.at
+        axes.axvline(position, color=RULE, linewidth=1, linestyle="--", zorder=1)
+        first, middle, last = (
+            math.log(position_on_axis) if log else position_on_axis
+            for position_on_axis in (sweep.values[0], position, sweep.values[-1])
+        )
+        align, shift = ("left", 4) if 2 * middle < first + last else ("right", -4)
+        axes.annotate(f"tokenization costs\n1 % of the step:\n{number(position)}", (position, 0.97), (shift, 0),
                       xycoords=("data", "axes fraction"), textcoords="offset points", va="top", ha=align,
                       fontsize=TEXT, color=SOFT)  # fmt: skip
     if log:
@@ -112,8 +117,8 @@ def sweep_figure(
     axes.set_xticks(sweep.values, sweep.texts)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("milliseconds per step (95 % intervals)")
-    others = f"  ({' '.join(unswept.edits.texts)})" if unswept.edits.texts else ""
-    axes.set_xlabel(AXES[sweep.key] + others)
+    edits = f"  ({' '.join(unswept.edits.texts)})" if unswept.edits.texts else ""
+    axes.set_xlabel(AXES[sweep.key] + edits)
     title(figure, _headline(sweep))
     replayed = f"{middle_out(arm)}, replayed from its recorded steps"
     axes.set_title(wrapped(replayed) if sheet.stacked else replayed, loc="left", fontsize=TEXT, color=SOFT)
@@ -133,5 +138,5 @@ def _point(axes: Axes, at: float, measured: Estimate, marker: str, label: str | 
 def _headline(sweep: Sweep) -> str:
     if sweep.crossings:
         return crossing_text(sweep, sweep.crossings[0])
-    least, most = (percent(max(0.0, one(sweep.shares))) for one in (min, max))
-    return f"tokenization costs {least} to {most} of the step"
+    lowest, highest = (percent(max(0.0, end(sweep.shares))) for end in (min, max))
+    return f"tokenization costs {lowest} to {highest} of the step"

@@ -24,7 +24,7 @@ NOT_MEASURED = "–"
 
 
 T = TypeVar("T")
-_STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # a tilde that may strike text out, unlike the one of ~60
+_STRUCK = re.compile(r"(?<=\S)~|~(?=~)")  # A tilde that may strike text out, unlike that in ~60.
 _UNDERLINED = re.compile(r"(?<![^\W_])_|_(?![^\W_])")  # an underscore outside of a word
 _BAR = re.compile(r"(?<!\\)\|")  # a bar that would end the cell, in code as well
 _LINK = re.compile(r"^!?\[|\][(\[:]")  # a link, a picture, or a link's target
@@ -33,7 +33,7 @@ _BLOCK = re.compile(r"#|>|[-+=:](?![0-9A-Za-z])|[0-9]+(?=[.)](?:\s|$))")
 
 
 class Markdown(str):
-    """Markdown of our own making, such as ``**grew**``: a table shows it, where it escapes every other cell."""
+    """Trusted Markdown, such as ``**grew**``. Tables escape all other cells."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def column_table(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
     """Return a table with a row for each item. ``columns``: the cell of an item by the header of its column."""
-    return table([*columns], [[show(one) for show in columns.values()] for one in items])
+    return table([*columns], [[show(item) for show in columns.values()] for item in items])
 
 
 def cell(value: T | None, show: Callable[[T], str]) -> str:
@@ -60,12 +60,12 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def estimate_cell(estimate: Estimate | None) -> str:
-    """``65,300 [64,100–66,200]``."""
+    """Format an estimate: ``65,300 [64,100–66,200]``."""
     return interval_cell(estimate, number)
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
-    """``1.136x [1.062–1.170]``."""
+    """Format a ratio: ``1.136x [1.062–1.170]``."""
     return interval_cell(estimate, times, "x")
 
 
@@ -73,9 +73,9 @@ def interval_cell(estimate: Estimate | None, show: Callable[[float], str], unit:
     """Return a median with its interval, both as ``show`` formats them."""
     if estimate is None:
         return NOT_MEASURED
-    # Below MIN_BLOCKS equal bounds come from assumptions that agree, and say nothing of chance.
-    same = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
-    if same or estimate.ci_low is None or estimate.ci_high is None:
+    # With fewer than MIN_BLOCKS blocks, equal bounds come from equal assumptions and show no scatter.
+    is_point = estimate.n < MIN_BLOCKS and estimate.ci_low == estimate.ci_high
+    if is_point or estimate.ci_low is None or estimate.ci_high is None:
         return f"{show(estimate.median)}{unit} [no interval]"
     return f"{show(estimate.median)}{unit} [{show(estimate.ci_low)}–{show(estimate.ci_high)}]"
 
@@ -90,7 +90,7 @@ def bulleted(lines: Iterable[str]) -> str:
 
 
 def joined(*parts: str) -> str:
-    """Return the parts that are not empty as paragraphs."""
+    """Join the non-empty parts as paragraphs."""
     return "\n\n".join(part for part in parts if part)
 
 
@@ -100,20 +100,20 @@ def number_cell(value: float | None, scale: float = 1) -> str:
 
 
 def percent_cell(share: float | None) -> str:
-    """``12 %``."""
+    """Format a share: ``12 %``."""
     return cell(share, percent)
 
 
 def safe(text: str) -> Markdown:
-    """Return free text as one line that can neither become markup nor steer a terminal."""
+    """Return free text as one line, without markup and without control characters of a terminal."""
     line = visible(one_line(text))
     special = "\\*<|`&" + "[]" * bool(_LINK.search(line)) + "$" * (line.count("$") > 1)
     escaped = "".join(f"\\{letter}" if letter in special else letter for letter in line)
     escaped = _UNDERLINED.sub(r"\\_", _STRUCK.sub(r"\\~", escaped))
     if (block := _BLOCK.match(line)) is None:
         return Markdown(escaped)
-    at = block.end() if line[0].isdigit() else 0
-    return Markdown(f"{escaped[:at]}\\{escaped[at:]}")
+    digit_end = block.end() if line[0].isdigit() else 0
+    return Markdown(f"{escaped[:digit_end]}\\{escaped[digit_end:]}")
 
 
 def code(text: str) -> Markdown:
@@ -122,20 +122,20 @@ def code(text: str) -> Markdown:
 
 
 def fenced(text: str) -> Markdown:
-    """Return lines of free text as a block of code that nothing within it ends."""
+    """Return lines of free text as a block of code. Its fence is longer than any fence in the text."""
     lines = [visible(line) for line in text.split("\n")]
     fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
     return Markdown("\n".join([fence, *lines, fence]))
 
 
 def short(name: str) -> str:
-    """A function's name on one line of a table: those of kernels are C++ signatures, Rust's are mangled."""
+    """Shorten a function's name for a table. Names of kernels are C++ signatures; names in Rust are mangled."""
     name = visible(one_line(name.replace("`", "'")))
     return name if len(name) <= FUNCTION_NAME_LONGEST else f"{name[: FUNCTION_NAME_LONGEST - 1]}…"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, the first column to the left, the others to the right."""
+    """Return rows of cells as lines: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     first, *others = widths
     return [
@@ -170,7 +170,7 @@ def finite(value: float | None) -> float | None:
 
 
 def doubt_json(one: Doubt) -> dict[str, Json]:
-    """Return a doubt with what it bars and the unit of its share."""
+    """Return a doubt as plain data, with the claims that it bars and the unit of its share."""
     rule, remedy = RULE_OF[one.kind], one.remedy
     return {
         "kind": one.kind,

@@ -16,15 +16,15 @@ from harness.show.text.doubts import doubt_text
 from harness.show.words import count, interval, listing, ms, number, percent, ratio, signed_percent
 from trainer.json_types import Json
 
-OF_EDITS: tuple[DoubtKind, ...] = ("serial", "contradicted")  # their place is the edits that they are about
-# Arms of the study that already are what the edits ask for, each with its measured step time in milliseconds.
+OF_EDITS: tuple[DoubtKind, ...] = ("serial", "contradicted")  # doubts whose ``where`` is the affected edits
+# Arms of the study that already have the edits, each with its measured step time in milliseconds.
 ValidationArms = Sequence[tuple[str, Estimate]]
 
 
 def prediction_lines(
     scenario: str, arm: str, p: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> list[str]:
-    """The answer as text, one line a fact. ``doubts``: about this prediction."""
+    """Return the answer as text, one line per fact. ``doubts``: about this prediction."""
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     blocks = f"median of {count(len(p.block_ms), 'block')}"
@@ -33,41 +33,47 @@ def prediction_lines(
     if not p.edits:
         return [*lines, *_doubt_lines(doubts)]
     label = "predicted" if p.validation.within_tolerance else "outside tolerance:"
-    how = "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
+    basis = (
+        "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
+    )
     lines.append(
-        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{how}: {ratio(p.gain.median)} as fast as the unedited replay"
+        f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{basis}: {ratio(p.gain.median)} as fast as the unedited replay"
         f"{_interval(p)}"
     )
     if p.tokens_per_s is not None:
         ranks = p.edits.ranks or 1
-        each = f" over {ranks} ranks, {number(p.tokens_per_s.median / ranks)} each" if ranks > 1 else ""
-        lines.append(f"           {_span(p.tokens_per_s)} tokens/s{each}")
-    what = "device idle while waiting for" if p.starved_ms is not None else "step waits for"
+        per_rank = f" over {ranks} ranks, {number(p.tokens_per_s.median / ranks)} each" if ranks > 1 else ""
+        lines.append(f"           {_span(p.tokens_per_s)} tokens/s{per_rank}")
+    subject = "device idle while waiting for" if p.starved_ms is not None else "step waits for"
     stages = [stage for stage in p.waits_ms if max(p.waits_ms[stage], p.was_waits_ms[stage]) >= 0.005]
     changes = [f"{stage} {number(p.was_waits_ms[stage])} -> {number(p.waits_ms[stage])} ms" for stage in stages]
-    lines.append(f"why        {what} {', '.join(changes) or 'nothing'}")
+    lines.append(f"why        {subject} {', '.join(changes) or 'nothing'}")
     if p.starved_ms is not None and p.unedited_starved_ms is not None:
         lines.append(f"           device idle in all {number(p.unedited_starved_ms)} -> {ms(p.starved_ms)} a step")
     for name, value in checks:
-        off = p.step_ms.median / value.median - 1
-        direction = "more" if off > 0 else "less"
-        of = f"median of {count(value.n, 'block')}"
-        lines.append(f"checked by {name} measured {_ms(value)}, {of}: the prediction is {percent(off)} {direction}")
+        error = p.step_ms.median / value.median - 1
+        direction = "more" if error > 0 else "less"
+        blocks_text = f"median of {count(value.n, 'block')}"
+        lines.append(
+            f"checked by {name} measured {_ms(value)}, {blocks_text}: the prediction is {percent(error)} {direction}"
+        )
     lines += _doubt_lines(doubts)
     lines += [f"assumes    {text}" for text in assumption_lines(p.assumptions)]
     return lines
 
 
 def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
-    """Return a line for each reason, with the edits that it is about."""
-    about: dict[str, list[str]] = {}
-    for one in doubts:
-        about.setdefault(doubt_text(one), []).extend([one.where] if one.where and one.kind in OF_EDITS else [])
-    return [f"doubt      {f'{listing(where)}: ' if where else ''}{text}" for text, where in about.items()]
+    """Return a line for each reason, with the affected edits."""
+    edits_by_text: dict[str, list[str]] = {}
+    for doubt in doubts:
+        edits_by_text.setdefault(doubt_text(doubt), []).extend(
+            [doubt.where] if doubt.where and doubt.kind in OF_EDITS else []
+        )
+    return [f"doubt      {f'{listing(edits)}: ' if edits else ''}{text}" for text, edits in edits_by_text.items()]
 
 
 def validation_text(prediction: Prediction) -> str:
-    """How far the unedited replay is off, and whether that is too far to rely on predictions."""
+    """Return the error of the unedited replay, and a warning if it is too large to rely on predictions."""
     errors = prediction.validation
     text = (
         f"the unedited replay is {signed_percent(errors.median)} off (worst {signed_percent(errors.worst)} of "
@@ -79,7 +85,7 @@ def validation_text(prediction: Prediction) -> str:
 
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
-    """The sweep as an aligned table with what other arms measured, and where it crosses over."""
+    """Return the sweep as an aligned table with measurements of other arms, and its crossover."""
     header = [sweep.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]
     rows = [header]
     points = zip(sweep.texts, sweep.recorded, sweep.without, sweep.shares, checks, strict=True)
@@ -102,13 +108,13 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
 def answer_json(
     scenario: str, arm: str, prediction: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> dict[str, Json]:
-    """``doubts``: what bars a recommendation, or predictions of other loader settings."""
+    """Return the answer as plain data. ``doubts``: those that bar a recommendation or other loader settings."""
     return {
         "scenario": scenario,
         "arm": arm,
         **prediction_json(prediction),
         "beside": _arms_json(checks),
-        "doubts": [doubt_json(one) for one in doubts],
+        "doubts": [doubt_json(doubt) for doubt in doubts],
     }
 
 
@@ -125,7 +131,7 @@ def sweep_json(sweep: Sweep, checks: Sequence[ValidationArms], picture: str) -> 
             }
             for text, full, free, arms in points
         ],
-        "crossings": [{"at": one.at, "text": crossing_text(sweep, one)} for one in sweep.crossings],
+        "crossings": [{"at": crossing.at, "text": crossing_text(sweep, crossing)} for crossing in sweep.crossings],
         "sentence": sweep_sentence(sweep),
         "picture": picture,
     }

@@ -1,4 +1,4 @@
-"""Writes the section "Why", and what removing each part of a step would save: chains, device ledger, replays."""
+"""Writes the section "Why" (chains, device ledger, replays), and the predicted saving of removing each part."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from harness.show.words import count, listing, ms, number, percent, ratio
 from harness.study.contract import CAUSES, STAGES
 
 PICTURE = "why.png"
-LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # names that the page shows
+LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (dose)"}  # names of links on the page
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return everything between a gain in isolation and the gain in training; "" if nothing was compared."""
+    """Return the explanation from gain in isolation to gain in training; "" if nothing was compared."""
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -57,8 +57,8 @@ def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> st
         parts += ["### The device's ledger", _device_table(device, names), *([lines] if lines else []), DEVICE_NOTE]
     if audited := [arm for arm in arms if arm.explained.syncs]:
         parts += ["### Blocking calls", _sync_table(audited, names), SYNC_NOTE]
-    if asked := [(c, one) for c in compared for one in c.explained.whatifs]:
-        parts += ["### What if", _whatif_table(asked, names), _whatif_note([one for _, one in asked])]
+    if pairs := [(c, whatif) for c in compared for whatif in c.explained.whatifs]:
+        parts += ["### What if", _whatif_table(pairs, names), _whatif_note([whatif for _, whatif in pairs])]
     if replayed := [arm for arm in arms if arm.explained.replay_error is not None]:
         parts += ["### Replay against measurement", _replay_table(replayed, names), REPLAY_NOTE]
     return "\n\n".join(parts)
@@ -80,19 +80,19 @@ def _whatif_table(asked: Sequence[tuple[Comparison, WhatIf]], names: ArmNames) -
         "candidate step ms (median of blocks)": lambda row: candidate(row[1]),
         "times as fast": lambda row: ratio_cell(row[1].ratio),
     }
-    if any(one.measured_ms is not None for _, one in asked):
+    if any(whatif.measured_ms is not None for _, whatif in asked):
         columns["measured ms"] = lambda row: estimate_cell(row[1].measured_ms)
     return column_table(asked, columns)
 
 
 def _whatif_note(asked: Sequence[WhatIf]) -> str:
-    checked = any(one.measured_ms is not None for one in asked)
+    checked = any(entry.measured_ms is not None for entry in asked)
     doubted: dict[str, dict[str, None]] = {}  # predictions by the reason to doubt them
-    for one in asked:
-        for doubt in one.doubts:
-            about = ", ".join((one.edits or "as it is", *doubt.arms))
-            doubted.setdefault(RULE_OF[doubt.kind].applies, {})[about] = None
-    listed = bulleted(f"{applies} {safe('; '.join(about))}" for applies, about in doubted.items())
+    for whatif in asked:
+        for doubt in whatif.doubts:
+            subject = ", ".join((whatif.edits or "as it is", *doubt.arms))
+            doubted.setdefault(RULE_OF[doubt.kind].applies, {})[subject] = None
+    listed = bulleted(f"{applies} {safe('; '.join(subjects))}" for applies, subjects in doubted.items())
     return joined(WHATIF_NOTE + WHATIF_MEASURED * checked, "Doubts about these predictions:" * bool(listed), listed)
 
 
@@ -109,7 +109,7 @@ WHATIF_NOTE = (
 
 def _chain(c: Comparison, names: ArmNames) -> str:
     lines = [f"**{safe(names.short(c.candidate))} against {safe(names.short(c.baseline))}**", ""]
-    lines += [f"{place}. {_link(link)}" for place, link in enumerate(chain(names.shorten_compared(c)), start=1)]
+    lines += [f"{index}. {_link(link)}" for index, link in enumerate(chain(names.shorten_compared(c)), start=1)]
     return "\n".join(lines)
 
 
@@ -138,20 +138,20 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Return busy time; its least and most if phases that were still being launched leave it open."""
+    """Return busy time; a range if it is unknown because phases were still being launched."""
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
     if totals.step_ms is None or totals.device_starved_ms is None or totals.device_launch_bound_ms is None:
         return NOT_MEASURED
-    most = max(0.0, sum(totals.phase_ms.values()) - totals.device_starved_ms)
+    upper = max(0.0, sum(totals.phase_ms.values()) - totals.device_starved_ms)
     if totals.busy_at_least_ms is not None:
-        return f"unknown ({number(totals.busy_at_least_ms)} by SM activity, to {number(most)})"
-    return f"unknown ({number(max(0.0, most - totals.device_unknown_ms))} to {number(most)})"
+        return f"unknown ({number(totals.busy_at_least_ms)} by SM activity, to {number(upper)})"
+    return f"unknown ({number(max(0.0, upper - totals.device_unknown_ms))} to {number(upper)})"
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Return idle time. Idle time within phases that were still being launched comes on top."""
+    """Return idle time; "at least" if further idle time within phases that were being launched is unknown."""
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
@@ -176,14 +176,14 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
             )
         open_ms = totals.device_open_ms or 0.0
         if totals.device_busy_ms is None and open_ms > OPEN_SHARE * sum(totals.phase_ms.values()):
-            also = " also" if phases else ""
-            blocks = any(one.site.endswith(UNANNOUNCED) for one in arm.explained.syncs)
+            addition = " also" if phases else ""
+            blocks = any(call.site.endswith(UNANNOUNCED) for call in arm.explained.syncs)
             later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"
             unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
             data = f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
             lines.append(
-                f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{also} was at phases that the host was still "
-                f"launching, and {later}. It worked all that time, or waited for launches for some of it: its "
+                f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{addition} was at phases that the host was "
+                f"still launching, and {later}. It worked all that time, or waited for launches for some of it: its "
                 f"events do not tell, the kernels of a profiled window do.{data}"
             )
     return lines
@@ -206,8 +206,8 @@ DEVICE_NOTE = (
 
 def _sync_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     def hidden(call: SyncCall) -> str:
-        behind = [name for name, value in call.hid_behind.items() if value >= 0.05 * call.hid_ms >= 0.05 * 0.005]
-        return f"{number(call.hid_ms)} ({', '.join(behind)})" if behind else number(call.hid_ms)
+        phases = [name for name, value in call.hid_behind.items() if value >= 0.05 * call.hid_ms >= 0.05 * 0.005]
+        return f"{number(call.hid_ms)} ({', '.join(phases)})" if phases else number(call.hid_ms)
 
     return column_table([(arm, call) for arm in arms for call in arm.explained.syncs], {
         "arm": lambda row: names.short(row[0].name),
@@ -229,7 +229,7 @@ SYNC_NOTE = (
 
 def _replay_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
     def off(error: float | None) -> str:
-        return cell(error, lambda known: f"{known * 100:+.1f} %")
+        return cell(error, lambda value: f"{value * 100:+.1f} %")
 
     return column_table(arms, {
         "arm": lambda arm: names.short(arm.name),
@@ -274,32 +274,36 @@ UNSPLIT = {
 
 
 def part_text(one: Removal) -> str:
-    """``tokenize (stage)``, ``all data work``."""
+    """Name a removed part: ``tokenize (stage)``, ``all data work``."""
     return REMOVED.get(one.name, one.name) if one.kind == "cause" else f"{one.name} ({one.kind})"
 
 
 def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
     """Return the parts whose removal saves most, and the arms without a prediction."""
     removable = [arm for arm in arms if arm.explained.removals]
-    off = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
+    inexact = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
     rows = [
-        (arm, one)
+        (arm, removal)
         for arm in removable
         if arm.explained.within_tolerance
-        for one in arm.explained.removals[:SAVINGS_LISTED]
-        if abs(one.speedup.median - 1) >= SAVING_SHARE_MIN
+        for removal in arm.explained.removals[:SAVINGS_LISTED]
+        if abs(removal.speedup.median - 1) >= SAVING_SHARE_MIN
     ]
-    left_out = f"Not said of {safe(listing(off))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
+    left_out = (
+        f"Not said of {safe(listing(inexact))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
+    )
     if not rows:
-        return left_out if off else ""
-    queues = any(one.kind == "kernel" for arm in removable for one in arm.explained.removals if not arm.speed.emulation)
+        return left_out if inexact else ""
+    queues = any(
+        removal.kind == "kernel" for arm in removable for removal in arm.explained.removals if not arm.speed.emulation
+    )
     shown = column_table(rows, {
         "arm": lambda row: names.short(row[0].name),
         "without": lambda row: part_text(row[1]),
         "saved ms": lambda row: estimate_cell(row[1].saved_ms),
         "speed": lambda row: ratio_cell(row[1].speedup),
     })  # fmt: skip
-    return joined(shown, SAVINGS_NOTE + QUEUE_NOTE * queues, left_out if off else "")
+    return joined(shown, SAVINGS_NOTE + QUEUE_NOTE * queues, left_out if inexact else "")
 
 
 SAVINGS_NOTE = (
@@ -322,15 +326,16 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
     for arm in arms:
         path = arm.explained.critical_path_ms
         whole_ms = sum(spent.likely_ms for spent in path.values())
-        worth = [
-            f"{_link_text(one)} {_share_text(spent, whole_ms)}"
-            for one, spent in path.items()
+        links = [
+            f"{_link_text(link)} {_share_text(spent, whole_ms)}"
+            for link, spent in path.items()
             if spent.most_ms >= PATH_SHARE_MIN * whole_ms > 0
         ]
         shares = arm.totals.bound_shares
-        held = shares is not None and math.isnan(shares.room)  # an unrecorded queue held the host
-        if worth and arm.explained.within_tolerance and not held:
-            lines.append(f"{safe(names.short(arm.name))}: {safe(listing(worth))}")
+        # True if a queue that was not recorded held the host.
+        host_was_held = shares is not None and math.isnan(shares.room)
+        if links and arm.explained.within_tolerance and not host_was_held:
+            lines.append(f"{safe(names.short(arm.name))}: {safe(listing(links))}")
     return joined(bulleted(lines), PATH_NOTE) if lines else ""
 
 
@@ -343,25 +348,25 @@ PATH_NOTE = (
 
 
 def _share_text(spent: PathTime, whole_ms: float) -> str:
-    """``60 %``, or ``12 % to 60 %``."""
-    least, most = spent.least_ms / whole_ms, spent.most_ms / whole_ms
-    if most - least < SAVING_SHARE_MIN:
+    """Format a share of the critical path: ``60 %``, or ``12 % to 60 %``."""
+    low, high = spent.least_ms / whole_ms, spent.most_ms / whole_ms
+    if high - low < SAVING_SHARE_MIN:
         return percent(spent.likely_ms / whole_ms)
-    return f"{percent(least)} to {percent(most)}"
+    return f"{percent(low)} to {percent(high)}"
 
 
 def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
     """Return where the time of data work lay, and which arms have stages of unknown cost."""
     unknown = bulleted(
-        f"What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(why, why)}."
+        f"What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(cause, cause)}."
         for arm in arms
-        if (why := arm.totals.unsplit) is not None
+        if (cause := arm.totals.unsplit) is not None
     )
     return joined(_places_table([arm for arm in arms if arm.totals.during_wait_ms], names), unknown)
 
 
 def _link_text(one: PathLink) -> str:
-    """``tokenize (stage)``, ``launching forward``."""
+    """Name a link of the critical path: ``tokenize (stage)``, ``launching forward``."""
     if one.kind == "launch":
         return f"launching {one.name}"
     return f"return of a {one.name}" if one.kind == "return" else f"{one.name} ({one.kind})"
@@ -380,8 +385,8 @@ def _places_table(shown: Sequence[ArmReport], names: ArmNames) -> str:
         f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work "
         "lay, not what it cost: a wait is caused by work that ran before it as well."
     )
-    between = [(sum(arm.totals.between_steps_ms.values()), arm.totals.p50_ms or 0.0) for arm in shown]
-    if any(spent_ms >= SAVING_SHARE_MIN * step_ms > 0 for spent_ms, step_ms in between):
+    between_steps = [(sum(arm.totals.between_steps_ms.values()), arm.totals.p50_ms or 0.0) for arm in shown]
+    if any(spent_ms >= SAVING_SHARE_MIN * step_ms > 0 for spent_ms, step_ms in between_steps):
         columns["between steps ms"] = lambda arm: number_cell(sum(arm.totals.between_steps_ms.values()))
         note += (
             " *Between steps*, all stages together: between training steps (beside an evaluation, say), so that "

@@ -1,4 +1,4 @@
-"""Formats numbers for readers: rounded to what the measurement supports, always with their unit; names and lists."""
+"""Formats numbers with their unit and only the digits that a measurement supports; also names and lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBES = {
 
 
 def ratio(value: float) -> str:
-    """``1.004x``, ``5.90x``, ``23.4x``."""
+    """Format a ratio: ``1.004x``, ``5.90x``, ``23.4x``."""
     return f"{times(value)}x"
 
 
@@ -29,12 +29,12 @@ def times(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """``0.7 %``, ``12 %`` from a fraction; tiny ones as ``under 0.1 %``."""
+    """Format a fraction: ``0.7 %``, ``12 %``; tiny ones as ``under 0.1 %``."""
     return f"{_hundredths(fraction)} %"
 
 
 def floor_percent(noise_floor: float) -> str:
-    """Format a noise floor. One above :data:`USELESS_FLOOR` is no figure: ``over 100 %``."""
+    """Format a noise floor; above :data:`USELESS_FLOOR` as ``over 100 %``."""
     return percent(noise_floor) if noise_floor <= USELESS_FLOOR else f"over {percent(USELESS_FLOOR)}"
 
 
@@ -44,7 +44,7 @@ def percent_limit(fraction: float) -> str:
 
 
 def percent_range(low: float, high: float) -> str:
-    """``6.2 to 17 %``."""
+    """Format a range of fractions: ``6.2 to 17 %``."""
     return f"{_hundredths(low)} to {percent(high)}"
 
 
@@ -56,16 +56,16 @@ def _hundredths(fraction: float) -> str:
 
 
 def percent_over(fraction: float, limit: float) -> str:
-    """Format ``fraction`` with enough digits to read as more than ``limit``: ``10.04 %`` beside ``over 10 %``."""
-    value, most = abs(fraction) * 100, limit * 100
-    if fraction <= limit or round(value, 1 if value < 9.95 else 0) > most:
+    """Format ``fraction`` with enough digits to show that it exceeds ``limit``: ``10.04 %`` for 10 %."""
+    value, bound = abs(fraction) * 100, limit * 100
+    if fraction <= limit or round(value, 1 if value < 9.95 else 0) > bound:
         return percent(fraction)
-    longer = (f"{value:.{digits}f} %" for digits in range(1, LIMIT_DIGITS) if round(value, digits) > most)
+    longer = (f"{value:.{digits}f} %" for digits in range(1, LIMIT_DIGITS) if round(value, digits) > bound)
     return next(longer, percent(fraction))
 
 
 def number(value: float) -> str:
-    """Three significant digits without an exponent, thousands separated: ``0.04``, ``3.10``, ``31.0``, ``12,300``."""
+    """Format with three significant digits, without an exponent: ``0.04``, ``3.10``, ``31.0``, ``12,300``."""
     size = abs(value)
     if size >= 1000:
         digits = len(f"{size:.0f}") - 3
@@ -74,25 +74,25 @@ def number(value: float) -> str:
 
 
 def horizon(blocks: int, steps: int) -> str:
-    """``7 blocks of 48 steps``: what was measured."""
+    """Format the measured amount: ``7 blocks of 48 steps``."""
     return f"{count(blocks, 'block')} of {count(steps, 'step')}"
 
 
 def epochs(steps: float, epoch_steps: float) -> str:
-    """``3 % of an epoch``, ``2.50 epochs``: as much of the data as so many steps use."""
+    """Format the data that ``steps`` use: ``3 % of an epoch``, ``2.50 epochs``."""
     share = steps / epoch_steps
     return f"{percent(share)} of an epoch" if share < 1 else f"{number(share)} epochs"
 
 
 def duration(seconds: float) -> str:
-    """``5.20 s``, ``12.3 min``, ``6.40 h``: in the unit in which it has few digits."""
+    """Format a duration in the unit that needs few digits: ``5.20 s``, ``12.3 min``, ``6.40 h``."""
     if seconds < 2 * MINUTE_S:
         return f"{number(seconds)} s"
     return f"{number(seconds / MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{number(seconds / HOUR_S)} h"
 
 
 def ms(value: float) -> str:
-    """``0.04 ms``, ``31.0 ms``; of less than 10 us, which would be 0.00 ms, ``3.10 us``."""
+    """Format milliseconds: ``0.04 ms``, ``31.0 ms``; below 10 us as ``3.10 us``, because 0.00 ms shows nothing."""
     return f"{number(value * 1000)} us" if 5e-6 <= abs(value) < 0.01 else f"{number(value)} ms"
 
 
@@ -111,50 +111,50 @@ def part_of(step_ms: float) -> Callable[[float], str]:
 
 
 def unit(step_ms: float) -> str:
-    """Microseconds of a step of less than a millisecond, whose parts would all be 0.00 ms."""
+    """Return the unit for parts of a step: us if the step takes under a millisecond, else ms."""
     return "us" if step_ms < 1 else "ms"
 
 
 def amount(value: float, step_ms: float) -> str:
-    """``value`` in the unit of a step of ``step_ms``, without it; both in milliseconds."""
+    """Format ``value`` milliseconds in the unit of a step of ``step_ms``, without writing the unit."""
     return number(value * 1000 if unit(step_ms) == "us" else value)
 
 
 def interval(estimate: Estimate) -> str:
-    """``0.991x to 1.018x`` of a ratio; says so where there are too few blocks."""
+    """Format the interval of a ratio: ``0.991x to 1.018x``; a remark if there are too few blocks."""
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     return f"{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}"
 
 
 def count(n: int, noun: str) -> str:
-    """``1 block``, ``3 blocks``."""
+    """Format a count: ``1 block``, ``3 blocks``."""
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def blocks_named(blocks: Sequence[int]) -> str:
-    """``block 1``, ``blocks 1, 3``."""
+    """List blocks by number: ``block 1``, ``blocks 1, 3``."""
     return f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
 
 
 def signed_percent(fraction: float) -> str:
-    """``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
+    """Format a signed fraction: ``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
     sign = "" if 0 < abs(fraction) < SMALLEST_SHARE else "+" if fraction >= 0 else "-"
     return f"{sign}{percent(fraction)}"
 
 
 def listing(items: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join items: ``a``, ``a and b``, ``a, b and c``."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
 def capitalised(text: str) -> str:
-    """``text`` as a sentence begins; the rest of it, names of arms among it, stays as it is."""
+    """Return ``text`` with a capital first letter. The rest is unchanged, because it may contain names of arms."""
     return text[:1].upper() + text[1:]
 
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
-    """Return the probes that a cost is of, and the run that they were added to."""
-    first, *others = cost.probes
-    name = f"{first} and {' and '.join(others)} together: every measured run" if others else PROBES.get(first, first)
+    """Return the probes of a cost, and the run that they were added to."""
+    first, *later = cost.probes
+    name = f"{first} and {' and '.join(later)} together: every measured run" if later else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"

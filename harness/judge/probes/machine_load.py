@@ -83,35 +83,37 @@ class DeviceHealth:
 
 def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
     """Return the health of each sampled card of each arm, over the arm's finished runs."""
-    found = []
+    health_list = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
         splits = [split(run.samples) for run in finished]
-        sources = {source for one in splits for source, _ in one if source.startswith("nvml:")}
+        sources = {source for run_split in splits for source, _ in run_split if source.startswith("nvml:")}
         for device in sorted(int(source.removeprefix("nvml:")) for source in sources):
-            found.append(_device(arm, device, finished, splits))
-    return found
+            health_list.append(_device(arm, device, finished, splits))
+    return health_list
 
 
 def differences(devices: Sequence[DeviceHealth], baseline: str, candidate: str) -> list[Confound]:
     """Return undeclared differences between the cards of two arms: clocks, throttling, work of other processes."""
-    found = []
+    confounds = []
     names = (baseline, candidate)
-    for one in (health for health in devices if health.arm == baseline):
-        other = next((health for health in devices if (health.arm, health.device) == (candidate, one.device)), None)
-        if other is None:
+    for base_health in (health for health in devices if health.arm == baseline):
+        counterpart = next(
+            (health for health in devices if (health.arm, health.device) == (candidate, base_health.device)), None
+        )
+        if counterpart is None:
             continue
-        clocks = one.sm_clock_mhz, other.sm_clock_mhz
+        clocks = base_health.sm_clock_mhz, counterpart.sm_clock_mhz
         if clocks[0] and clocks[1] and abs(clocks[1] - clocks[0]) > policy.SM_CLOCKS_WITHIN * max(clocks[0], clocks[1]):
-            found.append(Confound("SM clock", names, values=clocks, device=one.device))
-        recorded = [health.throttled for health in (one, other) if health.throttled is not None]
+            confounds.append(Confound("SM clock", names, values=clocks, device=base_health.device))
+        recorded = [health.throttled for health in (base_health, counterpart) if health.throttled is not None]
         for reason in sorted(set().union(*recorded)) if len(recorded) == 2 else ():
             shares = recorded[0].get(reason, 0.0), recorded[1].get(reason, 0.0)
             if abs(shares[1] - shares[0]) > policy.THROTTLED_APART_MAX:
-                found.append(Confound("throttled", names, reason, shares, device=one.device))
-        if one.other_processes or other.other_processes:
-            found.append(Confound("other processes", names, device=one.device))
-    return found
+                confounds.append(Confound("throttled", names, reason, shares, device=base_health.device))
+        if base_health.other_processes or counterpart.other_processes:
+            confounds.append(Confound("other processes", names, device=base_health.device))
+    return confounds
 
 
 def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> DeviceHealth:
@@ -151,7 +153,11 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
         taken=sum(run.probes.taken_samples.get("nvml", 0) for run in runs),
         missed=sum(run.probes.missed_samples.get("nvml", 0) for run in runs),
     )
-    falls = [fall for one in splits if (source, "sm_clock_mhz") in one and (fall := _fall(one, source)) is not None]
+    falls = [
+        fall
+        for run_split in splits
+        if (source, "sm_clock_mhz") in run_split and (fall := _fall(run_split, source)) is not None
+    ]
     fall = max(falls, key=lambda fall: fall[0] - fall[1], default=None)
     return replace(health, findings=tuple(_device_findings(health, fall)))
 
@@ -159,8 +165,8 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
 def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
     """Return joules per token and per trained token of the measured steps, over the runs that computed on this card."""
     joules, tokens, trained = 0.0, 0.0, 0.0
-    for run, one in zip(runs, splits, strict=True):
-        facts, energy = run.record.facts, one.get((f"nvml:{device}", "energy_j"))
+    for run, run_split in zip(runs, splits, strict=True):
+        facts, energy = run.record.facts, run_split.get((f"nvml:{device}", "energy_j"))
         computed = (
             facts.asynchronous
             and not facts.emulated
@@ -184,14 +190,14 @@ def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArr
     """Return masks of the steps (rows,) of repetitions that were read to their end, and of the readings of these."""
     repetition, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
-        (start[repetition == one].min(), start[repetition == one].max(), one) for one in np.unique(repetition)
+        (start[repetition == turn].min(), start[repetition == turn].max(), turn) for turn in np.unique(repetition)
     )
     rows, readings = np.zeros(len(repetition), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
-    for (begin, last_step, one), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
-        inside = (t_ns > begin) & (t_ns < following)
-        if (t_ns[inside] > last_step).any():
-            rows |= repetition == one
-            readings |= inside
+    for (begin, last_step, number), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
+        in_range = (t_ns > begin) & (t_ns < following)
+        if (t_ns[in_range] > last_step).any():
+            rows |= repetition == number
+            readings |= in_range
     return rows, readings
 
 
@@ -215,8 +221,8 @@ def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
         if part.size
     ]
     falls = [(parts[i], parts[j]) for i in range(len(parts)) for j in range(i + 1, len(parts))]
-    before, after = max(falls, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
-    return (before, after) if before - after > policy.CLOCK_FALL_MIN * before else None
+    start_mhz, end_mhz = max(falls, key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
+    return (start_mhz, end_mhz) if start_mhz - end_mhz > policy.CLOCK_FALL_MIN * start_mhz else None
 
 
 def _fall(one: Split, source: str) -> tuple[float, float] | None:
@@ -301,14 +307,14 @@ class HostLoad:
 
 def host_load(arms: Mapping[str, Sequence[RunData]]) -> list[HostLoad]:
     """Return the host load of each sampled arm, over all its finished runs."""
-    found = []
+    loads = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
         splits = [split(run.samples) for run in finished]
         seconds = total(splits, "host", "interval_s")
         if seconds:
-            found.append(_arm(arm, finished, splits, seconds))
-    return found
+            loads.append(_arm(arm, finished, splits, seconds))
+    return loads
 
 
 def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: float) -> HostLoad:
@@ -316,7 +322,7 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
         grown = total(splits, "host", metric)
         return None if grown is None else grown / seconds
 
-    sources = {source for one in splits for source, _ in one if source.startswith("host:")}
+    sources = {source for run_split in splits for source, _ in run_split if source.startswith("host:")}
     by_role = {role: sorted(source for source in sources if _role(source) == role) for role in ROLES}
     periods = total(splits, "host", "cgroup_periods")
     throttled = total(splits, "host", "cgroup_throttled_periods")
@@ -355,14 +361,14 @@ def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> t
     if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
         return None, None
     most_cores = [most(pooled(splits, "host", "other_cpu_cores"))]  # over joined repetitions, at least 0.5 s
-    for one in splits:
-        if ("host", "others_cpu_s") in one and ("host", "interval_s") in one:
-            used, interval_s = one["host", "others_cpu_s"].values, one["host", "interval_s"].values
+    for run_split in splits:
+        if ("host", "others_cpu_s") in run_split and ("host", "interval_s") in run_split:
+            used, interval_s = run_split["host", "others_cpu_s"].values, run_split["host", "interval_s"].values
             if len(used) == len(interval_s):
                 long = interval_s >= policy.OTHERS_WINDOW_S
                 most_cores.append(float((used[long] / interval_s[long]).max()) if long.any() else None)
-    known = [value for value in most_cores if value is not None]
-    return max(cores, 0.0), max(max(known), 0.0) if known else None
+    peaks = [value for value in most_cores if value is not None]
+    return max(cores, 0.0), max(max(peaks), 0.0) if peaks else None
 
 
 def _role(source: str) -> str:

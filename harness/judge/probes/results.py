@@ -57,15 +57,16 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
     for run in runs:
         if run.record.status == "done" and run.record.control is None:
             measured.setdefault(run.record.arm, []).append(run)
-    found = (
-        torch_profile(one.arm, one.profiles, one.run.probes.torch_profiler or TorchProfilerRecord()) for one in profiled
+    profile_list = (
+        torch_profile(source.arm, source.profiles, source.run.probes.torch_profiler or TorchProfilerRecord())
+        for source in profiled
     )
     stacks = {
-        one.arm: explain(one.stacks, one.run.spans, one.run.probes.py_spy)
-        for one in profiled
-        if one.stacks is not None and one.run.probes.py_spy is not None and one.run.spans is not None
+        source.arm: explain(source.stacks, source.run.spans, source.run.probes.py_spy)
+        for source in profiled
+        if source.stacks is not None and source.run.probes.py_spy is not None and source.run.spans is not None
     }
-    profiles = tuple(profile for profile in found if profile is not None)
+    profiles = tuple(profile for profile in profile_list if profile is not None)
     return ProbeResults(host_load(measured), device_health(measured), profiles, stacks)
 
 
@@ -74,13 +75,16 @@ def with_device_busy(
 ) -> StudyReport:
     """Return ``report`` with the busy time, or its lower bound, and the bound of arms whose busy time is open."""
     kernel_ms = {
-        one.arm: (one.operators.device_ms if one.launched_ms is None else one.launched_ms) / one.steps
-        for one in profiles
-        if one.operators.device_ms is not None and one.steps and not one.gaps
+        profile.arm: (profile.operators.device_ms if profile.launched_ms is None else profile.launched_ms)
+        / profile.steps
+        for profile in profiles
+        if profile.operators.device_ms is not None and profile.steps and not profile.gaps
     }
     arms = tuple(_narrowed(arm, kernel_ms.get(arm.name), _sm_active(arm.name, cards)) for arm in report.arms)
     bounds = {arm.name: arm.totals.bounds for arm in arms}
-    return replace(report, arms=arms, comparisons=tuple(_as_known(one, bounds) for one in report.comparisons))
+    return replace(
+        report, arms=arms, comparisons=tuple(_as_known(comparison, bounds) for comparison in report.comparisons)
+    )
 
 
 def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
@@ -98,10 +102,14 @@ def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Boun
 
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
     """Return the SM activity of the only card of ``arm``; None with several cards or if other processes may use it."""
-    own = [card for card in cards if card.arm == arm]
-    if len(own) != 1 or own[0].other_processes != 0 or own[0].taken - own[0].missed < GPU_SAMPLES_MIN:
+    arm_cards = [card for card in cards if card.arm == arm]
+    if (
+        len(arm_cards) != 1
+        or arm_cards[0].other_processes != 0
+        or arm_cards[0].taken - arm_cards[0].missed < GPU_SAMPLES_MIN
+    ):
         return None
-    share = own[0].sm_active
+    share = arm_cards[0].sm_active
     return share if share is not None and 0 < share <= 1 else None
 
 

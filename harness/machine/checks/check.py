@@ -44,8 +44,8 @@ def fail(name: str, finding: str, fix: str) -> Check:
 def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check]:
     """Run a check and return its lines. If it raises, return one ``warn`` with the reason."""
     try:
-        found = check()
-        return [found] if isinstance(found, Check) else list(found)
+        result = check()
+        return [result] if isinstance(result, Check) else list(result)
     except Exception as error:
         if isinstance(error, ImportError):
             return [warn(name, f"could not be checked, as an import fails: {one_line(error)}", IMPORT_FIRST)]

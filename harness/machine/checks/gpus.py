@@ -46,10 +46,10 @@ def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
 
 
 def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
-    alike: dict[tuple[str, str], list[int]] = {}
+    by_model: dict[tuple[str, str], list[int]] = {}
     for index, device in enumerate(devices):
-        alike.setdefault(_device(device), []).append(index)
-    for (finding, fix), indices in alike.items():
+        by_model.setdefault(_device(device), []).append(index)
+    for (finding, fix), indices in by_model.items():
         times = f"{len(indices)} x " if len(indices) > 1 else ""
         name = f"gpu {span(indices)}"
         yield warn(name, times + finding, fix) if fix else ok(name, times + finding)
@@ -59,8 +59,8 @@ def _device(device: Device) -> tuple[str, str]:
     """Return (finding, fix); the fix is "" if none is needed."""
     if device.problem is not None:
         message = device.problem.lower()
-        gone = "lost" in message or "reset" in message
-        return f"no answer: {device.problem}", NOT_YOURS if "permission" in message else LOST if gone else SILENT
+        is_gone = "lost" in message or "reset" in message
+        return f"no answer: {device.problem}", NOT_YOURS if "permission" in message else LOST if is_gone else SILENT
     gpm = {True: "GPM", False: "no GPM", None: "GPM not reported"}[device.gpm]
     parts = [device.name + (f" {size(device.memory_bytes)}" if device.memory_bytes else ""), gpm]
     if device.persistence is False:
@@ -73,8 +73,8 @@ def _device(device: Device) -> tuple[str, str]:
     busy = device.utilisation is not None and device.utilisation > BUSY_PERCENT
     if device.processes or busy:
         use = f"{device.utilisation} % busy" if device.utilisation is not None else "busy"
-        others = count(device.processes or 0, "process") if device.processes == 1 else f"{device.processes} processes"
-        parts.append(f"{others if device.processes is not None else 'processes unknown'}, {use}")
+        users = count(device.processes or 0, "process") if device.processes == 1 else f"{device.processes} processes"
+        parts.append(f"{users if device.processes is not None else 'processes unknown'}, {use}")
         return "; ".join(
             (", ".join(parts[:-1]), parts[-1])
         ), "another device (CUDA_VISIBLE_DEVICES), or wait: nvidia-smi"
@@ -83,20 +83,20 @@ def _device(device: Device) -> tuple[str, str]:
 
 def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
     """Check the CUDA version of torch's build, and the devices that it can use."""
-    here = sum(device.problem is None for device in nvml.devices)
+    usable = sum(device.problem is None for device in nvml.devices)
     upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "CUDA, no newer than nvidia-smi says that the driver runs"
     if torch.cuda_build is None:
-        if not here:
+        if not usable:
             return ok("cuda", "torch is built without: the CPU computes")
         fix = f"install a torch built for {upto}: pytorch.org/get-started has the command"
-        return warn("cuda", f"torch is built without, {count(here, 'device')} unused", fix)
+        return warn("cuda", f"torch is built without, {count(usable, 'device')} unused", fix)
     built = f"torch is built for {torch.cuda_build}"
     if torch.cuda_devices:
         return ok("cuda", f"{built}, the driver runs up to {nvml.cuda or 'unknown'}; {_named(torch.cuda_devices)}")
-    if not here:
+    if not usable:
         return ok("cuda", f"{built}, {'no device here answers' if nvml.devices else 'no device here'}")
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
-    finding = f"{built}, but it can use none of {count(here, 'device')}"
+    finding = f"{built}, but it can use none of {count(usable, 'device')}"
     if hidden is not None:
         return warn("cuda", f"{finding}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, or name one")
     if torch.cuda_problem is not None:

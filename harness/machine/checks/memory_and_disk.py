@@ -48,9 +48,9 @@ def check_swap(memory: Memory) -> Check:
 
 def check_shared_memory(shared: SharedMemory | None) -> Check:
     if shared is None or not shared.writable:
-        what = "none" if shared is None else "may not be written"
+        problem = "none" if shared is None else "may not be written"
         fix = "mount a tmpfs on /dev/shm (mode 1777); until then data.workers 0"
-        return warn("/dev/shm", f"{what}: loader workers cannot start", fix)
+        return warn("/dev/shm", f"{problem}: loader workers cannot start", fix)
     finding = f"{size(shared.free_bytes)} free of {size(shared.total_bytes)}"
     if shared.total_bytes >= LEAST_SHARED_BYTES and shared.free_bytes >= LEAST_SHARED_FREE_BYTES:
         return ok("/dev/shm", finding)
@@ -65,19 +65,19 @@ def check_open_files(soft: int, hard: int) -> Check:
     """Check RLIMIT_NOFILE; -1 means no limit."""
     if soft < 0 or soft >= LEAST_OPEN_FILES:
         return ok("open files", "no limit" if soft < 0 else f"at most {soft}")
-    most = "unlimited" if hard < 0 else str(hard)
+    limit = "unlimited" if hard < 0 else str(hard)
     if hard < 0 or hard >= LEAST_OPEN_FILES:
         fix = f"ulimit -n {4096 if hard < 0 else min(hard, 4096)}"
     else:
         fix = "docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf"
-    return warn("open files", f"at most {soft} (hard limit {most}): each batch from a worker takes some", fix)
+    return warn("open files", f"at most {soft} (hard limit {limit}): each batch from a worker takes some", fix)
 
 
 def check_storage(name: str, storage: Storage, other: str) -> Check:
     """Check a folder that studies write to. ``other``: option or variable that chooses another folder."""
-    there = "" if storage.existing == storage.folder else " (not yet there)"
+    note = "" if storage.existing == storage.folder else " (not yet there)"
     kind = f", {storage.kind}" if storage.kind else ""
-    finding = f"{storage.folder}{there}: {size(storage.free_bytes)} free{kind}"
+    finding = f"{storage.folder}{note}: {size(storage.free_bytes)} free{kind}"
     if not storage.writable:
         return fail(name, f"{finding}; {storage.existing} may not be written", f"another folder: {other}")
     if storage.free_bytes < NEEDED_BYTES:

@@ -16,8 +16,8 @@ def check_shared_need(needs: Needs, shared: SharedMemory | None) -> Check:
     name = "shm need"
     if not needs.workers:
         return ok(name, "none: the scenario has no loader workers")
-    who = f"{count(needs.workers, 'loader worker')} of {count(needs.arms, 'arm')} at a time"
-    needed = f"{who} need about {size(needs.shared_bytes)} in /dev/shm"
+    users = f"{count(needs.workers, 'loader worker')} of {count(needs.arms, 'arm')} at a time"
+    needed = f"{users} need about {size(needs.shared_bytes)} in /dev/shm"
     if shared is None or not shared.writable:
         return warn(name, f"{needed}, which cannot be used here", "mount a tmpfs on /dev/shm, or data.workers 0")
     finding = f"{needed}, {size(shared.free_bytes)} of {size(shared.total_bytes)} is free"

@@ -27,10 +27,10 @@ def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
     smt = {True: ", SMT on", False: ", SMT off", None: ""}[processor.smt_active]
     machine = f"{processor.name}{' (virtual machine)' if processor.virtual else ''}"
     bf16 = "; no bf16 instructions" if processor.fast_bf16 is False else ""
-    by = ""
+    source = ""
     if allowed < processor.online:
-        by = f" (by cpuset {span(cpuset)})" if set(cpuset) == set(processor.allowed) else " (by affinity)"
-    finding = f"{allowed} of {count(processor.online, 'CPU')} allowed{by}{topology}{smt}; {machine}{bf16}"
+        source = f" (by cpuset {span(cpuset)})" if set(cpuset) == set(processor.allowed) else " (by affinity)"
+    finding = f"{allowed} of {count(processor.online, 'CPU')} allowed{source}{topology}{smt}; {machine}{bf16}"
     if allowed > 1:
         return ok("cores", finding)
     return warn("cores", f"{finding}: loader workers and the trainer take turns", "allow 2 CPUs or more")
@@ -62,8 +62,8 @@ def check_quota(
         return ok("quota", finding)
     if quota.cores < 1:
         return warn("quota", finding, "a quota of at least one core, or none (docker run --cpus)")
-    whole = int(quota.cores)
-    fix = f"CPUs in place of the quota (docker run --cpuset-cpus={span(range(whole))}), or OMP_NUM_THREADS={whole}"
+    usable = int(quota.cores)
+    fix = f"CPUs in place of the quota (docker run --cpuset-cpus={span(range(usable))}), or OMP_NUM_THREADS={usable}"
     return warn("quota", finding, fix)
 
 
@@ -71,14 +71,14 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
     """Check the CPUs of a Slurm job. Yield nothing outside of a job."""
     if "SLURM_JOB_ID" not in environ:
         return
-    given = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
+    granted = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
     allowed = len(processor.allowed)
-    finding = f"in a job, {given or 'an unknown number of'} CPUs for this task, {allowed} allowed"
-    if given.isdigit() and allowed < int(given):
-        fix = f"srun --cpus-per-task={given} ... (since Slurm 22.05 srun does not inherit it from sbatch)"
+    finding = f"in a job, {granted or 'an unknown number of'} CPUs for this task, {allowed} allowed"
+    if granted.isdigit() and allowed < int(granted):
+        fix = f"srun --cpus-per-task={granted} ... (since Slurm 22.05 srun does not inherit it from sbatch)"
         yield warn("slurm", finding, fix)
-    elif given.isdigit() and allowed > int(given):
-        fix = f"srun --cpus-per-task={given} --cpu-bind=cores ... (nothing keeps this task to its CPUs)"
+    elif granted.isdigit() and allowed > int(granted):
+        fix = f"srun --cpus-per-task={granted} --cpu-bind=cores ... (nothing keeps this task to its CPUs)"
         yield warn("slurm", finding, fix)
     else:
         yield ok("slurm", finding)
@@ -96,13 +96,13 @@ def check_batch_system(found: BatchSystem) -> Check:
 
 def check_clock(clock: Clock) -> Check:
     finding = f"{clock.source or 'source not reported'}, read in {clock.read_ns:.0f} ns"
-    good = clock.source is None or clock.source in GOOD_CLOCKS
-    if good and clock.read_ns < SLOW_READING_NS:
+    is_good = clock.source is None or clock.source in GOOD_CLOCKS
+    if is_good and clock.read_ns < SLOW_READING_NS:
         return ok("clock", finding)
-    better = next((source for source in clock.available if source in GOOD_CLOCKS and source != clock.source), None)
+    alternative = next((source for source in clock.available if source in GOOD_CLOCKS and source != clock.source), None)
     folder = "/sys/devices/system/clocksource/clocksource0"
-    if not good and better is not None:
-        fix = f"echo {better} | sudo tee {folder}/current_clocksource"
+    if not is_good and alternative is not None:
+        fix = f"echo {alternative} | sudo tee {folder}/current_clocksource"
     else:
         fix = "boot with tsc=reliable if the processor's TSC is (dmesg | grep -i tsc says why it is not used)"
     return warn("clock", f"{finding}: every span pays for its readings", fix)
@@ -111,8 +111,8 @@ def check_clock(clock: Clock) -> Check:
 def check_frequency(frequency: Frequency, processor: Processor) -> Check:
     turbo = {True: ", turbo on", False: ", turbo off", None: ""}[frequency.turbo]
     if not frequency.governors:
-        decides = "the host of this virtual machine decides" if processor.virtual else "not reported by this system"
-        return ok("frequency", f"{decides}{turbo}")
+        explanation = "the host of this virtual machine decides" if processor.virtual else "not reported by this system"
+        return ok("frequency", f"{explanation}{turbo}")
     finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not reported'}){turbo}"
     if frequency.governors == ("performance",):
         return ok("frequency", finding)

@@ -67,8 +67,8 @@ def no_torch(reason: str) -> Check:
         return fail(
             "torch", f"{reason} to import", "the virtual environment on a local disk; a second import is faster"
         )
-    again = f"{REINSTALL} torch, as pytorch.org/get-started has it for this machine"
-    return fail("torch", f"cannot be imported: {reason}", INSTALL if package_version("torch") is None else again)
+    reinstall = f"{REINSTALL} torch, as pytorch.org/get-started has it for this machine"
+    return fail("torch", f"cannot be imported: {reason}", INSTALL if package_version("torch") is None else reinstall)
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:

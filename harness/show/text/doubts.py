@@ -1,4 +1,4 @@
-"""Words for doubts: undeclared differences, problems of a study, and reasons against a prediction."""
+"""Texts for doubts: undeclared differences, problems of a study, and reasons against a prediction."""
 
 from __future__ import annotations
 
@@ -20,57 +20,61 @@ from harness.judge.policy import COARSE_RESOLUTION, ENOUGH_BLOCKS, OTHER_CORES_M
 from harness.show.policy import DOUBLED_SPEED, LOAD_ALIKE_CORES, RUNS_NAMED
 from harness.show.words import blocks_named, count, listing, number, percent, percent_range, ratio
 
-ASK_FOR = ENOUGH_BLOCKS  # blocks to ask for where there are too few
+ASK_FOR = ENOUGH_BLOCKS  # number of blocks to recommend if there are too few
 
 
 def confound_lines(found: Iterable[Confound]) -> list[str]:
-    """One line for each."""
-    return [_TEXTS[one.kind](one) for one in found]
+    """Return a line for each confound."""
+    return [_TEXTS[confound.kind](confound) for confound in found]
 
 
 def _useful(one: Confound) -> str:
-    ours, theirs = one.values
-    base, other = one.names
-    return f"useful tokens: {base} trains on {percent(ours)} of its positions, {other} on {percent(theirs)}"
+    base_share, other_share = one.values
+    base, candidate = one.names
+    return (
+        f"useful tokens: {base} trains on {percent(base_share)} of its positions, {candidate} on {percent(other_share)}"
+    )
 
 
 def _other_batches(one: Confound) -> str:
-    ours, theirs = one.values
-    base, other = one.names
-    what = "trained tokens" if one.key == "trained_tokens" else "positions"
+    base_tokens, other_tokens = one.values
+    base, candidate = one.names
+    unit = "trained tokens" if one.key == "trained_tokens" else "positions"
     return (
-        f"other batches: {ours:,.0f} {what} a step of {base}, {theirs:,.0f} of {other}, though no setting differs: "
-        "part of the difference may be due to the batches"
+        f"other batches: {base_tokens:,.0f} {unit} a step of {base}, {other_tokens:,.0f} of {candidate}, though no "
+        "setting differs: part of the difference may be due to the batches"
     )
 
 
 def _other_steps(one: Confound) -> str:
-    ours, theirs = one.values
-    base, other = one.names
+    base_steps, other_steps = one.values
+    base, candidate = one.names
     return (
-        f"other steps: {ours:,} in a run of {base}, {theirs:,} of {other}; by the first {min(ours, theirs):,} of both, "
-        f"steps of {other} are {ratio(one.ratio)} as fast"
+        f"other steps: {base_steps:,} in a run of {base}, {other_steps:,} of {candidate}; by the first "
+        f"{min(base_steps, other_steps):,} of both, steps of {candidate} are {ratio(one.ratio)} as fast"
     )
 
 
 def _load(one: Confound) -> str:
-    ours, theirs = one.values
-    base, other = one.names
-    if abs(ours - theirs) < LOAD_ALIKE_CORES:
-        return f"host load by other processes: {max(ours, theirs):.2f} cores during both {base} and {other}"
-    return f"host load by other processes: {ours:.2f} cores during {base}, {theirs:.2f} during {other}"
+    base_load, other_load = one.values
+    base, candidate = one.names
+    if abs(base_load - other_load) < LOAD_ALIKE_CORES:
+        return (
+            f"host load by other processes: {max(base_load, other_load):.2f} cores during both {base} and {candidate}"
+        )
+    return f"host load by other processes: {base_load:.2f} cores during {base}, {other_load:.2f} during {candidate}"
 
 
 def _clock(one: Confound) -> str:
-    ours, theirs = one.values
-    return f"device {one.device}: SM clock {ours:,.0f} MHz during {one.names[0]}, {theirs:,.0f} during {one.names[1]}"
+    base, other = one.values
+    return f"device {one.device}: SM clock {base:,.0f} MHz during {one.names[0]}, {other:,.0f} during {one.names[1]}"
 
 
 def _throttled(one: Confound) -> str:
-    ours, theirs = one.values
+    base_share, other_share = one.values
     return (
-        f"device {one.device}: slowed down by {one.key} in {percent(ours)} of the samples during {one.names[0]}, "
-        f"{percent(theirs)} during {one.names[1]}"
+        f"device {one.device}: slowed down by {one.key} in {percent(base_share)} of the samples during {one.names[0]}, "
+        f"{percent(other_share)} during {one.names[1]}"
     )
 
 
@@ -79,19 +83,21 @@ def _against(one: Confound) -> str:
 
 
 def _losses(one: Confound) -> str:
-    ours, theirs = one.values
-    text = f"losses differ: {ours:.3f} of {one.names[0]} against {theirs:.3f} of {one.names[1]} at the same steps"
+    base_loss, other_loss = one.values
+    text = (
+        f"losses differ: {base_loss:.3f} of {one.names[0]} against {other_loss:.3f} of {one.names[1]} at the same steps"
+    )
     if one.explained:
         return f"{text}, as {one.names[1]} trains on another number of tokens"
     return f"{text}: the arms do not train the same"
 
 
 def _repeated(one: Confound) -> str:
-    ours, theirs = one.values
-    base, other = one.names
+    base_share, other_share = one.values
+    base, candidate = one.names
     return (
-        f"repeated rows: {percent(ours)} of the rows that {base} trains on came before, {percent(theirs)} of those of "
-        f"{other}: the arms do not train the same"
+        f"repeated rows: {percent(base_share)} of the rows that {base} trains on came before, {percent(other_share)} "
+        f"of those of {candidate}: the arms do not train the same"
     )
 
 
@@ -105,35 +111,42 @@ def _lead(one: Confound) -> str:
 
 
 _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
-    "diverged": lambda one: f"loss of {one.key} diverged: NaN, infinite or far above its start in measured steps",
+    "diverged": lambda confound: (
+        f"loss of {confound.key} diverged: NaN, infinite or far above its start in measured steps"
+    ),
     "losses": _losses,
     "repeated data": _repeated,
     "lead": _lead,
-    "mixed data": lambda one: f"{one.key} differs between blocks of {one.names[0]}: its data changed during the study",
-    "mixed code": lambda one: (
-        f"the code of the {one.key.removesuffix('_fingerprint')} differs between blocks of {one.names[0]}: it was "
-        "edited during the study"
+    "mixed data": lambda confound: (
+        f"{confound.key} differs between blocks of {confound.names[0]}: its data changed during the study"
     ),
-    "configuration": lambda one: f"configuration: {_against(one)}",
+    "mixed code": lambda confound: (
+        f"the code of the {confound.key.removesuffix('_fingerprint')} differs between blocks of {confound.names[0]}: "
+        "it was edited during the study"
+    ),
+    "configuration": lambda confound: f"configuration: {_against(confound)}",
     "fact": _against,
-    "environment": lambda one: f"environment: {_against(one)}",
+    "environment": lambda confound: f"environment: {_against(confound)}",
     "useful tokens": _useful,
     "other batches": _other_batches,
     "other steps": _other_steps,
     "host load": _load,
-    "sessions": lambda one: f"not run side by side: different sessions in {blocks_named(one.blocks)}",
-    "unfinished": lambda one: f"{one.key} did not finish {blocks_named(one.blocks)}",
-    "block counts": lambda one: (
-        f"{one.names[0]} has {count(one.values[0], 'finished block')}, {one.names[1]} has {one.values[1]}"
+    "sessions": lambda confound: f"not run side by side: different sessions in {blocks_named(confound.blocks)}",
+    "unfinished": lambda confound: f"{confound.key} did not finish {blocks_named(confound.blocks)}",
+    "block counts": lambda confound: (
+        f"{confound.names[0]} has {count(confound.values[0], 'finished block')}, {confound.names[1]} has "
+        f"{confound.values[1]}"
     ),
-    "compared blocks": lambda one: f"compared over {one.values[0]} of {count(one.values[1], 'planned block')}",
+    "compared blocks": lambda confound: (
+        f"compared over {confound.values[0]} of {count(confound.values[1], 'planned block')}"
+    ),
     "SM clock": _clock,
     "throttled": _throttled,
-    "other processes": lambda one: f"device {one.device}: other processes computed on it",
+    "other processes": lambda confound: f"device {confound.device}: other processes computed on it",
 }
 
 
-# By what a run's record lacks for a replay.
+# Texts by the part of a run's record that a replay lacks.
 GAPS: Mapping[str, str] = {
     "no run": "no run of this arm has finished",
     "no tables": "no finished run with tables to replay",
@@ -153,29 +166,29 @@ def doubt_text(one: Doubt) -> str:
 
 
 def too_noisy_text(cause: Doubt | None) -> str:
-    """``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
-    others = ""
+    """Return ``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
+    users = ""
     if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
-        others = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
-    return f"this run was too noisy to see even a 2x change{others}"
+        users = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
+    return f"this run was too noisy to see even a 2x change{users}"
 
 
 def unseen_text(share: float | None) -> str:
-    """Return the change that could not be seen. A share above :data:`DOUBLED_SPEED` is no figure."""
+    """Return the smallest undetectable change. A share above :data:`DOUBLED_SPEED` is not given as a figure."""
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
 
 
 def more_blocks_text(cause: Doubt | None) -> str:
-    """Return what to do if blocks are too few for an interval."""
+    """Return the remedy if there are too few blocks for an interval."""
     if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
         return REMEDIES["finish the study"]
     return f"repeat with --repeats {ASK_FOR}"
 
 
 def remedy_text(one: Remedy) -> str:
-    """Return what would settle a doubt, as a clause without a full stop."""
+    """Return the remedy of a doubt, as a clause without a full stop."""
     blocks = "" if one.blocks is None else f": about {one.blocks} in all (--repeats {one.blocks})"
     steps = "" if one.steps is None else f": about {one.steps:,} (steps: {one.steps}; exec: --steps {one.steps})"
     return f"{REMEDIES[one.kind]}{blocks}{steps}"
@@ -187,12 +200,12 @@ def _always(text: str) -> Callable[[Doubt], str]:
 
 def _shared(text: str, unknown: str = "an unknown share") -> Callable[[Doubt], str]:
     """Return a function that fills the share into ``text``."""
-    return lambda one: text.format(unknown if one.share is None else percent(one.share))
+    return lambda entry: text.format(unknown if entry.share is None else percent(entry.share))
 
 
 def _located(text: str, unknown: str) -> Callable[[Doubt], str]:
     """Return a function that fills the place, key or fact into ``text``."""
-    return lambda one: text.format(one.where or unknown)
+    return lambda entry: text.format(entry.where or unknown)
 
 
 DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
@@ -204,15 +217,15 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     "device": _always("what its device did was not recorded"),
     "one stream": _always("its device's work on other streams, or launched within a fetch, was not recorded"),
     "ranks": _always("its ranks wait for one another, so its own steps do not tell what one of them would gain"),
-    "not replayable": lambda one: GAPS.get(one.where, one.where or "its record lacks what a replay needs"),
+    "not replayable": lambda entry: GAPS.get(entry.where, entry.where or "its record lacks what a replay needs"),
     "replay off": _shared("the replay reproduces its step time with an error of {}"),
     "no loader": _always("its batches come from a function, not from a DataLoader"),
     "no items": _always("some of its workers made no batches, as its dataset gave them too few items"),
     "unequal": _always("its workers delivered unequal numbers of batches"),
     "row by row": _always("its dataset is read row by row, and workers would have to send as many rows"),
-    "slow worker": lambda one: (
-        f"{f'its loader worker {one.where}' if one.where else 'one of its workers'} takes "
-        + ("far longer for a batch than" if one.share is None else f"{ratio(one.share)} as long for a batch as")
+    "slow worker": lambda entry: (
+        f"{f'its loader worker {entry.where}' if entry.where else 'one of its workers'} takes "
+        + ("far longer for a batch than" if entry.share is None else f"{ratio(entry.share)} as long for a batch as")
         + " the others"
     ),
     "sampler": _always("its sampler takes much of a step in the main thread, which loader workers cannot do"),
@@ -221,7 +234,7 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     ),
     "contradicted": _always("for another value of this setting, an arm measured another speed than replay predicts"),
     "serial": _always("more workers gain nothing if a disk, a network or a lock serves one of them at a time"),
-    "too coarse": lambda one: unseen_text(one.share),
+    "too coarse": lambda entry: unseen_text(entry.share),
     "lead": _shared("the measured steps used up prefetched batches or queued work: up to {} faster than later steps"),
     "diverged": _always("its loss is NaN, infinite, or rose far above its start"),
     "other loss": _always("the losses differ by more than the A/A control shows"),
@@ -279,19 +292,19 @@ REMEDIES: Mapping[RemedyKind, str] = {
 
 
 def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
-    """What is missing from a study, a line each."""
-    return [_problem(one) for one in problems]
+    """Return a line for each problem of a study."""
+    return [_problem(problem) for problem in problems]
 
 
 def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
-    """What the probes could not do, a line each, with the runs that reported it where not all did."""
-    return [one.text if one.everywhere else f"{one.text} ({_some(one.runs)})" for one in problems]
+    """Return a line for each problem of a probe, with the affected runs if not all are affected."""
+    return [problem.text if problem.everywhere else f"{problem.text} ({_some(problem.runs)})" for problem in problems]
 
 
 def _some(runs: tuple[str, ...]) -> str:
-    """``a/0, a/1, b/0 and 2 more``"""
-    more = len(runs) - RUNS_NAMED
-    return listing([*runs[:RUNS_NAMED], *([f"{more} more"] if more > 0 else [])])
+    """List the first few runs: ``a/0, a/1, b/0 and 2 more``."""
+    unnamed = len(runs) - RUNS_NAMED
+    return listing([*runs[:RUNS_NAMED], *([f"{unnamed} more"] if unnamed > 0 else [])])
 
 
 def _problem(one: StudyProblem) -> str:
@@ -343,18 +356,18 @@ def _lead_problem(one: StudyProblem) -> str:
     kinds: Mapping[LeadRemedy, RemedyKind] = {
         "slices": "longer slices", "runs": "more warm-up steps", "command": "more --warmup steps"
     }  # fmt: skip
-    why = (
+    cause = (
         "as the host got further ahead of the device with each step"
         if use.by_host
         else "as they used up prefetched batches, so the wait for data is understated"
     )
     return (
         f"{one.arm}: its measured steps were {percent(use.share)} faster "
-        f"({percent_range(use.ci_low, use.ci_high)}) than later steps, {why}; {REMEDIES[kinds[one.remedy]]}"
+        f"({percent_range(use.ci_low, use.ci_high)}) than later steps, {cause}; {REMEDIES[kinds[one.remedy]]}"
     )
 
 
 def ending_text(failed: RunFailure) -> str:
-    """``failed (killed by signal 9)``: how a run ended."""
+    """Return how a run ended: ``failed (killed by signal 9)``."""
     code = "reason unknown" if failed.exit_code is None else f"exit code {failed.exit_code}"
     return f"{failed.status} ({failed.error or code})"

@@ -46,7 +46,7 @@ _WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, {}, 0.1, {"tokenize": 4.0})
 
 @dataclass(frozen=True)
 class KindsSection:
-    """All kinds of one sort. ``render`` returns the sentence on an example record of a kind."""
+    """Kinds of one type. ``render`` returns the sentence on an example record of a kind."""
 
     title: str
     kinds: Sequence[str]
@@ -149,22 +149,22 @@ _FIGURES: dict[str, dict[str, float]] = {
 
 
 def _cause(kind: str) -> str:
-    one = SlowCause(
+    cause = SlowCause(
         kind, "train.py:88", "loss.item()", 1.0, ms=6.0, bytes=8_000_000, steps=12, of=200, rest_ms=7520.0,
         spent_ms=800.0, wall_ms=8000.0, figures=_FIGURES.get(kind, {}),
     )  # fmt: skip
-    one = replace(one, ms=960.0, times=3.0) if kind in ("retries", "compiled") else one
-    one = replace(one, phase="forward", called="forward") if kind == GROWING else one
-    one = replace(one, place="anomaly") if kind == SETTING else one
-    subject, found, support = TEXTS[kind]([one], part_of(STEP_MS))
-    return f"{subject}: {found}. {support}"
+    cause = replace(cause, ms=960.0, times=3.0) if kind in ("retries", "compiled") else cause
+    cause = replace(cause, phase="forward", called="forward") if kind == GROWING else cause
+    cause = replace(cause, place="anomaly") if kind == SETTING else cause
+    subject, text, support = TEXTS[kind]([cause], part_of(STEP_MS))
+    return f"{subject}: {text}. {support}"
 
 
 def _diagnosis(kind: DiagnosisKind) -> str:
     ms = Estimate(18.0, 17.0, 19.0, 6)
     part = StepPart(*_PARTS.get(kind, ("forward", ms, 0.45)))
-    one = Diagnosis(kind, part.name, ms, 0.45, Estimate(1.82, 1.74, 1.9, 6), kind == "padding", "model", part)
-    return f"{TITLES[kind]}: {diagnosis_text(one, STEP_MS)}"
+    diagnosis = Diagnosis(kind, part.name, ms, 0.45, Estimate(1.82, 1.74, 1.9, 6), kind == "padding", "model", part)
+    return f"{TITLES[kind]}: {diagnosis_text(diagnosis, STEP_MS)}"
 
 
 _LINE = ("train.py:88", Estimate(18.0, 17.0, 19.0, 6), 0.45, "code")

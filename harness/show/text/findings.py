@@ -1,4 +1,4 @@
-"""Words for findings: what slowed the host or a device, and what slows the steps of an attached program."""
+"""Texts for findings: causes that slowed the host, a device, or the steps of an attached program."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
     """Yield the lines about ``arm``, whose steps take ``step_ms``."""
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
-        found = [one for one in arm.causes if one.kind == kind and _is_worth_a_line(one, arm, step_ms)]
-        if kind == GC and sum(one.spent_share for one in found) < SPENT_SHARE_MIN:
+        causes = [cause for cause in arm.causes if cause.kind == kind and _is_worth_a_line(cause, arm, step_ms)]
+        if kind == GC and sum(cause.spent_share for cause in causes) < SPENT_SHARE_MIN:
             continue
-        if found:
-            # Processes of one arm may differ in the place: the largest comes first.
-            subject, finding, support = texts(sorted(found, key=lambda one: -(one.cost_ms or 0.0)), part)
+        if causes:
+            # Processes of one arm may differ in the place; put the largest first.
+            subject, finding, support = texts(sorted(causes, key=lambda cause: -(cause.cost_ms or 0.0)), part)
             yield subject, finding, WORKERS_LIMIT if kind == CODE and _waits_for_workers(arm, step_ms) else support
-    # Steps that compile launch nothing for seconds: no larger kernel helps there.
-    longer_ms = sum((one.longer_ms or 0.0) * one.steps / one.of for one in arm.causes if one.of)
+    # Steps that compile launch nothing for seconds, so larger kernels do not help.
+    longer_ms = sum((cause.longer_ms or 0.0) * cause.steps / cause.of for cause in arm.causes if cause.of)
     if arm.unseen is not None and arm.unseen.device and arm.totals.bound == "launch" and longer_ms < step_ms / 2:
         yield (
             "Launch-bound",
@@ -64,7 +64,7 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 
 
 def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
-    """Return True if steps wait for loader workers, which go on making batches while the program does other work."""
+    """Return True if steps wait for loader workers. Workers make batches even while the program does other work."""
     waited_ms = sum(arm.totals.exposed_ms.values()) or arm.totals.phase_ms.get("fetch", 0.0)
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
@@ -80,11 +80,11 @@ def _is_worth_a_line(one: SlowCause, arm: ArmReport, step_ms: float) -> bool:
         case "device wait" | "copy":
             return one.ms is None or one.ms >= WAIT_SHARE * step_ms
         case "start-up":
-            whole_ms = sum(one.ms for one in arm.wall.program) if arm.wall is not None else 0.0
+            whole_ms = sum(part.ms for part in arm.wall.program) if arm.wall is not None else 0.0
             return (one.ms or 0.0) >= SPENT_SHARE_MIN * whole_ms
         case "retries" | "compiled":
             return one.steps > 0
-        case "setting":  # An older study may have one that has no words.
+        case "setting":  # An older study may have a kind without a text.
             return one.place in SETTINGS
         case _:
             return True
@@ -103,7 +103,7 @@ def _wait(found: Sequence[SlowCause], part: Part) -> Texts:
 
 
 def _copy(found: Sequence[SlowCause], part: Part) -> Texts:
-    size = sum(one.bytes for one in found)
+    size = sum(cause.bytes for cause in found)
     if not size:
         return "Blocking copy", _places(found, part), "Copy with non_blocking=True, from pinned memory."
     return (
@@ -124,37 +124,42 @@ def _pageable(found: Sequence[SlowCause], _part: Part) -> Texts:
 
 
 def _retries(found: Sequence[SlowCause], part: Part) -> Texts:
-    (one,) = found
+    (cause,) = found
     return (
         "Device memory",
-        f"the allocator ran out of it and freed its cached blocks {count(round(one.times), 'time')}, in "
-        f"{one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}",
+        f"the allocator ran out of it and freed its cached blocks {count(round(cause.times), 'time')}, in "
+        f"{cause.steps:,} of {count(cause.of, 'step')}{_longer(cause, part)}",
         "Use smaller batches, begin with the longest one, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     )
 
 
 def _compiled(found: Sequence[SlowCause], part: Part) -> Texts:
-    one = replace(
+    total = replace(
         found[0],
-        ms=sum(each.ms or 0.0 for each in found),
-        **{name: sum(getattr(each, name) for each in found) for name in ("times", "steps", "of", "rest_ms")},
+        ms=sum(cause.ms or 0.0 for cause in found),
+        **{name: sum(getattr(cause, name) for cause in found) for name in ("times", "steps", "of", "rest_ms")},
     )
     return (
         "Compilation",
-        f"{count(round(one.times), 'graph')} compiled in {one.steps:,} of {count(one.of, 'step')}{_longer(one, part)}"
-        + (f", mostly {one.place}{_code(one)}" if one.place else ""),
+        f"{count(round(total.times), 'graph')} compiled in {total.steps:,} of "
+        f"{count(total.of, 'step')}{_longer(total, part)}"
+        + (f", mostly {total.place}{_code(total)}" if total.place else ""),
         "A new input shape, or a compiled function that runs for the first time: TORCH_LOGS=recompiles lists "
         "the former only, with reasons. For shapes, pad to one length or to a few, or compile with dynamic=True.",
     )
 
 
 def _collected(found: Sequence[SlowCause], part: Part) -> Texts:
-    most, *_ = found
-    whole = replace(most, spent_ms=sum(one.spent_ms for one in found))
-    where = f", most of it at {most.place}{_code(most)}" if most.place and most.spent_ms > whole.spent_ms / 2 else ""
+    largest, *_ = found
+    total = replace(largest, spent_ms=sum(cause.spent_ms for cause in found))
+    main_place = (
+        f", most of it at {largest.place}{_code(largest)}"
+        if largest.place and largest.spent_ms > total.spent_ms / 2
+        else ""
+    )
     return (
         "Garbage collection",
-        f"{_spent(whole, part)} in {count(round(sum(one.times for one in found)), 'collection')}{where}",
+        f"{_spent(total, part)} in {count(round(sum(cause.times for cause in found)), 'collection')}{main_place}",
         REMEDIES["freeze"],
     )
 
@@ -164,42 +169,42 @@ def _spent(one: SlowCause, part: Part) -> str:
 
 
 def _own_code(found: Sequence[SlowCause], part: Part) -> Texts:
-    most = found[0]
+    largest = found[0]
     return (
         "Own code",
         "; ".join(
-            f"{_spent(one, part)} {'just before' if one.late else 'at'} {one.place}{_code(one)}"
-            + (f", in {one.called}" if one.called else "")
-            for one in found[:CAUSE_PLACES]
+            f"{_spent(cause, part)} {'just before' if cause.late else 'at'} {cause.place}{_code(cause)}"
+            + (f", in {cause.called}" if cause.called else "")
+            for cause in found[:CAUSE_PLACES]
         ),
-        REMEDIES["shorter lock" if most.called == THREAD_LOCK else "other thread"]
-        if is_wait(most.called)
+        REMEDIES["shorter lock" if largest.called == THREAD_LOCK else "other thread"]
+        if is_wait(largest.called)
         else "The step waits for it: do it less often, in another thread or process, or with less data.",
     )
 
 
 def _growing(found: Sequence[SlowCause], part: Part) -> Texts:
-    one = found[0]
-    figures = one.figures
+    cause = found[0]
+    figures = cause.figures
     hooks = ""
     remedy = "Look for a list, a graph or a file that each step adds to: it is read or walked in every later step."
     if "hooks_last" in figures:
-        at = f", the newest at {one.place}" if one.place else ""
-        hooks = f"; {one.called} hooks rose from {figures['hooks_first']:.0f} to {figures['hooks_last']:.0f}{at}"
+        newest = f", the newest at {cause.place}" if cause.place else ""
+        hooks = f"; {cause.called} hooks rose from {figures['hooks_first']:.0f} to {figures['hooks_last']:.0f}{newest}"
         remedy = "Register each hook once, before the loop, or call remove() on its handle."
-    where = f", in {one.phase}" if one.phase else ", outside of all phases"
+    location = f", in {cause.phase}" if cause.phase else ", outside of all phases"
     return (
         "Steps get longer",
-        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{where}{hooks}"
-        + ("" if one.ms is None else f". That costs {part(one.ms)} a step on average{_interval(one, part)}"),
+        f"from {part(figures['first_ms'])} to {part(figures['last_ms'])}{location}{hooks}"
+        + ("" if cause.ms is None else f". That costs {part(cause.ms)} a step on average{_interval(cause, part)}"),
         remedy,
     )
 
 
 def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
-    one = found[0]
-    skipped = one.figures["skipped"]
-    waited = f"{number((one.ms or 0.0) / 1e3)} s in {maker_text(one)}"
+    cause = found[0]
+    skipped = cause.figures["skipped"]
+    waited = f"{number((cause.ms or 0.0) / 1e3)} s in {maker_text(cause)}"
     if not skipped:
         return "First batch", f"the first step waits for it: {waited}", "Do what it needs once, before the training."
     return (
@@ -210,32 +215,33 @@ def _started(found: Sequence[SlowCause], _part: Part) -> Texts:
 
 
 def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
-    one = min(found, key=lambda one: one.figures["full_s"])  # Processes may grow at different places.
-    figures = one.figures
-    where = f"that of the {one.place or 'process'}"
+    tightest = min(found, key=lambda cause: cause.figures["full_s"])  # Processes may grow at different places.
+    figures = tightest.figures
+    owner = f"that of the {tightest.place or 'process'}"
     return (
         "Memory grows",
-        f"{where} by {_size(round(figures['bytes_per_step']))} a step so far. If it goes on so, none is free after "
+        f"{owner} by {_size(round(figures['bytes_per_step']))} a step so far. If it goes on so, none is free after "
         f"another {duration(figures['full_s'])}",
         "Look for what the dataset keeps of each row. A cache stops growing once all rows are in it, and so do the "
         "copies of Python objects that workers share: tensors or Arrow are not copied."
-        if one.place
+        if tightest.place
         else "Look for a list or a cache that each step adds to. A cache of the data stops growing after an epoch.",
     )
 
 
 def _padding(found: Sequence[SlowCause], part: Part) -> Texts:
-    (one,) = found
-    share, columns = one.figures["share"], one.figures["column_share"]
-    remedy = REMEDIES[padding_remedy(one)]
+    (cause,) = found
+    share, columns = cause.figures["share"], cause.figures["column_share"]
+    remedy = REMEDIES[padding_remedy(cause)]
     return (
         "Padding",
         f"{percent(share)} of the positions train nothing, {percent(columns)} in columns of padding alone"
-        + ("" if one.ms is None else f". They take about {part(one.ms)} of a step"),
+        + ("" if cause.ms is None else f". They take about {part(cause.ms)} of a step"),
         remedy,
     )
 
 
+# (active setting, remedy) by the setting's name
 SETTINGS = {
     "anomaly": (
         "anomaly detection of autograd is on",
@@ -276,15 +282,15 @@ SETTINGS = {
         "gradients are synchronized in {passes:.2g} backward passes of each step",
         "Run all but the last of them within no_sync() of the DistributedDataParallel.",
     ),
-}  # what is on and its remedy, by the name of the setting
+}
 
 
 def _setting(found: Sequence[SlowCause], _part: Part) -> Texts:
-    known = [(SETTINGS[one.place], one.figures) for one in found]
+    settings = [(SETTINGS[cause.place], cause.figures) for cause in found]
     return (
-        "Settings left on" if len(known) > 1 else "Setting left on",
-        "; ".join(text.format(**figures) for (text, _), figures in known),
-        " ".join(remedy for (_, remedy), _ in known),
+        "Settings left on" if len(settings) > 1 else "Setting left on",
+        "; ".join(text.format(**figures) for (text, _), figures in settings),
+        " ".join(remedy for (_, remedy), _ in settings),
     )
 
 
@@ -322,7 +328,7 @@ TEXTS: dict[str, Callable[[Sequence[SlowCause], Part], Texts]] = {
 
 
 def _places(found: Sequence[SlowCause], part: Part) -> str:
-    return "; ".join(f"{_place(one)}{'' if one.ms is None else f': {part(one.ms)} a step'}" for one in found)
+    return "; ".join(f"{_place(cause)}{'' if cause.ms is None else f': {part(cause.ms)} a step'}" for cause in found)
 
 
 def _place(one: SlowCause) -> str:
@@ -359,7 +365,7 @@ NAMES = {
 
 
 def host_finding(found: HostFinding) -> str:
-    """One line without a full stop."""
+    """Return a finding about the host as one line without a full stop."""
     value, limit = found.value, found.limit or 0.0
     name = NAMES.get(found.role, found.role)
     without_core = f"threads of {name} were runnable without a core for {number(value)} s in every second"
@@ -392,8 +398,8 @@ def host_finding(found: HostFinding) -> str:
                 f"{name} had {number(value)} major page faults a second during measured steps, each a wait for storage"
             )
         case "other processes":
-            most = "" if found.limit is None else f" (at most {number(limit)})"
-            return f"other processes used {number(value)} cores{most}"
+            peak = "" if found.limit is None else f" (at most {number(limit)})"
+            return f"other processes used {number(value)} cores{peak}"
         case "stolen cores":
             return f"the hypervisor kept {number(value)} cores for others"
         case "missed readings":
@@ -401,19 +407,19 @@ def host_finding(found: HostFinding) -> str:
 
 
 def device_finding(found: DeviceFinding) -> str:
-    """One line without a full stop."""
-    value, other = found.value, found.other
+    """Return a finding about a device as one line without a full stop."""
+    value, second = found.value, found.other
     match found.kind:
         case "clock fell":
-            return f"SM clock fell from {value:,.0f} to {other:,.0f} MHz during the measured steps"
+            return f"SM clock fell from {value:,.0f} to {second:,.0f} MHz during the measured steps"
         case "slowed down":
             return f"slowed down by {found.reason} in {percent(value)} of the samples"
         case "other processes":
-            memory = number(other / 1e9)
+            memory = number(second / 1e9)
             processes = f"{value:.0f} other process{'' if value == 1 else 'es'}"
             return f"{processes} computed on it, holding {memory} GB of its memory"
         case "missed readings":
-            return f"{value:.0f} of {other:.0f} readings were missed"
+            return f"{value:.0f} of {second:.0f} readings were missed"
 
 
 TITLES: dict[DiagnosisKind, str] = {
@@ -476,8 +482,8 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
 
 def diagnosis_remedy(kind: DiagnosisRemedy, figures: Mapping[str, float]) -> str:
     """Return the text of a remedy with its ``figures``: times in milliseconds, and counts."""
-    part = part_of(max((one for name, one in figures.items() if name.endswith("ms")), default=0.0))
-    texts = {name: part(one) if name.endswith("ms") else f"{one:.0f}" for name, one in figures.items()}
+    part = part_of(max((figure for name, figure in figures.items() if name.endswith("ms")), default=0.0))
+    texts = {name: part(figure) if name.endswith("ms") else f"{figure:.0f}" for name, figure in figures.items()}
     return REMEDIES[kind].format(**texts)
 
 
@@ -492,7 +498,7 @@ LABELS = {
 
 
 def part_label(part: StepPart) -> str:
-    """The name of a part in a table or a bar: ``data: tokenize``, ``own code: train.py:88``."""
+    """Return the name of a part in a table or a bar: ``data: tokenize``, ``own code: train.py:88``."""
     label = LABELS.get(part.kind, part.name)
     return part.name if part.name == label else f"{label}: {part.name}"
 
@@ -502,8 +508,8 @@ def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
     part = part_of(step_ms)
     text = f"{part(one.ms.median)}{_between(one.ms, step_ms)} {_share(one)}{_where(one, step_ms)}."
     if one.kind == "compute-bound":
-        most = None if one.saving is None else one.saving.ci_high or one.saving.median
-        return text if most is None else f"{text} Without any data work a step would be up to {ratio(most)} as fast."
+        upper = None if one.saving is None else one.saving.ci_high or one.saving.median
+        return text if upper is None else f"{text} Without any data work a step would be up to {ratio(upper)} as fast."
     return text + _saving(one)
 
 
@@ -535,21 +541,21 @@ def _where(one: Diagnosis, step_ms: float) -> str:
         case "long":
             return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
         case "phase":
-            outside = "outside of all phases"
-            outside += ": lines were not sampled" if one.remedy == "sample alone" else ": no line takes much of it"
-            return f"{mostly} {outside if part.name == 'other' else f'in {part.name}'}"
+            location = "outside of all phases"
+            location += ": lines were not sampled" if one.remedy == "sample alone" else ": no line takes much of it"
+            return f"{mostly} {location if part.name == 'other' else f'in {part.name}'}"
         case _:
             return ""
 
 
 CODE_LONGEST = 44  # characters of a line of code
-WIDE_TIMES = 4  # upper / lower end of an interval: a wider one has no upper end worth a figure
-LARGEST_TIMES = 20  # times as fast: from a few steps, no larger figure has a meaning
-ALL_OF_IT = 0.99  # share of the cost: a place with more of it has all of it
+WIDE_TIMES = 4  # upper / lower end of an interval; the upper end of a wider one is not shown
+LARGEST_TIMES = 20  # times as fast; larger figures from a few steps are meaningless
+ALL_OF_IT = 0.99  # share of the cost; a place with more than this is named as the only one
 
 
 def shortened(code: str) -> str:
-    """Return a line of code without its end, if it is long."""
+    """Cut a long line of code at its end."""
     return code if len(code) <= CODE_LONGEST else f"{code[: CODE_LONGEST - 3]}..."
 
 
@@ -571,15 +577,15 @@ def _saving(one: Diagnosis) -> str:
         return ""
     low, high = one.saving.ci_low, one.saving.ci_high
     if low is not None and (high is None or (high > WIDE_TIMES * low and not one.at_most)):
-        known = f" (at least {ratio(low)})" if low > 1 else ""
+        bounds = f" (at least {ratio(low)})" if low > 1 else ""
     else:
-        known = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
+        bounds = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
     assumed = ", if forward and backward take time by the position" if one.kind == "padding" else ""
-    return f" Without it a step would be {_how_sure(one)}{_times(one.saving)} as fast{known}{assumed}."
+    return f" Without it a step would be {_how_sure(one)}{_times(one.saving)} as fast{bounds}{assumed}."
 
 
 def _how_sure(one: Diagnosis) -> str:
-    """Return the words before a ratio: "up to" of a bound, "about" if it has no interval."""
+    """Return the words before a ratio: "up to" for a bound, "about" without an interval."""
     return "up to " if one.at_most else "about " if one.saving is None or one.saving.ci_low is None else ""
 
 
@@ -588,7 +594,7 @@ def _times(saving: Estimate) -> str:
 
 
 def trust_text(arm: ArmReport) -> str:
-    """Return one sentence on how far to trust the card of ``arm``."""
+    """Return one sentence on the certainty of the card of ``arm``."""
     hidden = arm.unseen
     if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
         return (
@@ -603,6 +609,6 @@ def trust_text(arm: ArmReport) -> str:
         return f"Trust: no intervals, as {count(arm.blocks, 'block')} are too few. Measure more steps or repeats."
     share = "" if arm.epoch_steps is None else f" ({epochs(arm.totals.steps, arm.epoch_steps)})"
     steps = count(arm.totals.steps, "step")
-    few = arm.totals.steps < TREND_STEPS_MIN
-    longer = f" Steps that get longer are found from {TREND_STEPS_MIN} steps on." if few else ""
+    few_steps = arm.totals.steps < TREND_STEPS_MIN
+    longer = f" Steps that get longer are found from {TREND_STEPS_MIN} steps on." if few_steps else ""
     return f"Trust: {steps} of one run{share}, so intervals leave out what differs from run to run.{longer}"

@@ -1,4 +1,4 @@
-"""Words for verdicts: why there is none, what a reader must know beside one, and why a figure is missing."""
+"""Texts for verdicts: why there is none, caveats of a verdict, and why a figure is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no diff
 def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) -> str:
     """Format a finding: ``14 % faster (6.2 to 17 %)``. ``once``: remedies that another line gives.
 
-    Without ``figures`` it has no interval, for a sentence that gives all figures next.
+    ``figures``: False to omit the interval, if a sentence with all figures follows.
     """
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
@@ -54,42 +54,46 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
             return f"undecided: {because}" + ("" if m.undecided == noisy.kind else f"; {too_noisy_text(noisy)}")
         return f"undecided{f', {_change(estimate)}' if figures else ''}: {because}"
     if verdict == "none":
-        what = "detectable difference"
+        phrase = "detectable difference"
         if (ends := _lopsided(m)) is not None:
             slower, faster = map(percent_limit, ends)
             counts = _counts_more(m)
-            less, more = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
-            return f"no {what} (between {slower} {less} and {faster} {more})"
+            less, greater = (f"fewer {m.measure}", "more") if counts else ("slower", "faster")
+            return f"no {phrase} (between {slower} {less} and {faster} {greater})"
         limit = percent_limit(m.resolution or 0)
-        return f"no {what} (under {limit})" if figures else f"no {what} above {limit}"
+        return f"no {phrase} (under {limit})" if figures else f"no {phrase} above {limit}"
     if not figures:
         estimate = replace(estimate, ci_low=None, ci_high=None)
-    each = m.measured_per_step
-    if _counts_more(m):  # padding or batch size changed, or may have: that is no change of speed
+    tokens_ratio = m.measured_per_step
+    if _counts_more(m):  # A change of padding or batch size, even a possible one, is no change of speed.
         counted = "training" if m.measure == "trained tokens/s" else "computing"
-        times = "what each trains was not counted" if each is None else f"{counted} {ratio(each)} as many in each step"
+        times = (
+            "what each trains was not counted"
+            if tokens_ratio is None
+            else f"{counted} {ratio(tokens_ratio)} as many in each step"
+        )
         return f"{_change(estimate, 'more' if verdict == 'gain' else 'fewer', m.measure)}, {times}"
     return _change(estimate, "faster" if verdict == "gain" else "slower")
 
 
 def _counts_more(m: Measured) -> bool:
-    """Whether steps of both hold other amounts of what is counted, or may."""
+    """Return True if the arms' steps contain different amounts of the counted unit, or if the amounts are unknown."""
     return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
 def _lopsided(m: Measured) -> tuple[float, float] | None:
-    """Up to what loss and what gain nothing would show, as fractions, where the loss may be far larger."""
+    """Return the largest undetectable loss and gain, as fractions; None unless the loss may be far larger."""
     together, floor = m.together or m.ratio, m.noise_floor or 0.0
     if together.ci_low is None or together.ci_high is None:
         return None
-    # Steps that used up batches which lay ready were faster than they can go on being.
+    # Steps that used up prefetched batches were faster than later steps can be.
     baseline, candidate = m.used_lead
     slower, faster = max(1 - together.ci_low, floor) + candidate, max(together.ci_high - 1, floor) + baseline
     return (slower, faster) if slower > max(LOPSIDED_SHARE, LOPSIDED_RATIO * faster) else None
 
 
 def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
-    """``14 % faster (6.2 to 17 %)``, ``9 % more tokens/s (…)``; of large ones ``4.20x as fast (3.90x to 4.40x)``."""
+    """Format a change: ``14 % faster (6.2 to 17 %)``, ``9 % more tokens/s (…)``, ``4.20x as fast (…)`` if large."""
     low, high = estimate.ci_low, estimate.ci_high
     if estimate.median >= 2 or not word:
         ends = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
@@ -101,18 +105,18 @@ def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
 
 
 def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
-    """Why there is no verdict, and (``remedy``) what to ask for; None where there is one."""
+    """Return why there is no verdict, with a remedy if ``remedy``; None if there is a verdict."""
     match m.undecided:
         case None:
             return None
         case "too few blocks":
             return f"an interval needs {MIN_BLOCKS} blocks; {more_blocks_text(m.cause)}"
         case "no noise floor":
-            few = _few_aa_blocks(m)
-            what = absent_text(m, "noise_floor") if few else "no A/A control on this device"
+            too_few = _few_aa_blocks(m)
+            problem = absent_text(m, "noise_floor") if too_few else "no A/A control on this device"
             enough = "let more of its blocks finish" if m.ratio.n >= ASK_FOR else more_blocks_text(m.cause)
-            how = enough if few else "add controls: [a-a]"
-            return f"{what}; {how}, or declare noise_floor"
+            action = enough if too_few else "add controls: [a-a]"
+            return f"{problem}; {action}, or declare noise_floor"
         case "too noisy":
             return too_noisy_text(m.cause) + (_repeat(m, "repeat on a quieter machine") if remedy else "")
         case "too coarse":
@@ -124,17 +128,17 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
         case "other loss":
             assert m.losses.baseline is not None
             assert m.losses.candidate is not None
-            where = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
+            extent = "" if m.losses.some_blocks is None else " in {} of {} blocks".format(*m.losses.some_blocks)
             return (
-                f"the losses differ{where} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
+                f"the losses differ{extent} ({m.losses.baseline:.3f} against {m.losses.candidate:.3f}), "
                 "so the speed of the candidate is no gain"
             )
         case "repeated data":
             assert m.repeated is not None
-            ours, theirs = map(percent, m.repeated)
+            base_share, other_share = map(percent, m.repeated)
             return (
-                f"{ours} of the rows that the baseline trains on came before, and {theirs} of those of the candidate, "
-                "so they do not train the same"
+                f"{base_share} of the rows that the baseline trains on came before, and {other_share} of those of the "
+                "candidate, so they do not train the same"
             )
         case "no core":
             return (
@@ -142,9 +146,9 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
                 "other processes, its own threads and a CPU quota leave it one"
             )
         case "lead":
-            most = percent(max(m.used_lead))
+            lead_max = percent(max(m.used_lead))
             return (
-                f"the measured steps used up prefetched batches or queued work, and were up to {most} faster than "
+                f"the measured steps used up prefetched batches or queued work, and were up to {lead_max} faster than "
                 "later steps: as much as the difference; use more warm-up steps"
             )
 
@@ -157,7 +161,7 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
 
 
 def more_blocks(m: Measured) -> str | None:
-    """What to ask for where a difference could not have been seen; None of others."""
+    """Return the remedy if the study was too coarse to detect a difference and more blocks help; else None."""
     if m.undecided != "too coarse":
         return None
     if m.cause is not None and m.cause.remedy is not None and m.cause.remedy.kind == "finish the study":
@@ -168,23 +172,23 @@ def more_blocks(m: Measured) -> str | None:
 
 
 def _repeat(m: Measured, ask: str) -> str:
-    """Return ``ask``, and what it cannot find if all data work costs little."""
+    """Return the remedy ``ask``, with a limit on possible gains if all data work costs little."""
     if m.ceiling is None or max(m.ceilings or (m.ceiling.median,)) - 1 >= SMALL_CEILING:
         return f"; {ask}"
-    most = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))
-    return f"; changes of the data loading can gain {most} at most: {ask} only for another change"
+    upper = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))
+    return f"; changes of the data loading can gain {upper} at most: {ask} only for another change"
 
 
 def _padding(m: Measured) -> str:
-    """Return how padding changes what a step trains, where the steps of both hold as many positions."""
-    each, positions = m.trained_per_step, m.positions_per_step
-    if each is None or positions is None or abs(positions - 1) > SAME_TOKENS_WITHIN or not _counts_more(m):
+    """Return the effect of padding on the trained tokens per step, if both arms' steps have as many positions."""
+    trained, positions = m.trained_per_step, m.positions_per_step
+    if trained is None or positions is None or abs(positions - 1) > SAME_TOKENS_WITHIN or not _counts_more(m):
         return ""
-    return f"; for {'less' if each > 1 else 'more'} padding, a step trains {ratio(each)} as many tokens"
+    return f"; for {'less' if trained > 1 else 'more'} padding, a step trains {ratio(trained)} as many tokens"
 
 
 def _unseen(m: Measured) -> str:
-    """What a study that could not have seen a difference has instead of a verdict."""
+    """Return why a study was too coarse to detect a difference."""
     together = m.together or m.ratio
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
         return f"the change is smaller than the noise floor of {floor_percent(m.noise_floor or 0)}"
@@ -199,7 +203,7 @@ def _few_aa_blocks(m: Measured) -> bool:
 
 
 def same_again_text(m: Measured) -> str:
-    """What an A/A control does that differs from its arm: the same program again."""
+    """Return how far the A/A control differs from its arm, although both run the same program."""
     same_again = m.same_again
     assert same_again is not None
     faster = same_again.median > 1
@@ -210,38 +214,40 @@ def same_again_text(m: Measured) -> str:
 
 
 def long_steps_text(found: InTotal) -> str:
-    """Which long steps the median over blocks passes over, and what all time together says."""
+    """Return the long steps that the median over blocks ignores, and the comparison by total time."""
     long = found.long
-    whole = f"by total time the candidate is {ratio(found.ratio)} as fast"
+    total_text = f"by total time the candidate is {ratio(found.ratio)} as fast"
     if long is None:
-        return f"{whole}, as the {found.arm} is slower in {found.blocks} of {count(found.of, 'block')}"
-    take = "takes" if long.steps == 1 else "take"
-    where = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
+        return f"{total_text}, as the {found.arm} is slower in {found.blocks} of {count(found.of, 'block')}"
+    verb = "takes" if long.steps == 1 else "take"
+    phase = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
     all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
     begin = "begins" if found.left_out == 1 else "begin"
     unseen = f"; {all_of} of these {begin} a turn and are in no other figure" if found.left_out else ""
     low, high = long.range_ms
-    took = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
+    range_text = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
     return (
-        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {take} {took}{where}, in {found.blocks} of "
-        f"{count(found.of, 'block')}, and {whole}{unseen}"
+        f"{long.steps:,} of {long.of:,} steps of the {found.arm} {verb} {range_text}{phase}, in {found.blocks} of "
+        f"{count(found.of, 'block')}, and {total_text}{unseen}"
     )
 
 
 def also_noteworthy(m: Measured) -> list[str]:
-    """What a reader of the finding needs to know that is not itself the reason of the verdict, a sentence each."""
-    found = []
+    """Return caveats of the finding that are not the reason for the verdict, a sentence each."""
+    notes = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
-        found.append(f"{capitalised(same_again_text(m))}: that much of the difference may be noise.")
+        notes.append(f"{capitalised(same_again_text(m))}: that much of the difference may be noise.")
     together = m.together or m.ratio
-    inside = m.in_total is not None and (together.ci_low or 0) <= m.in_total.ratio <= (together.ci_high or math.inf)
-    if m.in_total is not None and m.undecided != "long steps" and not inside:
-        found.append(f"{capitalised(long_steps_text(m.in_total))}.")
-    return found
+    total_agrees = m.in_total is not None and (together.ci_low or 0) <= m.in_total.ratio <= (
+        together.ci_high or math.inf
+    )
+    if m.in_total is not None and m.undecided != "long steps" and not total_agrees:
+        notes.append(f"{capitalised(long_steps_text(m.in_total))}.")
+    return notes
 
 
 def reason(absent: Absent) -> str:
-    """One line without a full stop."""
+    """Return why a figure is missing, as one line without a full stop."""
     match absent.kind:
         case "no data-only control":
             return f"no finished data-only control of {' or '.join(absent.arms)}"
@@ -276,24 +282,24 @@ def reason(absent: Absent) -> str:
 
 
 def absent_text(measured: Measured, figure: Figure) -> str:
-    """Why ``figure`` is missing."""
-    found = measured.absent.get(figure)
-    return "not measured" if found is None else reason(found)
+    """Return why ``figure`` is missing."""
+    absent = measured.absent.get(figure)
+    return "not measured" if absent is None else reason(absent)
 
 
 def horizon_text(blocks: int, steps: int, epoch_steps: float | None) -> str:
-    """Say how much was measured: what comes later in a training is in no figure. ``epoch_steps``: None: not known."""
+    """Return the measured amount, because no figure covers later steps. ``epoch_steps``: None if unknown."""
     share = "" if epoch_steps is None else f" ({epochs(steps, epoch_steps)})"
     return f"Measured: {horizon(blocks, steps)}{share}. {rarer_text(steps)}"
 
 
 def rarer_text(steps: int) -> str:
-    """Name the costs that so many steps do not cover, for verdicts of ``harness regress`` as well."""
+    """Return a remark on costs that ``steps`` do not cover, also for verdicts of ``harness regress``."""
     return f"Costs that come less often than every {count(steps, 'step')} may be missing: set more steps."
 
 
 def missing_text(missing: Missing) -> str:
-    """Why nothing of a comparison was measured."""
+    """Return why nothing of a comparison was measured."""
     match missing.kind:
         case "no finished run":
             text = f"no finished run of {' and of '.join(missing.arms)}"
@@ -307,7 +313,7 @@ def missing_text(missing: Missing) -> str:
 
 
 def mfu_reason(none: NoMfu | None) -> str | None:
-    """Why a share of a peak (MFU) is not given; None where it is."""
+    """Return why the model FLOPs utilization (MFU) is not given; None if it is given."""
     if none is None:
         return None
     match none.kind:

@@ -43,7 +43,7 @@ Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """The most events that a file may have, so that Perfetto reads it in a few seconds. 0: do not use that format."""
+    """Maximum numbers of events of a file, so that Perfetto reads it in a few seconds. 0: do not use that format."""
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
@@ -122,13 +122,15 @@ def _fitted(
         fixed = resolve(_trace(study, [TimelinePart(part.window, None, None) for part in parts])).events
         large = fixed + details > limits.chrome_events and limits.protobuf_events > 0
         budget = limits.protobuf_events if large else limits.chrome_events
-        now = wanted if shown is None else shown
-        if fixed <= budget or now <= 1:
+        chosen = wanted if shown is None else shown
+        if fixed <= budget or chosen <= 1:
             break
-        shown = max(1, int(now * 0.9 * budget / fixed))  # 10 % less than fits if events are spread evenly
+        shown = max(1, int(chosen * 0.9 * budget / fixed))  # 10 % less than fits if events are spread evenly
     cut = []
-    if now < wanted:
-        cut.append(f"only the last {now:,} of {wanted:,} steps of a run are shown: all would be over {budget:,} events")
+    if chosen < wanted:
+        cut.append(
+            f"only the last {chosen:,} of {wanted:,} steps of a run are shown: all would be over {budget:,} events"
+        )
     room = max(budget - fixed, 0)
     if details > room:
         parts, sentence = _thinned(parts, 0.95 * room)  # the names of their rows are events too
@@ -157,18 +159,18 @@ def _thinned(parts: Sequence[TimelinePart], room: float) -> tuple[list[TimelineP
     ranks, costs = (np.concatenate([table[i] for part in ranked for table in part if table]) for i in (0, 1))
     order = np.argsort(-ranks, kind="stable")
     fitting = int(np.searchsorted(np.cumsum(costs[order]), room, side="right"))
-    least = int(ranks[order[min(fitting, len(order) - 1)]])
+    rank_min = int(ranks[order[min(fitting, len(order) - 1)]])
 
     def kept(table: pa.Table | None, ranked: Ranked | None) -> pa.Table | None:
-        return None if table is None or ranked is None else table.filter(pa.array(ranked[0] > least))
+        return None if table is None or ranked is None else table.filter(pa.array(ranked[0] > rank_min))
 
     thinned = [
         TimelinePart(part.window, kept(part.operators, calls), kept(part.stacks, samples))
         for part, (calls, samples) in zip(parts, ranked, strict=True)
     ]
     sentence = (
-        f"{int((ranks <= least).sum()):,} of {len(ranks):,} operators, kernels and samples are left out, each of at "
-        f"most {least / 1000:,.3f} microseconds: all would be too many for a browser"
+        f"{int((ranks <= rank_min).sum()):,} of {len(ranks):,} operators, kernels and samples are left out, each of at "
+        f"most {rank_min / 1000:,.3f} microseconds: all would be too many for a browser"
     )
     return thinned, sentence
 

@@ -69,14 +69,14 @@ class _Writer:
     def name(self, packet: Any, name: str, category: str) -> None:
         """Set the name and category of an event."""
         event = packet.track_event
-        for known, word, field in (
+        for ids, word, field in (
             (self._names, name, "event_names"),
             (self._categories, category, "event_categories"),
         ):
-            if word not in known:
-                known[word] = len(known) + 1
+            if word not in ids:
+                ids[word] = len(ids) + 1
                 entry = getattr(packet.interned_data, field).add()
-                entry.iid, entry.name = known[word], word
+                entry.iid, entry.name = ids[word], word
         event.name_iid = self._names[name]
         event.category_iids.append(self._categories[category])
 
@@ -112,15 +112,15 @@ def _processes(writer: _Writer, trace: Resolved) -> None:
         packet.track_descriptor.process.process_name = process.name
         packet.track_descriptor.process.legacy_sort_index = index
         writer.write(packet)
-        for place, counter in enumerate(process.counters, 1):
+        for number, counter in enumerate(process.counters, 1):
             packet = writer.packet()
-            packet.track_descriptor.uuid = uuid + place
+            packet.track_descriptor.uuid = uuid + number
             packet.track_descriptor.parent_uuid = uuid
             packet.track_descriptor.name = f"{counter.name} {counter.unit}"
             packet.track_descriptor.counter.unit_name = counter.unit
             writer.write(packet)
             for t_ns, value in counter.points:
-                packet = writer.event(writer.types.TYPE_COUNTER, uuid + place, t_ns)
+                packet = writer.event(writer.types.TYPE_COUNTER, uuid + number, t_ns)
                 packet.track_event.double_counter_value = value
                 writer.write(packet)
     for index, row in enumerate(trace.rows):
@@ -137,19 +137,19 @@ def _uuid(row: TimelineRow) -> int:
 
 def _slices(writer: _Writer, row: TimelineRow, flows: dict[Any, list[int]]) -> None:
     """Write begin and end of every slice. Inner slices end before the slices around them."""
-    track, around = _uuid(row), list[Nested]()
+    track, enclosing = _uuid(row), list[Nested]()
     for nested in row.slices:
-        while around and around[-1].slice.end_ns <= nested.slice.start_ns:
-            writer.write(writer.event(writer.types.TYPE_SLICE_END, track, around.pop().slice.end_ns))
-        one = nested.slice
-        packet = writer.event(writer.types.TYPE_SLICE_BEGIN, track, one.start_ns)
-        writer.name(packet, one.name, one.category)
-        packet.track_event.flow_ids.extend(flows.get(one.key, ()) if one.key is not None else ())
-        for name, value in (one.args or {}).items():
+        while enclosing and enclosing[-1].slice.end_ns <= nested.slice.start_ns:
+            writer.write(writer.event(writer.types.TYPE_SLICE_END, track, enclosing.pop().slice.end_ns))
+        piece = nested.slice
+        packet = writer.event(writer.types.TYPE_SLICE_BEGIN, track, piece.start_ns)
+        writer.name(packet, piece.name, piece.category)
+        packet.track_event.flow_ids.extend(flows.get(piece.key, ()) if piece.key is not None else ())
+        for name, value in (piece.args or {}).items():
             _annotate(packet.track_event.debug_annotations.add(), name, value)
         writer.write(packet)
-        around.append(nested)
-    for nested in reversed(around):
+        enclosing.append(nested)
+    for nested in reversed(enclosing):
         writer.write(writer.event(writer.types.TYPE_SLICE_END, track, nested.slice.end_ns))
 
 
@@ -174,9 +174,9 @@ def write_chrome(trace: Resolved) -> bytes:
     following = events(trace)
     with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=GZIP_LEVEL, mtime=0) as file:
         file.write(BEGINNING)
-        while some := list(islice(following, _EVENTS_AT_ONCE)):
-            file.write((",\n" if count else "\n").encode() + _encode(some)[1:-1].encode())  # without its brackets
-            count += len(some)
+        while batch := list(islice(following, _EVENTS_AT_ONCE)):
+            file.write((",\n" if count else "\n").encode() + _encode(batch)[1:-1].encode())  # without its brackets
+            count += len(batch)
         facts = {"events": count, "base_monotonic_ns": trace.base_ns, **asdict(trace.facts)}
         file.write(BEFORE_FACTS + _encode(facts).encode() + b"}\n")
     return target.getvalue()
@@ -191,18 +191,18 @@ def events(trace: Resolved) -> Iterator[Event]:
         yield _metadata(row.pid, row.tid, "thread_name", {"name": row.name})
         yield _metadata(row.pid, row.tid, "thread_sort_index", {"sort_index": index})
     for row in trace.rows:
-        for one, _ in row.slices:
-            event: Event = {"ph": "X", "name": one.name, "cat": one.category, "pid": row.pid, "tid": row.tid}
-            event["ts"] = microseconds(one.start_ns - trace.base_ns)
-            event["dur"] = microseconds(one.end_ns - one.start_ns)
-            if one.args:
-                event["args"] = dict(one.args)
+        for entry, _ in row.slices:
+            event: Event = {"ph": "X", "name": entry.name, "cat": entry.category, "pid": row.pid, "tid": row.tid}
+            event["ts"] = microseconds(entry.start_ns - trace.base_ns)
+            event["dur"] = microseconds(entry.end_ns - entry.start_ns)
+            if entry.args:
+                event["args"] = dict(entry.args)
             yield event
     for pid, process in trace.processes:
         for counter in process.counters:
             for t_ns, value in counter.points:
-                at: Event = {"pid": pid, "tid": pid, "ts": microseconds(t_ns - trace.base_ns)}
-                yield {"ph": "C", "name": counter.name, **at, "args": {counter.unit: value}}
+                mark: Event = {"pid": pid, "tid": pid, "ts": microseconds(t_ns - trace.base_ns)}
+                yield {"ph": "C", "name": counter.name, **mark, "args": {counter.unit: value}}
     for number, bound in enumerate(trace.arrows, 1):
         common: Event = {"name": bound.arrow.name, "cat": bound.arrow.name, "id": number}
         yield {"ph": "s", **common, **_at(bound.sender, trace.base_ns)}
@@ -234,18 +234,18 @@ def damage(path: Path) -> str | None:
     head, last, tail = b"", b"", b""
     try:
         with gzip.open(path) as file:
-            while some := file.read(_CHECKED_BYTES):
-                head = head or some
-                last, tail = tail, some
+            while chunk := file.read(_CHECKED_BYTES):
+                head = head or chunk
+                last, tail = tail, chunk
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         return str(error)
     if not head:
         return "it is empty"
     if path.name != CHROME_NAME:
         return None
-    _, found, facts = (last + tail).rpartition(BEFORE_FACTS)
+    _, separator, facts = (last + tail).rpartition(BEFORE_FACTS)
     try:
-        if found and head.startswith(BEGINNING):
+        if separator and head.startswith(BEGINNING):
             json.loads(facts.rstrip().removesuffix(b"}"))
             return None
     except ValueError:

@@ -180,13 +180,15 @@ def resolve(trace: Trace) -> Resolved:
     starts = [point[0] for process in trace.processes for counter in process.counters for point in counter.points[:1]]
     for process in trace.processes:
         pid = number
-        counters = [replace(one, name=visible(one.name), unit=visible(one.unit)) for one in process.counters]
+        counters = [
+            replace(counter, name=visible(counter.name), unit=visible(counter.unit)) for counter in process.counters
+        ]
         processes.append((pid, replace(process, name=visible(process.name), counters=counters)))
         for thread in process.threads:
             row = TimelineRow(pid, number, visible(thread.name), nested(map(_shown, thread.slices)))
             rows.append(row)
             starts += [row.slices[0].slice.start_ns] if row.slices else []
-            places.update({one.slice.key: (row, one) for one in row.slices if one.slice.key is not None})
+            places.update({shown.slice.key: (row, shown) for shown in row.slices if shown.slice.key is not None})
             number += 1
         number = max(number, pid + 1)
     arrows = []
@@ -222,17 +224,17 @@ def nested(slices: Iterable[Slice]) -> list[Nested]:
     """Order the slices of one thread, clip each to the slice around it, and leave out empty ones."""
     result: list[Slice] = []
     first_child: list[int | None] = []
-    around: list[int] = []
-    for one in sorted(slices, key=lambda one: (one.start_ns, -one.end_ns)):
-        while around and result[around[-1]].end_ns <= one.start_ns:
-            around.pop()
-        end = min(one.end_ns, result[around[-1]].end_ns) if around else one.end_ns
-        if end <= one.start_ns:
+    enclosing: list[int] = []
+    for item in sorted(slices, key=lambda entry: (entry.start_ns, -entry.end_ns)):
+        while enclosing and result[enclosing[-1]].end_ns <= item.start_ns:
+            enclosing.pop()
+        end = min(item.end_ns, result[enclosing[-1]].end_ns) if enclosing else item.end_ns
+        if end <= item.start_ns:
             continue
-        if around and first_child[around[-1]] is None:
-            first_child[around[-1]] = one.start_ns
-        around.append(len(result))
-        result.append(one if end == one.end_ns else one._replace(end_ns=end))
+        if enclosing and first_child[enclosing[-1]] is None:
+            first_child[enclosing[-1]] = item.start_ns
+        enclosing.append(len(result))
+        result.append(item if end == item.end_ns else item._replace(end_ns=end))
         first_child.append(None)
     return [Nested(*pair) for pair in zip(result, first_child, strict=True)]
 
@@ -292,7 +294,7 @@ class Window:
 
 def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
     """Choose the first finished run of every arm, each followed by its profiled run."""
-    order = {arm.name: place for place, arm in enumerate(study.arms)}
+    order = {arm.name: index for index, arm in enumerate(study.arms)}
     chosen: dict[tuple[str, bool], RunData] = {}
     for run in sorted(runs, key=lambda run: run.record.block):
         record = run.record
@@ -313,17 +315,17 @@ def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
         table = _last_repetition(run)
         table = table.slice(max(0, len(table) - count))
     else:
-        whole = run.steps
-        assert whole is not None
-        table = whole
+        all_steps = run.steps
+        assert all_steps is not None
+        table = all_steps
     rows: list[ShownStep] = table.to_pylist()
     parts = _parts(rows, sources.probes) if count is not None else []
     if parts and run.record.control != PROFILED:
         measured = [row for row in rows if not row["warmup"]]
         parts = [_repetition(measured), *parts] if measured else parts
-    kept = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
-    steps = {row["start_ns"]: row for part in kept for row in part}
-    ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in kept if part)
+    pieces = [part[-count:] for part in parts or [_repetition(rows)]] if count is not None else [rows]
+    steps = {row["start_ns"]: row for part in pieces for row in part}
+    ranges = merged((part[0]["start_ns"], _end(part[-1])) for part in pieces if part)
     return Window(run, sources, [steps[start] for start in sorted(steps)], ranges, _spans(run, ranges))
 
 
@@ -375,16 +377,16 @@ def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
         return []
     import pyarrow.compute as pc
 
-    inside = pc.scalar(False)
+    in_range = pc.scalar(False)
     for since, until in ranges:
-        inside = inside | ((pc.field("end_ns") > since) & (pc.field("start_ns") < until))
-    fetches = run.spans_where(inside & (pc.field("role") == "main") & (pc.field("name") == "fetch"))
+        in_range = in_range | ((pc.field("end_ns") > since) & (pc.field("start_ns") < until))
+    fetches = run.spans_where(in_range & (pc.field("role") == "main") & (pc.field("name") == "fetch"))
     assert fetches is not None, "there are spans"
     received = [batch for batch in fetches["batch"].to_pylist() if batch is not None and batch >= 0]
     if received:
         batch, worker = pc.field("batch"), pc.starts_with(pc.field("role"), "loader-")
-        inside = inside | (worker & (batch >= min(received)) & (batch <= max(received)) & batch.isin(received))
-    shown = run.spans_where(inside & pc.field("role").is_valid())
+        in_range = in_range | (worker & (batch >= min(received)) & (batch <= max(received)) & batch.isin(received))
+    shown = run.spans_where(in_range & pc.field("role").is_valid())
     assert shown is not None, "there are spans"
     rows: list[ShownSpan] = shown.to_pylist()
     return rows
@@ -451,7 +453,7 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
     """The profiles and stacks of ``runs``, and cost.json; a file that cannot be read is reported as a problem."""
     profiled: list[ProfiledRun] = []
     names: dict[str, Sequence[str]] = {}
-    found: dict[tuple[str, int], Sources] = {}
+    by_run: dict[tuple[str, int], Sources] = {}
     problems: list[str] = []
     for run in runs:
         closing = run.probes.torch_profiler is not None  # after the measured steps of this run
@@ -463,7 +465,7 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
         if sources.operators is None and sources.stacks is None and not sources.problems and not windows:
             continue
         profiled.append(ProfiledRun(run, sources.profiles, sources.stacks))
-        found[run.record.arm, run.record.block] = sources
+        by_run[run.record.arm, run.record.block] = sources
         names[profiled[-1].arm] = [str(path.relative_to(study.path)) for path in sorted(run.folder.iterdir())]
         problems.extend(sources.problems)
     cost = None
@@ -471,4 +473,4 @@ def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
         cost = read_record(study.path / COST, PredictedCost, BUDGET_SCHEMA)
     except InputError as error:
         problems.append(str(error))
-    return RecordedFiles(profiled, names, found, problems, cost)
+    return RecordedFiles(profiled, names, by_run, problems, cost)

@@ -55,12 +55,12 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     )
     if FILE in table.column_names:  # each profile counts its calls from the start
         calls += table[FILE].to_numpy() * (calls.max(initial=0) + 1)
-    found, group = np.unique(calls[started], return_inverse=True)
-    longest = np.zeros(len(found) + 1, dtype=ranks.dtype)  # the last entry is for launches that started nothing
+    call_ids, group = np.unique(calls[started], return_inverse=True)
+    longest = np.zeros(len(call_ids) + 1, dtype=ranks.dtype)  # the last entry is for launches that started nothing
     np.maximum.at(longest, group, ranks[started])
-    place = np.searchsorted(found, calls[launches])
-    is_there = np.append(found, 0)[place] == calls[launches]
-    ranks[launches] = np.maximum(ranks[launches], longest[np.where(is_there, place, len(found))])
+    index = np.searchsorted(call_ids, calls[launches])
+    is_there = np.append(call_ids, 0)[index] == calls[launches]
+    ranks[launches] = np.maximum(ranks[launches], longest[np.where(is_there, index, len(call_ids))])
     costs[started & np.isin(calls, calls[launches])] += 2
     return ranks, costs
 
@@ -76,10 +76,10 @@ def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
 
     starts = table["start_ns"].to_numpy()
     ends = starts + table["duration_ns"].fill_null(0).to_numpy()
-    inside = np.zeros(len(table), dtype=bool)
+    in_range = np.zeros(len(table), dtype=bool)
     for since, until in ranges:
-        inside |= (ends > since) & (starts < until)
-    return table.filter(pa.array(inside))
+        in_range |= (ends > since) & (starts < until)
+    return table.filter(pa.array(in_range))
 
 
 def add_operators(
@@ -106,18 +106,18 @@ def add_operators(
             key = (run, "kernel", len(kernels))
             kernels.append(call)
         args = {"shapes": shapes} if shapes else None
-        place = (role, category == ANNOTATIONS, device if category not in ON_HOST else None, tid)
-        threads.setdefault(place, []).append(Slice(name, start, start + duration, category, args, key))
-    for place in sorted(
-        threads, key=lambda place: (str(place[0]), place[3] != main_threads.get(place[0]), *map(str, place[1:]))
+        track = (role, category == ANNOTATIONS, device if category not in ON_HOST else None, tid)
+        threads.setdefault(track, []).append(Slice(name, start, start + duration, category, args, key))
+    for track in sorted(
+        threads, key=lambda entry: (str(entry[0]), entry[3] != main_threads.get(entry[0]), *map(str, entry[1:]))
     ):
-        role, annotations, device, tid = place
+        role, annotations, device, tid = track
         if role not in processes:
             continue
         title = f"torch, thread {tid}" if device is None else f"torch, device {device} stream {tid}"
         if device is None and tid == main_threads.get(role):
             title = "torch, main thread"
-        processes[role].thread(f"{title}, annotations" if annotations else title).slices += threads[place]
+        processes[role].thread(f"{title}, annotations" if annotations else title).slices += threads[track]
     return [
         Arrow("launch", (run, "launch", call), (run, "kernel", index), "start")
         for index, call in enumerate(kernels)
@@ -127,16 +127,18 @@ def add_operators(
 
 def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
     """Return (role, bytes allocated by torch) for each device, where the profiles have memory events."""
-    found = []
-    for one in memory_timelines(profiles):
+    counters = []
+    for timeline in memory_timelines(profiles):
         series = {
             time: float(total)
-            for time, total in zip(one.time_ns.tolist(), one.allocated_bytes.tolist(), strict=True)
+            for time, total in zip(timeline.time_ns.tolist(), timeline.allocated_bytes.tolist(), strict=True)
             if any(since <= time < until for since, until in ranges)
         }
         if series:
-            found.append((one.role, Counter(f"torch memory {one.device}", "bytes", sorted(series.items()))))
-    return found
+            counters.append(
+                (timeline.role, Counter(f"torch memory {timeline.device}", "bytes", sorted(series.items())))
+            )
+    return counters
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:
@@ -150,11 +152,11 @@ def _values(table: pa.Table, name: str) -> list[Any]:
         numbers: list[Any] = column.to_numpy().tolist()
         return numbers
     if column.null_count == 0 and pa.types.is_dictionary(column.type):
-        found: list[Any] = []
+        decoded: list[Any] = []
         for chunk in column.chunks:
             texts = chunk.dictionary.to_pylist()
-            found += [texts[index] for index in chunk.indices.to_numpy().tolist()]
-        return found
+            decoded += [texts[index] for index in chunk.indices.to_numpy().tolist()]
+        return decoded
     values: list[Any] = column.to_pylist()
     return values
 
@@ -178,7 +180,7 @@ def sample_slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Ta
     for thread, stacks in sorted(by_thread.items()):
         rows += [(*thread, name, start, end - start) for name, start, end in _merged(_without_roots(sorted(stacks)))]
     kinds = (pa.int64(), pa.int64(), pa.string(), pa.string(), pa.int64(), pa.int64())
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(_SAMPLE_COLUMNS)}
+    columns = {name: [row[index] for row in rows] for index, name in enumerate(_SAMPLE_COLUMNS)}
     return pa.table(columns, schema=pa.schema(list(zip(_SAMPLE_COLUMNS, kinds, strict=True))))
 
 
@@ -187,26 +189,26 @@ def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
     frames = [[_LINE.sub(")", frame) for frame in stack] for _, _, stack in stacks]
     levels = zip(*frames, strict=False)  # zip() ends at the shallowest stack
     shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
-    for (since, until, _), kept in zip(stacks, frames, strict=True):
-        yield since, until, kept[max(shared - 1, 0) :]
+    for (since, until, _), frames_kept in zip(stacks, frames, strict=True):
+        yield since, until, frames_kept[max(shared - 1, 0) :]
 
 
 def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
     """Return (function (file), start, end) of every frame while it stays at one depth of consecutive stacks."""
-    found: list[tuple[str, int, int]] = []
-    around: list[tuple[str, int]] = []
+    pieces: list[tuple[str, int, int]] = []
+    open_frames: list[tuple[str, int]] = []
     last_ns = 0
     for since, until, frames in stacks:
-        same = 0
+        depth = 0
         if since - last_ns <= SAMPLE_GAP_NS:
-            while same < min(len(frames), len(around)) and frames[same] == around[same][0]:
-                same += 1
+            while depth < min(len(frames), len(open_frames)) and frames[depth] == open_frames[depth][0]:
+                depth += 1
         end = last_ns if since - last_ns > SAMPLE_GAP_NS else since
-        found += [(name, start, end) for name, start in around[same:]]
-        around = around[:same] + [(name, since) for name in frames[same:]]
+        pieces += [(name, start, end) for name, start in open_frames[depth:]]
+        open_frames = open_frames[:depth] + [(name, since) for name in frames[depth:]]
         last_ns = max(until, since)
-    found += [(name, start, last_ns) for name, start in around]
-    return [one for one in found if one[2] > one[1]]
+    pieces += [(name, start, last_ns) for name, start in open_frames]
+    return [piece for piece in pieces if piece[2] > piece[1]]
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
@@ -214,7 +216,7 @@ def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: 
     for pid, tid, role, name, start, duration in zip(
         *(table[name].to_pylist() for name in _SAMPLE_COLUMNS), strict=True
     ):
-        place = roles.get(pid, f"process {pid}") if role == "other" else role
-        process = processes.setdefault(place, Process(f"{run}: {place}"))
+        owner = roles.get(pid, f"process {pid}") if role == "other" else role
+        process = processes.setdefault(owner, Process(f"{run}: {owner}"))
         thread = process.thread("py-spy, main thread" if role != "other" else f"py-spy, thread {tid}")
         thread.slices.append(Slice(name, start, start + duration, SAMPLE))

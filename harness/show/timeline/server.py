@@ -92,9 +92,9 @@ class TraceServer(ThreadingHTTPServer):
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            why = "is taken" if error.errno == errno.EADDRINUSE else "may not be used by this user"
+            reason = "is taken" if error.errno == errno.EADDRINUSE else "may not be used by this user"
             instead = "choose another (--port)" if origin is None else "do without --online: it fetches from no other"
-            raise InputError(f"trace: port {port} {why}; end what uses it, or {instead}") from error
+            raise InputError(f"trace: port {port} {reason}; end what uses it, or {instead}") from error
         # close() waits for the next look at whether to stop: of half a second (the default) each command would feel it.
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), name="trace server", daemon=True)
         self._thread.start()

@@ -39,19 +39,19 @@ def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
     main = processes[MAIN].thread("main thread")
     main.slices += [_step(row) for row in window.steps]
     for role in sorted({_role(row) for row in window.spans} - {MAIN, "launch"}, key=_order):
-        what = str(window.run.record.facts.device or role) if role == DEVICE else role  # says if it is emulated
-        processes[role] = Process(f"{window.name}: {what}")
+        label = str(window.run.record.facts.device or role) if role == DEVICE else role  # says if it is emulated
+        processes[role] = Process(f"{window.name}: {label}")
     numbers: dict[tuple[str, int], int] = {}  # every thread of a role gets a number; the main thread's is 0
     for index, row in enumerate(window.spans):
         role = _role(row)
         if role == "launch":
             continue  # launches of device work: the phase around them shows that
-        tid = numbers.setdefault((role, row["tid"]), sum(known == role for known, _ in numbers))
+        tid = numbers.setdefault((role, row["tid"]), sum(owner == role for owner, _ in numbers))
         title = "main thread" if role == MAIN else "ledger" if role == DEVICE else role
         thread = processes[role].thread(title if tid == 0 else f"{title} {tid}")
         args = {"batch": row["batch"]} if row["batch"] is not None and row["batch"] >= 0 else None
-        one = Slice(_name(row), row["start_ns"], row["end_ns"], _category(row), args, _key(window, index))
-        thread.slices.append(one)
+        mark = Slice(_name(row), row["start_ns"], row["end_ns"], _category(row), args, _key(window, index))
+        thread.slices.append(mark)
     _add_waits(window, processes)
     return processes, list(_arrows(window))
 
@@ -82,13 +82,13 @@ def _key(window: Window, index: int) -> tuple[str, int, int]:
 
 
 def _add_waits(window: Window, processes: dict[str, Process]) -> None:
-    found = waits(window.steps, window.spans)
-    if not found:
+    wait_slices = waits(window.steps, window.spans)
+    if not wait_slices:
         return
     if DEVICE in processes:
-        processes[DEVICE].thread("device idle").slices += found
+        processes[DEVICE].thread("device idle").slices += wait_slices
     else:
-        processes[MAIN].thread("waiting for data").slices += found
+        processes[MAIN].thread("waiting for data").slices += wait_slices
 
 
 def _order(role: str) -> tuple[bool, int, str]:
@@ -136,18 +136,18 @@ def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]
 
     step_table = pa.Table.from_pylist(list(steps), schema=arrow_schema(STEP_COLUMNS))
     span_table = pa.Table.from_pylist(list(spans), schema=arrow_schema(SPAN_COLUMNS))
-    found = read_spans(span_table.select(COLUMNS).to_batches())
-    waited = waits_of(step_table, found)
-    stages = stage_spans(found)
-    if len(found.kernels):
+    recorded = read_spans(span_table.select(COLUMNS).to_batches())
+    waited = waits_of(step_table, recorded)
+    stages = stage_spans(recorded)
+    if len(recorded.kernels):
         none = np.zeros(0, dtype=np.int64)
-        known = activities(found, waited or BatchWaits(none, none, none, none.astype(np.bool_)), stages)
-        idle = idle_time(bounds(step_table), busy(found), known)
+        work = activities(recorded, waited or BatchWaits(none, none, none, none.astype(np.bool_)), stages)
+        idle = idle_time(bounds(step_table), busy(recorded), work)
         rows = zip(idle.stretches.tolist(), *_named(idle.causes, idle.starts, idle.ends), strict=True)
         return [mark for pieces in _grouped(rows) for mark in _marks("idle", "starved", pieces, known=True)]
     if waited is None:
         return []
-    return list(_fetches(found, waited, stages))
+    return list(_fetches(recorded, waited, stages))
 
 
 def _fetches(spans: RunSpans, waited: BatchWaits, stages: StageSpans) -> Iterator[Slice]:
@@ -155,12 +155,12 @@ def _fetches(spans: RunSpans, waited: BatchWaits, stages: StageSpans) -> Iterato
     shown = np.flatnonzero((waited.rows >= 0) & (waited.ends > waited.starts))
     shown = shown[np.argsort(waited.starts[shown])]
     nothing = spans.phases.where(slice(0, 0))
-    known = activities(replace(spans, phases=nothing, blocking=nothing), waited, stages)
-    place = np.searchsorted(waited.starts[shown], known.starts, side="right") - 1
-    inside = (place >= 0) & (known.starts < waited.ends[shown[np.maximum(place, 0)]] if len(shown) else False)
+    work = activities(replace(spans, phases=nothing, blocking=nothing), waited, stages)
+    index = np.searchsorted(waited.starts[shown], work.starts, side="right") - 1
+    is_inside = (index >= 0) & (work.starts < waited.ends[shown[np.maximum(index, 0)]] if len(shown) else False)
     rows = zip(
-        place[inside].tolist(),
-        *_named(known.causes[inside], known.starts[inside], known.ends[inside]),
+        index[is_inside].tolist(),
+        *_named(work.causes[is_inside], work.starts[is_inside], work.ends[is_inside]),
         strict=True,
     )
     reported = waited.reported[shown]
@@ -223,9 +223,9 @@ def sampled(window: Window) -> Process:
     """Return the samples within the window, one counter per source and metric, in that order."""
     process = Process(f"{window.name}: machine")
     repetitions = _repetitions(window.run)
-    found = _readings(window, repetitions)
-    intervals_s = found.get(("host", "interval_s", "s"), {})
-    for (source, metric, unit), readings in sorted(found.items()):
+    by_metric = _readings(window, repetitions)
+    intervals_s = by_metric.get(("host", "interval_s", "s"), {})
+    for (source, metric, unit), readings in sorted(by_metric.items()):
         if metric in LEFT_OUT:
             continue
         name = f"{source} {metric.removesuffix(f'_{unit}')}"  # the unit is shown beside it
@@ -265,15 +265,15 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
     since, until = window.extent
     repetition = _repetition_of(since, repetitions)
     times = samples["t_ns"].to_numpy()
-    inside = samples.filter(
+    in_range = samples.filter(
         pa.array((times >= (repetition.since_ns if repetition else since)) & (times <= until + SAMPLE_MARGIN_NS))
     )
-    columns = (inside.column(name).to_pylist() for name in ("t_ns", "source", "metric", "unit", "value"))
-    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    columns = (in_range.column(name).to_pylist() for name in ("t_ns", "source", "metric", "unit", "value"))
+    values: dict[tuple[str, str, str], dict[int, float]] = {}
     for t_ns, source, metric, unit, value in zip(*columns, strict=True):
         if value is not None and math.isfinite(value):
-            found.setdefault((source, metric, unit or "value"), {})[t_ns] = value
-    return found
+            values.setdefault((source, metric, unit or "value"), {})[t_ns] = value
+    return values
 
 
 def _repetitions(run: RunData) -> list[CountedSpan]:
@@ -299,21 +299,21 @@ def _read_repetitions(run: RunData) -> list[CountedSpan]:
 
 def _repetition_of(t_ns: int, repetitions: Sequence[CountedSpan]) -> CountedSpan | None:
     """Return the repetition that a reading describes. Its last reading is taken just after its last step."""
-    place = bisect_right(repetitions, t_ns, key=lambda repetition: repetition.since_ns)
-    return repetitions[place - 1] if place else None
+    index = bisect_right(repetitions, t_ns, key=lambda repetition: repetition.since_ns)
+    return repetitions[index - 1] if index else None
 
 
 def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
     """Place each mean where its time began: at the previous reading, or at the first measured step."""
     points = []
-    before: int | None = None
+    previous: int | None = None
     for t_ns, value in series:
         if repetition := _repetition_of(t_ns, repetitions):
             began = repetition.measured_ns if repetition.measured_ns < t_ns else repetition.since_ns
-            before = began if before is None else max(before, began)
-        if before is not None and before < t_ns:
-            points.append((before, value))
-        before = t_ns
+            previous = began if previous is None else max(previous, began)
+        if previous is not None and previous < t_ns:
+            points.append((previous, value))
+        previous = t_ns
     return points
 
 
@@ -327,18 +327,18 @@ def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSp
     read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
     for t_ns, value in series:
         repetition = _repetition_of(t_ns, repetitions)
-        place = t_ns
+        placed_ns = t_ns
         if repetition is not None:
-            place = min(t_ns, repetition.until_ns) if read[repetition] > 1 else repetition.since_ns
-        points[place] = value
+            placed_ns = min(t_ns, repetition.until_ns) if read[repetition] > 1 else repetition.since_ns
+        points[placed_ns] = value
     return sorted(points.items())
 
 
 def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int, float]]:
     """Return the points within ``extent``. The value that holds at its beginning is placed there."""
     since, until = extent
-    held = [(since, value) for t_ns, value in points if t_ns <= since]
-    return held[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
+    initial = [(since, value) for t_ns, value in points if t_ns <= since]
+    return initial[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
@@ -365,10 +365,10 @@ def queue_depth(run: RunData, extent: Range) -> Counter | None:
     changes = [(t_ns, 1) for batch, t_ns in ready.items() if batch in received]
     changes += [(max(t_ns, ready[batch]), -1) for batch, t_ns in received.items() if batch in ready]
     depth, depths = 0, {}
-    for t_ns, change in sorted(changes, key=lambda one: (one[0], -one[1])):
+    for t_ns, change in sorted(changes, key=lambda event: (event[0], -event[1])):
         depth += change
         depths[t_ns] = depth
-    before = [value for t_ns, value in depths.items() if t_ns <= since]
-    points = [(since, float(before[-1] if before else 0))]
+    earlier = [value for t_ns, value in depths.items() if t_ns <= since]
+    points = [(since, float(earlier[-1] if earlier else 0))]
     points += [(t_ns, float(value)) for t_ns, value in depths.items() if since < t_ns <= until]
     return Counter("queue depth", "batches ready", points)
