@@ -233,7 +233,9 @@ class _CommandRun:
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
-        trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
+        trained = sorted(
+            (process for process in processes if process.steps), key=lambda process: process.process.rank or 0
+        )
         record: RunRecord
         if trained:
             record = self._written(trained[0], processes, environment)
