@@ -25,18 +25,18 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
     ``what``, if it takes longer or ends without an answer.
     """
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(call, theirs, os.getpid()))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(call, sender, os.getpid()))
     process.start()
-    theirs.close()
+    sender.close()
     try:
         for _ in range(looks(limit_s)):
-            if ours.poll(min(LOOK_S, limit_s)):
+            if receiver.poll(min(LOOK_S, limit_s)):
                 break
         else:
             raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
         with suppress(EOFError):
-            payload, error = pickle.loads(ours.recv_bytes())
+            payload, error = pickle.loads(receiver.recv_bytes())
             if error is not None:
                 raise error
             result: Result = payload
@@ -52,7 +52,7 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
             process.terminate()  # as Ctrl-C: its own children end with it
             process.join(KILLED_S)
             process.kill()
-        ours.close()
+        receiver.close()
 
 
 def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:

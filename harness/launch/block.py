@@ -153,8 +153,8 @@ def _model_modules(model: JsonObject) -> list[str]:
     family = files.model_type.replace("-", "_")
     transformers = find_spec("transformers")
     places = () if transformers is None else (transformers.submodule_search_locations or ())
-    known = any(Path(place, "models", family, f"modeling_{family}.py").is_file() for place in places)
-    return [auto, _modeling(family)] if known else [auto]
+    is_installed = any(Path(place, "models", family, f"modeling_{family}.py").is_file() for place in places)
+    return [auto, _modeling(family)] if is_installed else [auto]
 
 
 def _modeling(family: str) -> str:
@@ -191,7 +191,7 @@ def _take_repetitions(
         if process is not None and survives(process, process.wait_ready):
             process.suspend()
             alive.append(process)
-    for process in [one for one in alive if one.profiled]:
+    for process in [run for run in alive if run.profiled]:
         process.resume()
         if not survives(process, process.profile):
             alive.remove(process)

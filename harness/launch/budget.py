@@ -95,7 +95,10 @@ class Allowance(Deadline):
     @property
     def ending_s(self) -> float:
         """Expected seconds of a training's end: a last checkpoint, its tables, and the end of its process."""
-        return max((one.last_checkpoint.worst + one.ending_s for one in self._predicted.measured), default=0.0)
+        return max(
+            (measurement.last_checkpoint.worst + measurement.ending_s for measurement in self._predicted.measured),
+            default=0.0,
+        )
 
     def note(self) -> None:
         """Write what has been spent, now and then: cheap enough for every step."""

@@ -70,10 +70,10 @@ class Channel:
         while b"\n" not in self._received:
             if not readable(self._socket, None if end_s is None else end_s - time.monotonic()):
                 raise TimeoutError(f"no message within {timeout_s:g} s")
-            some = self._socket.recv(_MAX_MESSAGE_BYTES)
-            if not some:
+            chunk = self._socket.recv(_MAX_MESSAGE_BYTES)
+            if not chunk:
                 raise EOFError("the other side closed the channel")
-            self._received += some
+            self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 

@@ -70,11 +70,11 @@ def main(descriptor: int, parent: int) -> int:
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=_now())
     folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
-    others: OtherRanks | None = None
+    other_ranks: OtherRanks | None = None
     try:
         alive = Heartbeat(channel, start.get("beat_s"))
-        others = _other_ranks(start, record, descriptor, channel)
-        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"), others=others)
+        other_ranks = _other_ranks(start, record, descriptor, channel)
+        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"), others=other_ranks)
 
         def end_without_this_thread(line: str) -> None:
             failed = RunEnding("failed", line)
@@ -87,12 +87,12 @@ def main(descriptor: int, parent: int) -> int:
         ending = RunEnding("done")
     except Exception as error:
         traceback.print_exc()
-        what = _line_of(error, others)
+        reason = _line_of(error, other_ranks)
         if run is not None:
-            what += advice_for_this_run(run.config, run.vocab_size, error)
-        ending = RunEnding("failed", what)
-    if others is not None:
-        others.end()
+            reason += advice_for_this_run(run.config, run.vocab_size, error)
+        ending = RunEnding("failed", reason)
+    if other_ranks is not None:
+        other_ranks.end()
     if run is not None:
         try:
             run.write(ending)
@@ -156,8 +156,8 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
     """Return ``error`` as a line of the record; if there are several ranks, with the rank that it comes from."""
-    known = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
-    line = str(error) if known else with_fix(error)
+    is_expected = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
+    line = str(error) if is_expected else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
         return line
     return others.explain(error) or f"rank 0: {line}"
@@ -310,10 +310,10 @@ class Run:
     def _why_lost(self) -> str:
         log = self.run_folder / "log.txt"
         try:
-            seen = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
+            look = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
         except OSError as error:  # /proc cannot be opened
             return in_words(error)
-        return str(diagnose(seen, "data.timeout_s"))
+        return str(diagnose(look, "data.timeout_s"))
 
     def _open(self) -> None:
         files: dict[str, list[str]] = {}

@@ -74,8 +74,8 @@ class Code(CodeRecord):
         if self.directory is None:
             return variables
         # Relative paths start at the launcher's working directory.
-        others = [str(Path(one).absolute()) for one in variables.get("PYTHONPATH", "").split(os.pathsep) if one]
-        path = {"PYTHONPATH": os.pathsep.join(others)} if others else {}
+        entries = [str(Path(entry).absolute()) for entry in variables.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        path = {"PYTHONPATH": os.pathsep.join(entries)} if entries else {}
         return {**variables, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
@@ -93,8 +93,8 @@ def environment_for(folder: Path) -> dict[str, str]:
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     if folder.name in INSTALLED:  # found there anyhow; on PYTHONPATH every package beside it would precede Python's own
         return variables
-    others = os.environ.get("PYTHONPATH")
-    return {**variables, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
+    inherited = os.environ.get("PYTHONPATH")
+    return {**variables, "PYTHONPATH": str(folder) + (f"{os.pathsep}{inherited}" if inherited else "")}
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
@@ -242,8 +242,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _python(folder: Path) -> str:
     """Return this Python if ``folder`` asks for the same packages as this code, else one of its own."""
-    wanted, here = packages_of(folder), packages_of(OWN_FOLDER)
-    if wanted is None or here is None or wanted == here:
+    wanted, current = packages_of(folder), packages_of(OWN_FOLDER)
+    if wanted is None or current is None or wanted == current:
         return sys.executable
     key = json.dumps([wanted.asked, wanted.pins, sys.version_info[:2]])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]

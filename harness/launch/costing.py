@@ -139,8 +139,8 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
     checkpoint = config.checkpoint or CheckpointConfig()
     optimizer = config.optimizer
     if optimizer.schedule != "constant" and optimizer.schedule_steps is None:
-        whole = config.warmup_steps + config.steps
-        optimizer = optimizer.model_copy(update={"schedule_steps": whole})
+        all_steps = config.warmup_steps + config.steps
+        optimizer = optimizer.model_copy(update={"schedule_steps": all_steps})
     evaluation = config.evaluation
     if evaluation is not None and evaluation.every_steps is not None:
         evaluation = evaluation.model_copy(update={"every_steps": plain})
@@ -186,12 +186,12 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
     assert table is not None
-    walls_s = [one / 1e9 for one in table["wall_ns"].to_pylist()]
-    saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
+    walls_s = [ns / 1e9 for ns in table["wall_ns"].to_pylist()]
+    saved_s = [(ns or 0) / 1e9 for ns in table["checkpoint_ns"].to_pylist()]
     checkpoint = next((step for step, seconds in enumerate(saved_s) if seconds > 0), None)
     end_ns = table["start_ns"][-1].as_py() + table["wall_ns"][-1].as_py()
     passes = [] if run.evaluations is None else run.evaluations.to_pylist()
-    at_end_s = sum((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["start_ns"] >= end_ns)
+    at_end_s = sum((row["end_ns"] - row["start_ns"]) / 1e9 for row in passes if row["start_ns"] >= end_ns)
     facts = record.facts
     asynchronous = config.checkpoint is not None and config.checkpoint.asynchronous
     writing_s = (facts.checkpoint_writing_ns or 0) / 1e9
@@ -199,21 +199,21 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
     left_s = max(0.0, writing_s - after_s) if asynchronous else 0.0
     import_s = (record.import_ns or 0) / 1e9
     unsettled = _warmup_steps(config)
-    fetched_s = sum((one or 0) / 1e9 for one in table["fetch_ns"].to_pylist()[unsettled:])
+    fetched_s = sum((ns or 0) / 1e9 for ns in table["fetch_ns"].to_pylist()[unsettled:])
     return ArmMeasurement(
         arm=record.arm,
         steps_s=tuple(walls_s),
         unsettled=unsettled,
         startup_s=max(0.0, (record.startup_ns or 0) / 1e9 - import_s),
         ending_s=max(0.0, (record.ending_ns or 0) / 1e9 - at_end_s - left_s),
-        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is None),
-        answers_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is not None),
+        passes_s=tuple((row["end_ns"] - row["start_ns"]) / 1e9 for row in passes if row.get("questions") is None),
+        answers_s=tuple((row["end_ns"] - row["start_ns"]) / 1e9 for row in passes if row.get("questions") is not None),
         checkpoint=checkpoint,
         saving_s=0.0 if checkpoint is None else saved_s[checkpoint],
         writing_s=writing_s,
         asynchronous=asynchronous,
         import_s=import_s,
-        waiting_share=sum(one or 0 for one in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
+        waiting_share=sum(ns or 0 for ns in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
         waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",
         emulated=bool(facts.emulated),
@@ -273,7 +273,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
             if config.checkpoint is None or config.checkpoint.every_steps is not None
             else 60.0 * config.checkpoint.interval_minutes,
         )
-        profiled = any(one.control == PROFILED and one.of == arm.name for one in plan.arms)
+        profiled = any(control.control == PROFILED and control.of == arm.name for control in plan.arms)
         works.append(
             replace(
                 work,

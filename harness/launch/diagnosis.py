@@ -155,9 +155,9 @@ def roles_of(seen: Snapshot) -> dict[int, str]:
 def _described(process: ProcessState, roles: dict[int, str]) -> str:
     if process.pid == os.getpid():  # a run that looks at itself waited until now
         return f"process {process.pid} ({roles[process.pid]}) waits for a batch"
-    where = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
+    place = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
     state = STATES.get(process.state, f"in state {process.state}")
-    return f"process {process.pid} ({roles[process.pid]}) is {state}{where}"
+    return f"process {process.pid} ({roles[process.pid]}) is {state}{place}"
 
 
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
@@ -198,10 +198,10 @@ def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessSt
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
     """The rank that is elsewhere while the others wait in an exchange, which gloo does for a futex."""
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
-    others = [one for one in ranks if one.state == "R" or (one.place is not None and "futex" not in one.place)]
-    if not 0 < len(others) < len(ranks):
+    awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
+    if not 0 < len(awaited) < len(ranks):
         return None
-    return next((one for one in others if one.state == "R"), others[0])
+    return next((rank for rank in awaited if rank.state == "R"), awaited[0])
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:

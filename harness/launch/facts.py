@@ -124,14 +124,14 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
             f"{prepared.tokenizer.engine}): one study must not mix the two; name one in data.tokenizer.engine"
         )
     corpus = "code of data.source" if config.data.source is not None else "corpus"
-    for what, name, present, begun in (
+    for part, name, present, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
         (*_model_named(config), model, data.get("model", model)),
     ):
         if present != begun:
             raise InputError(
-                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {present}): "
+                f"the {part} {name} is no longer what the study was begun with (fingerprint {begun}, now {present}): "
                 "one study must not mix the two; leave it alone while a study runs, and start a new one"
             )
 

@@ -40,11 +40,11 @@ def check_fit(plan: Plan) -> Iterator[Check]:
     except InputError as error:
         yield fail("model", str(error), _CORRECT)
     else:
-        for where in PLACES:
+        for place in PLACES:
             yield from check_memory_need(
-                where,
-                [use for use in least if use.where == where],
-                [use for use in most if use.where == where],
+                place,
+                [use for use in least if use.where == place],
+                [use for use in most if use.where == place],
                 unknown,
             )
     yield from check_documents(configs)
@@ -63,7 +63,7 @@ def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) 
 
     ``in_jobs``: they run on other machines, whose devices are unknown here.
     """
-    for what, (check, fix) in _NAMED.items():
+    for topic, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
             continue
         refused: dict[str, str] = {}
@@ -73,7 +73,7 @@ def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) 
             except InputError as error:
                 refused.setdefault(str(error).removeprefix(f"arm {name}: "), name)
         for reason, name in refused.items():
-            yield fail(what, f"arm {name}: {reason}", fix)
+            yield fail(topic, f"arm {name}: {reason}", fix)
 
 
 def _check_device(name: str, config: TrainerConfig) -> None:
@@ -153,19 +153,19 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
     Of several ranks each has workers of its own, and without them needs one document itself.
     """
-    known = {
+    limited = {
         name: (shards, config.data.corpus.documents)
         for name, config in configs.items()
         if (shards := _shards(config)) and config.data.source is None and config.data.corpus.documents is not None
     }
-    if not known:
+    if not limited:
         return
-    worst = max(known, key=lambda name: known[name][0] - known[name][1])
-    shards, documents = known[worst]
+    worst = max(limited, key=lambda name: limited[name][0] - limited[name][1])
+    shards, documents = limited[worst]
     ranks, workers = configs[worst].ranks, configs[worst].data.workers
     of_ranks = f"{count(ranks, 'rank')} of " if ranks > 1 and workers else ""
-    who = count(workers, "loader worker") if workers else count(ranks, "rank")
-    finding = f"arm {worst}: {of_ranks}{who} for at most {count(documents, 'document')}"
+    consumers = count(workers, "loader worker") if workers else count(ranks, "rank")
+    finding = f"arm {worst}: {of_ranks}{consumers} for at most {count(documents, 'document')}"
     if shards <= documents:
         yield ok("documents", finding)
     else:

@@ -54,7 +54,7 @@ class ForkServer:
         """``modules``: imports of its runs, besides those of every run. ``code``: to run, if not this code."""
         self._begun_ns = time.monotonic_ns()
         self.import_ns: int | None = None  # until it could answer for the first time
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         from harness.launch.code import OWN_FOLDER, environment_for  # the server itself does not need it
 
         # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
@@ -64,14 +64,14 @@ class ForkServer:
             "PYTHONUNBUFFERED": "1",
         }
         paths = OWN if code is None else code.paths
-        arguments = ["-m", paths.fork_server, str(theirs.fileno()), str(os.getpid()), *paths.preloaded, *modules]
-        with theirs:
+        arguments = ["-m", paths.fork_server, str(child_end.fileno()), str(os.getpid()), *paths.preloaded, *modules]
+        with child_end:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments] if code is None else code.command(*arguments),
                 stdin=subprocess.DEVNULL,
                 cwd=None if code is None else code.directory,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 start_new_session=True,  # the parent answers Ctrl-C
             )
 

@@ -69,8 +69,8 @@ class RunNeed:
 
         A checkpoint is copied between two steps, and written during the next ones: at the low end before they begin.
         """
-        one = self._of_one_rank
-        lasting_bytes, peak = one.lasting_bytes * self.ranks, one.peak.times(self.ranks)
+        holding = self._of_one_rank
+        lasting_bytes, peak = holding.lasting_bytes * self.ranks, holding.peak.times(self.ranks)
         low_bytes = max(peak.low_bytes, lasting_bytes + self.checkpoint.low_bytes)
         return Holding(lasting_bytes, ByteRange(low_bytes, peak.high_bytes + self.checkpoint.high_bytes))
 
@@ -115,8 +115,8 @@ class RunNeed:
             ]
         workers = f" and {self.workers} workers" if self.workers else ""
         parts.append(f"process{workers} {_gib((PROCESS + WORKER.times(self.workers)).low_bytes)}")
-        each = f"{self.batch.low_bytes / MIB:.1f} MiB"
-        batches = f"{self._fewest} batches of {each}" if self._fewest > 1 else f"a batch of {each}"
+        batch_size = f"{self.batch.low_bytes / MIB:.1f} MiB"
+        batches = f"{self._fewest} batches of {batch_size}" if self._fewest > 1 else f"a batch of {batch_size}"
         parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
         if self.checkpoint.low_bytes:
             of_all = " of all ranks" if self.ranks > 1 else ""
@@ -164,10 +164,10 @@ def checkpoint_copy(
     asynchronous = config.checkpoint.asynchronous
     by_place = {"host": asynchronous, "cuda": asynchronous or not shared}
     places = ("host", "cuda") if computes_on == "auto" else (computes_on,)
-    known = [copied if by_place[place] else 0 for place in places]
+    sizes = [copied if by_place[place] else 0 for place in places]
     every_steps = config.checkpoint.every_steps
     surely = saved_at_end or (every_steps is not None and every_steps <= config.warmup_steps + config.steps)
-    return ByteRange(min(known) if surely else 0, max(known))
+    return ByteRange(min(sizes) if surely else 0, max(sizes))
 
 
 def choose_interleave(
@@ -183,25 +183,25 @@ def choose_interleave(
         return "runs", f"{len(needs)} arms are too many to keep alive side by side"
     uses_gpu = any(need.computes_on == "cuda" for need in needs)
     available = max(free_gpu_memory(), default=None) if uses_gpu else available_memory_bytes()
-    where = "GPU memory" if uses_gpu else "memory"
+    kind = "GPU memory" if uses_gpu else "memory"
     if place:
-        available, where = None if uses_gpu else free_bytes, f"{where} {place}"
+        available, kind = None if uses_gpu else free_bytes, f"{kind} {place}"
     if available is None:
-        return "runs", f"free {where} is unknown{'' if place else ' here'}"
+        return "runs", f"free {kind} is unknown{'' if place else ' here'}"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
     without = " without the models whose size is not known (model.factory, or no formula)" * any(
         need.own_model for need in needs
     )
     text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{without}, "
-    text += f"{available / GIB:.1f} GiB {where} is free"
+    text += f"{available / GIB:.1f} GiB {kind} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
 
 
 def free_host_bytes() -> int | None:
     """Return what new processes can take at most: MemAvailable, or less where a control group allows less."""
     limit = memory_limit(find_group("memory"))
-    known = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
-    return min((free for free in known if free is not None), default=None)
+    limits = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
+    return min((free for free in limits if free is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -260,9 +260,9 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
     for group in [together, *groups] if together else groups:
-        for where, free_bytes in free.items():
+        for kind, free_bytes in free.items():
             if free_bytes is not None:
-                yield MemoryUse(group, where, free_bytes)
+                yield MemoryUse(group, kind, free_bytes)
 
 
 def check_memory(
@@ -283,9 +283,9 @@ def check_memory(
 
 def _takes(group: Sequence[RunNeed], where: str) -> ByteRange:
     held = [need.in_memory if where == "memory" else need.on_card for need in group]
-    lasting_bytes = sum(one.lasting_bytes for one in held)
-    step_bytes = max(one.peak.low_bytes - one.lasting_bytes for one in held)
-    return ByteRange(lasting_bytes + step_bytes, sum(one.peak.high_bytes for one in held))
+    lasting_bytes = sum(holding.lasting_bytes for holding in held)
+    step_bytes = max(holding.peak.low_bytes - holding.lasting_bytes for holding in held)
+    return ByteRange(lasting_bytes + step_bytes, sum(holding.peak.high_bytes for holding in held))
 
 
 def _gib(amount_bytes: int) -> str:

@@ -114,8 +114,8 @@ def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
     if len(batches) < 2 * workers:
         return False
     columns = {name: _running(batches, name, recent.pauses) for name in ("began", "ready", "received", "taken")}
-    made = MadeBatches(**columns, awaited=np.array([one.awaited for one in batches]))
-    stood = np.array([_stood_in_making(one, recent.pauses) for one in batches])
+    made = MadeBatches(**columns, awaited=np.array([batch.awaited for batch in batches]))
+    stood = np.array([_stood_in_making(batch, recent.pauses) for batch in batches])
     return falls_by(leads_of(made, workers, prefetch), made.taken, workers, stood) > ENOUGH
 
 
@@ -136,6 +136,6 @@ def _stood_in_making(batch: BatchMoments, pauses: Sequence[tuple[int, int]]) -> 
 
 def _running(batches: Sequence[BatchMoments], name: str, pauses: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
     """Moments on a clock that stops while the run is suspended, NaN if unknown."""
-    moments = np.array([math.nan if (one := getattr(batch, name)) is None else one for batch in batches])
+    moments = np.array([math.nan if (moment := getattr(batch, name)) is None else moment for batch in batches])
     stood = sum((np.clip(moments - since, 0, until - since) for since, until in pauses), np.zeros(len(moments)))
     return moments - stood

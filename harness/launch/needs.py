@@ -23,13 +23,13 @@ RUN_TASKS = 6  # the main process, the sampling process and their threads, torch
 def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
     """Estimate what ``configs`` need, all alive ``together`` or one after the other."""
     if not together:
-        each = [needs_of([config], together=True) for config in configs]
+        needs = [needs_of([config], together=True) for config in configs]
         return Needs(
             1,
-            max(need.workers for need in each),
-            max(need.shared_bytes for need in each),
-            max(need.open_files for need in each),
-            max(need.tasks for need in each),
+            max(need.workers for need in needs),
+            max(need.shared_bytes for need in needs),
+            max(need.open_files for need in needs),
+            max(need.tasks for need in needs),
         )
     return Needs(
         len(configs),

@@ -101,8 +101,8 @@ class NodeAgent:
                         if pid == ended[0]:
                             del ranks[rank]
                             if code < 0:
-                                how = f"was killed by signal {-code}"
-                                print(f"node {self._number}: {run}: rank {rank} {how}", flush=True)
+                                ending = f"was killed by signal {-code}"
+                                print(f"node {self._number}: {run}: rank {rank} {ending}", flush=True)
 
 
 def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
@@ -118,16 +118,16 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
     keep_alive(connection)
     channel = Channel(connection)
     channel.send({"event": "hello", "token": start["nodes"]["token"], "number": number, "name": socket.gethostname()})
-    here = len(order["ranks"])
+    local_ranks = len(order["ranks"])
     rank = Rank(
         number,
-        start["nodes"]["count"] * here,
+        start["nodes"]["count"] * local_ranks,
         order["meet"]["store"],
         None,
         launch.timeout_s,
         address,
         number - order["ranks"][0],
-        here,
+        local_ranks,
         interface_of(own),
     )
     return serve_rank(start, channel, rank, other_machine=True)
@@ -160,8 +160,8 @@ def main() -> int:
     number = int(os.environ.get("HARNESS_NODE", "0")) or int(os.environ.get("SLURM_PROCID", "0")) + 1
     connected = reach(port, addresses, number)
     if connected is None:
-        where = ", ".join(addresses)
-        print(f"node {number}: the launcher answers at none of {where} (port {port}): a firewall?", file=sys.stderr)
+        hosts = ", ".join(addresses)
+        print(f"node {number}: the launcher answers at none of {hosts} (port {port}): a firewall?", file=sys.stderr)
         return 1
     NodeAgent(number, *connected).serve()
     return 0

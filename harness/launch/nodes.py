@@ -89,8 +89,8 @@ class Nodes:
             try:
                 agent.channel.receive_node_event(HELLO_S)
             except (EOFError, OSError) as error:  # a timeout is an OSError
-                who = f"the agent of node {agent.number} ({agent.name})"
-                raise InputError(f"launch.torchrun.nnodes: {who} ended; its output is above") from error
+                agent_name = f"the agent of node {agent.number} ({agent.name})"
+                raise InputError(f"launch.torchrun.nnodes: {agent_name} ended; its output is above") from error
             del self._importing[0]
         return {"count": count, "address": self.address, "token": self.token}
 
@@ -142,13 +142,13 @@ class Nodes:
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
         """Raise InputError if no agent can connect any more."""
-        who = ", ".join(f"node {number}" for number in sorted(missing))
+        nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(
-                f"launch.torchrun.nnodes: srun ended with exit code {code} before {who} had come; its output is above"
+                f"launch.torchrun.nnodes: srun ended with exit code {code} before {nodes} had come; its output is above"
             )
         if time.monotonic() > end_s:
-            late = f"{who} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
+            late = f"{nodes} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
             raise InputError(f"launch.torchrun.nnodes: {late}")
 
 
@@ -184,10 +184,10 @@ def _of_torchrun(config: JsonObject, key: str) -> int:
 def check_nodes(configs: Iterable[TrainerConfig]) -> int:
     """Return the largest number of machines of a run. Raises InputError if this job has fewer, or there is no job."""
     count = max((nodes_of(config) for config in configs), default=1)
-    there = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if count > 1 and (not there.isdigit() or int(there) < count):
-        here = f"this job has {there}" if there else "this is no job of Slurm"
-        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {here}; leave out --here")
+    job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if count > 1 and (not job_nodes.isdigit() or int(job_nodes) < count):
+        reason = f"this job has {job_nodes}" if job_nodes else "this is no job of Slurm"
+        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {reason}; leave out --here")
     return count
 
 

@@ -35,14 +35,14 @@ def packages_of(folder: Path) -> Packages | None:
         return None
     if not isinstance(dependencies, list):
         return None
-    asked = tuple(sorted(str(one) for one in dependencies))
+    asked = tuple(sorted(str(dependency) for dependency in dependencies))
     return Packages(asked, tuple(sorted(_pins(folder / CONSTRAINTS, needed(asked)))))
 
 
 def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
     lines = constraints.read_text(errors="replace").splitlines() if constraints.is_file() else []
     pins = {line.partition("#")[0].strip() for line in lines} - {""}
-    return {pin for pin in pins if needed is None or (found := _name(pin)) is None or found in needed}
+    return {pin for pin in pins if needed is None or (name := _name(pin)) is None or name in needed}
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
@@ -52,31 +52,34 @@ def needed(asked: Iterable[str]) -> frozenset[str] | None:
     has another pin, which counts already.
     """
     names: set[str] = set()
-    seen: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     todo = list(asked)
     while todo:
         requirement = todo.pop()
         if (match := _REQUIREMENT.match(requirement)) is None:
             return None
-        name, extras = _normal(match[1]), frozenset(_normal(one) for one in (match[2] or "").split(",") if one.strip())
-        if (name, extras) in seen:
+        name, extras = (
+            _normal(match[1]),
+            frozenset(_normal(extra) for extra in (match[2] or "").split(",") if extra.strip()),
+        )
+        if (name, extras) in visited:
             continue
-        seen.add((name, extras))
+        visited.add((name, extras))
         try:
-            theirs = requires(name) or []
+            dependencies = requires(name) or []
         except PackageNotFoundError:
             if ";" in requirement:  # for another platform or Python
                 continue
             return None
         names.add(name)
-        todo += [one for one in theirs if _applies(one, extras)]
+        todo += [dependency for dependency in dependencies if _applies(dependency, extras)]
     return frozenset(names)
 
 
 def _applies(requirement: str, extras: frozenset[str]) -> bool:
     """True if a package's ``requirement`` is one of its own, or of the requested ``extras``."""
-    of = {_normal(one) for one in _EXTRA.findall(requirement)}
-    return not of or bool(of & extras)
+    required = {_normal(extra) for extra in _EXTRA.findall(requirement)}
+    return not required or bool(required & extras)
 
 
 def _name(pin: str) -> str | None:

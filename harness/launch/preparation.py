@@ -44,8 +44,8 @@ class StudyData:
 
 def check_writable(out: Path) -> None:
     """Before any data is prepared: the nearest folder that exists must take a new one."""
-    there = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    folder = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: cannot write there; give a folder that can be written")
 
 
@@ -85,13 +85,13 @@ def prepare_data(
         data = config.data
         code = codes.get(name)
         places = None if code is None else code.places
-        of = data.source or data.corpus.model_dump()
+        source = data.source or data.corpus.model_dump()
         held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents", "corpus"})
-        kept = [held_out, of, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
+        kept = [held_out, source, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
         key = json.dumps(kept, sort_keys=True)
         if key not in prepared:
-            what = data.source or data.path
-            with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
+            origin = data.source or data.path
+            with announced(f"preparing data: {origin}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data, places, evaluation=config.evaluation)
         try:
             arm_data = by_arm[name] = prepared[key].with_objective(objective_of(config.model))

@@ -73,21 +73,21 @@ class RunProcess:
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
             (folder / name).unlink(missing_ok=True)  # files of an earlier try: a resumed run starts clean
-        for left in folder.glob(RANK_FILES):
-            left.unlink(missing_ok=True)
-        for left in folder.glob(".*.tmp"):  # half written tables of one that was killed
-            left.unlink(missing_ok=True)
-        for left in folder.glob(".py-spy*"):  # its run was killed while it was sampled
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(RANK_FILES):
+            leftover.unlink(missing_ok=True)
+        for leftover in folder.glob(".*.tmp"):  # half written tables of one that was killed
+            leftover.unlink(missing_ok=True)
+        for leftover in folder.glob(".py-spy*"):  # its run was killed while it was sampled
+            shutil.rmtree(leftover, ignore_errors=True)
         log = folder / "log.txt"
         self._log_start = log.stat().st_size if log.exists() else 0
         self._begun_ns = time.monotonic_ns()
         imported = server.import_ns is not None
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        with theirs:
+        own_end, child_end = socket.socketpair()
+        self._channel = Channel(own_end)
+        with child_end:
             try:
-                self._pid = server.fork(theirs, log, self._limits.within(self._limits.start_s))
+                self._pid = server.fork(child_end, log, self._limits.within(self._limits.start_s))
             except ForkServerGone as gone:
                 if isinstance(gone, ForkServerSilent):
                     self._check_budget(str(gone))
@@ -162,13 +162,13 @@ class RunProcess:
             place = self._folder.run(self.record.arm, self.record.block)
             self._fail(f"it ended well, but there is no run.json of it that can be read in {place}")
             return
-        seen = self.record
+        measured = self.record
         self.record = replace(
             written,
-            startup_ns=seen.startup_ns,
-            import_ns=seen.import_ns,
-            ending_ns=seen.ending_ns,
-            peak_memory_bytes=seen.peak_memory_bytes,
+            startup_ns=measured.startup_ns,
+            import_ns=measured.import_ns,
+            ending_ns=measured.ending_ns,
+            peak_memory_bytes=measured.peak_memory_bytes,
         )
         self._folder.write_run(self.record)
 

@@ -149,8 +149,8 @@ class Progress:
         if self._total_runs is None:
             return f"{self._runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone | {doing}"
         share = min(self._steps / self._total_steps, 1.0)
-        left = _left(elapsed_s, share)
-        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone{left} | {doing}"
+        remaining = _left(elapsed_s, share)
+        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone{remaining} | {doing}"
 
     def _maybe_show(self) -> None:
         if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
@@ -206,12 +206,12 @@ class TextProgress:
         if self._kept is None:
             return f"{visible(self._what)}: {_clock(elapsed_s)} gone"
         done = self.documents - self.kept
-        left = _left(elapsed_s, done / (self._all - self.kept) if done else 0.0)
+        remaining = _left(elapsed_s, done / (self._all - self.kept) if done else 0.0)
         rate = f"{self._bytes / 1e6 / elapsed_s:.1f} MB/s | " if self._bytes else ""
         kept = f", {self.kept:,} of them before" if self.kept else ""
         return (
             f"{visible(self._what)}: {self.documents:,} of {self._all:,} documents{kept} | {rate}"
-            f"{_clock(elapsed_s)} gone{left}"
+            f"{_clock(elapsed_s)} gone{remaining}"
         )
 
 

@@ -263,8 +263,10 @@ def protocol_of(folder: Path) -> int:
         lines = [line for line in file.read_text().splitlines() if line.startswith(_VERSION_LINE)]
         number = lines[0].removeprefix(_VERSION_LINE).strip() if lines else "none"
         if not number.isdecimal() or int(number) not in PATHS:
-            known = ", ".join(map(str, PATHS))
-            raise InputError(f"{folder}: speaks protocol {number} between launcher and runs; this state knows {known}")
+            versions = ", ".join(map(str, PATHS))
+            raise InputError(
+                f"{folder}: speaks protocol {number} between launcher and runs; this state knows {versions}"
+            )
         version = int(number)
     else:
         version = 1

@@ -73,12 +73,12 @@ class OtherRanks:
         address = LOCAL if nodes is None else nodes["address"]
         listening = meeting_place(address)
         port = listening.getsockname()[1]
-        here = ranks if nodes is None else ranks // nodes["count"]
-        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s, address, 0, here, interface_of(address))
+        local_ranks = ranks if nodes is None else ranks // nodes["count"]
+        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s, address, 0, local_ranks, interface_of(address))
         self._timeout_s = timeout_s
         self._others: list[_Other] = []
-        for number in range(1, here):
-            ours, theirs = socket.socketpair()
+        for number in range(1, local_ranks):
+            own_end, rank_end = socket.socketpair()
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()
@@ -88,23 +88,23 @@ class OtherRanks:
                     die_with_parent(parent)
                     _call_process(f"{RANK_NAME}{number}")
                     assert self.rank.listening is not None
-                    for descriptor in (own, self.rank.listening, ours.fileno()):
+                    for descriptor in (own, self.rank.listening, own_end.fileno()):
                         os.close(descriptor)
-                    for other in self._others:
-                        other.connection.close()
+                    for sibling in self._others:
+                        sibling.connection.close()
                     rank = replace(self.rank, number=number, local=number, listening=None)
-                    code = serve(start, Channel(theirs), rank)
+                    code = serve(start, Channel(rank_end), rank)
                     sys.stdout.flush()
                     sys.stderr.flush()
                 except BaseException:
                     traceback.print_exc()
                 finally:
                     os._exit(code)
-            theirs.close()
-            self._others.append(_Other(number, pid, Channel(ours), ours))
+            rank_end.close()
+            self._others.append(_Other(number, pid, Channel(own_end), own_end))
         self.clock_error_ns: int | None = None  # largest, over ranks of other machines
         if nodes is not None and meet is not None:
-            self._meet(nodes, range(here, ranks), port, meet)
+            self._meet(nodes, range(local_ranks, ranks), port, meet)
         self._events: queue.Queue[tuple[int, RunEvent]] = queue.Queue()
         self._failed: dict[int, str] = {}
         self._news = threading.Event()  # set when a rank has failed
@@ -119,9 +119,9 @@ class OtherRanks:
             end_s = time.monotonic() + self._timeout_s
             while missing:
                 if time.monotonic() > end_s:
-                    who = ", ".join(f"rank {number}" for number in sorted(missing))
+                    names = ", ".join(f"rank {number}" for number in sorted(missing))
                     raise RankFailedError(
-                        f"{who} of other machines did not come within {self._timeout_s:g} s (launch.timeout_s)"
+                        f"{names} of other machines did not come within {self._timeout_s:g} s (launch.timeout_s)"
                     )
                 if not readable(listening, 1.0):
                     continue
@@ -130,10 +130,10 @@ class OtherRanks:
                 try:
                     hello = channel.receive_node_event(HELLO_S)
                     number = int(hello["number"])
-                    known = hello.get("token") == nodes["token"] and number in missing
+                    is_expected = hello.get("token") == nodes["token"] and number in missing
                 except (EOFError, OSError, KeyError, ValueError):
-                    known = False
-                if not known:  # a port scanner
+                    is_expected = False
+                if not is_expected:  # a port scanner
                     connection.close()
                     continue
                 keep_alive(connection)
@@ -144,18 +144,18 @@ class OtherRanks:
         """Begin to read their reports. ``lost`` is called when a rank failed and this process hangs in an exchange with
         it; it must end the process."""
         self._lost = lost
-        for other in self._others:
-            threading.Thread(target=self._read, args=(other,), daemon=True).start()
+        for rank in self._others:
+            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
     def send(self, order: RunOrder) -> None:
         """Pass the launcher's order on."""
-        for other in self._others:
+        for rank in self._others:
             with suppress(OSError):  # it has ended: the next wait reports it
-                other.channel.send(order)
+                rank.channel.send(order)
 
     def wait(self, event: str) -> None:
         """Wait until all have reported ``event``. Raises RankFailedError if one does something else, or nothing."""
-        missing = {other.number for other in self._others}
+        missing = {rank.number for rank in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
                 try:
@@ -183,7 +183,7 @@ class OtherRanks:
         self._news.wait(CAUSE_S)
         if self._failed:
             return self.cause() or self._worst()
-        states = "; ".join(f"rank {other.number}: {self._described(other.number)}" for other in self._others)
+        states = "; ".join(f"rank {rank.number}: {self._described(rank.number)}" for rank in self._others)
         return f"the ranks waited for one another in vain ({str(error).splitlines()[0]}); {states}"
 
     def cause(self) -> str | None:
@@ -200,10 +200,10 @@ class OtherRanks:
         return f"rank {number}: {text}"
 
     def _described(self, number: int) -> str:
-        other = next(other for other in self._others if other.number == number)
-        if other.node:
-            return f"its process is on {other.node}, where nobody looked at it"
-        return describe_process(other.pid, f"rank {number}")
+        rank = next(entry for entry in self._others if entry.number == number)
+        if rank.node:
+            return f"its process is on {rank.node}, where nobody looked at it"
+        return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
         """Put the reports of ``other`` into the queue until it has ended. Runs in a thread of its own."""
@@ -243,6 +243,8 @@ def _end_of(other: _Other) -> str:
     pid = other.pid
     with suppress(ChildProcessError):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"
-        return f"its process {how}; {explain_end(code)}" if code < 0 else f"its process {how}"
+        ending = (
+            f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"
+        )
+        return f"its process {ending}; {explain_end(code)}" if code < 0 else f"its process {ending}"
     return "its process is gone"

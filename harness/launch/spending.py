@@ -103,9 +103,9 @@ def seconds_of(record: RunRecord) -> float | None:
 
 def _parted(parts: Iterator[Part | InputError]) -> tuple[list[Part], tuple[InputError, ...]]:
     """Return the parts, and the errors."""
-    whole = list(parts)
-    errors = tuple(one for one in whole if isinstance(one, InputError))
-    return [one for one in whole if not isinstance(one, InputError)], errors
+    results = list(parts)
+    errors = tuple(result for result in results if isinstance(result, InputError))
+    return [result for result in results if not isinstance(result, InputError)], errors
 
 
 def _in_total(spans: Sequence[tuple[float, float]]) -> float:
@@ -119,10 +119,10 @@ def _in_total(spans: Sequence[tuple[float, float]]) -> float:
 
 def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[float, float] | InputError]:
     """Yield begin and end of every run. A run that did not begin has none."""
-    for one in records:
-        if one.status == "done" or one.started_utc or one.ended_utc:
+    for record in records:
+        if record.status == "done" or record.started_utc or record.ended_utc:
             try:
-                yield _span_of(store.run_json(one.arm, one.block), one)
+                yield _span_of(store.run_json(record.arm, record.block), record)
             except InputError as error:
                 yield error
 
@@ -140,7 +140,7 @@ def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
 def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
     """Return both times in Unix seconds. Raises InputError if one is no time, or the end comes before the begin."""
     try:
-        begin_s, end_s = (datetime.fromisoformat(one).timestamp() for one in (begin_utc, end_utc))
+        begin_s, end_s = (datetime.fromisoformat(time_utc).timestamp() for time_utc in (begin_utc, end_utc))
     except (ValueError, OverflowError) as error:
         raise InputError(f"{path}: begin or end of the run is no time ({in_words(error)})") from error
     if end_s < begin_s:
@@ -164,10 +164,12 @@ def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | Inp
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
     """Return US dollars per hour: the scenario's price, else that of the devices. Emulated devices have none."""
-    given = study.scenario_text.get("price_usd_per_hour")
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return float(given)
-    facts = next((one.facts for one in records if one.facts.price_per_hour_usd and not one.facts.emulated), None)
+    price = study.scenario_text.get("price_usd_per_hour")
+    if isinstance(price, int | float) and not isinstance(price, bool):
+        return float(price)
+    facts = next(
+        (record.facts for record in records if record.facts.price_per_hour_usd and not record.facts.emulated), None
+    )
     if facts is None or facts.price_per_hour_usd is None:
         return None
     return facts.price_per_hour_usd * (facts.device_count or 1)
@@ -184,7 +186,7 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
     """Yield the seconds of the pilots and of each trial."""
     parts = [
         (folder / SWEEP, "lost_s"),
-        *((one / TRIAL_SPENT, "seconds") for one in sorted(folder.glob(f"{TRIALS}/*/"))),
+        *((trial / TRIAL_SPENT, "seconds") for trial in sorted(folder.glob(f"{TRIALS}/*/"))),
     ]
     for path, key in parts:
         try:

@@ -128,8 +128,8 @@ def begin_study(
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
     """Prepare everything that the runs of ``plan`` need, and make their study's folder, which is still empty."""
     if sequential is not None or elsewhere is not None:
-        which = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
-        refuse_auto([arm.config for arm in plan.arms], which)
+        cause = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
+        refuse_auto([arm.config for arm in plan.arms], cause)
     refuse_resume({arm.name: arm.config for arm in plan.arms})
     if elsewhere is None:
         check_devices({arm.name: arm.config for arm in plan.arms})
@@ -214,18 +214,18 @@ def run_part(path: Path, block: int | None, force: bool = False) -> bool:
         raise InputError(f"{path}: there is no block {block}; allowed: 0 to {len(record.order) - 1}")
     chosen = [block] if block is not None else list(range(len(record.order)))
     with ExitStack() as held, terminable():
-        for one in chosen:
-            held.enter_context(only_one(folder, f"slurm/block-{one}.lock"))
+        for locked_block in chosen:
+            held.enter_context(only_one(folder, f"slurm/block-{locked_block}.lock"))
         data = _prepare_again(folder, record, force)
         _run_missing(folder, record, chosen, data)
-    return all(folder.is_done(name, one) for one in chosen for name in record.order[one])
+    return all(folder.is_done(name, number) for number in chosen for name in record.order[number])
 
 
 def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int], data: StudyData) -> None:
     repetitions = _repetitions(record)
-    missing = {one: [name for name in record.order[one] if not folder.is_done(name, one)] for one in blocks}
+    missing = {number: [name for name in record.order[number] if not folder.is_done(name, number)] for number in blocks}
     todo = [name for names in missing.values() for name in names]
-    print(f"{len(todo)} runs of {', '.join(f'block {one}' for one in blocks)}", file=sys.stderr)
+    print(f"{len(todo)} runs of {', '.join(f'block {number}' for number in blocks)}", file=sys.stderr)
     progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
     limits = _limits(record, None)
     with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
@@ -257,10 +257,10 @@ def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> Stu
         raise InputError(f"{path}: cannot write there, so nothing can be added to this study")
     with terminable():
         data = prepare_data(configs, _limits(record, None).start_s)
-    for what, before in record.fingerprints.items():
-        if data.fingerprints.get(what) != before:
+    for name, before in record.fingerprints.items():
+        if data.fingerprints.get(name) != before:
             raise InputError(
-                f"{path}: {what} is no longer what the study was begun with: the two must not be mixed; start a new one"
+                f"{path}: {name} is no longer what the study was begun with: the two must not be mixed; start a new one"
             )
     check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)

@@ -106,11 +106,11 @@ class RunTables:
         try:
             losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
             rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])
-            others = [] if self._rank else counted_by_others(self._folder, self._ranks)
+            rank_counts = [] if self._rank else counted_by_others(self._folder, self._ranks)
             for part in self._steps:
                 numbers = np.asarray(part["step"], dtype=np.int64)
-                whole = {**part, **with_others(part, numbers, others)}
-                steps.append({**whole, "loss": losses(numbers), "learning_rate": rates(numbers)})
+                columns = {**part, **with_others(part, numbers, rank_counts)}
+                steps.append({**columns, "loss": losses(numbers), "learning_rate": rates(numbers)})
             steps.close()
         finally:
             steps.discard()
@@ -176,18 +176,20 @@ def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -
 
     summed: Columns = {}
     for name in COUNTS if others else ():
-        whole = (
+        total = (
             pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
         )
-        for other in others:
-            place = np.searchsorted(other["step"], numbers)
-            there = place < len(other["step"])
-            there[there] &= other["step"][place[there]] == numbers[there]
+        for counts in others:
+            place = np.searchsorted(counts["step"], numbers)
+            matches = place < len(counts["step"])
+            matches[matches] &= counts["step"][place[matches]] == numbers[matches]
             more = (
-                np.where(there, other[name][np.minimum(place, len(other["step"]) - 1)], -1) if len(there) else numbers
+                np.where(matches, counts[name][np.minimum(place, len(counts["step"]) - 1)], -1)
+                if len(matches)
+                else numbers
             )
-            whole = np.where((whole < 0) | (more < 0), -1, whole + more)
-        summed[name] = pa.array(whole, mask=whole < 0)
+            total = np.where((total < 0) | (more < 0), -1, total + more)
+        summed[name] = pa.array(total, mask=total < 0)
     return summed
 
 
@@ -205,8 +207,8 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
         import pyarrow as pa
 
         place = np.searchsorted(numbers, steps, side="right") - 1
-        known = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
-        return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~known)
+        matches = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
+        return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~matches)
 
     return found
 

@@ -324,7 +324,9 @@ class Training:
         self._loss = recorder.last_loss
         if order != "stop" and evaluator is not None:
             evaluator.finish()  # before the last checkpoint: a training that has one is whole
-        self._passes = {"loss" if one.questions is None else "choices": one for one in recorder.validations}
+        self._passes = {
+            "loss" if validation.questions is None else "choices": validation for validation in recorder.validations
+        }
         if self._state.steps != saver.last:
             saver.save(self._state.steps)
         saver.wait()

@@ -47,8 +47,8 @@ class LossTable:
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
         if [row.step for row in kept] != list(range(first_step, steps)):
-            which = f"the first {steps} steps" if not first_step else f"steps {first_step} to {steps - 1}"
-            print(f"warning: {path}: of {which} it has {len(kept)} losses", file=sys.stderr)
+            span = f"the first {steps} steps" if not first_step else f"steps {first_step} to {steps - 1}"
+            print(f"warning: {path}: of {span} it has {len(kept)} losses", file=sys.stderr)
         lines = [",".join(COLUMNS), *(f"{row.step},{row.tokens},{row.loss!r}" for row in kept)]
         write_text(path, "\n".join(lines) + "\n")
         self._file: TextIO = open(path, "a")  # noqa: SIM115  # open as long as the training
@@ -150,8 +150,8 @@ def read_evaluations(path: Path) -> list[EvaluationRow]:
     def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
         if shares and len(shares) != len(EvaluationRow._fields) - 5:
             raise ValueError("a row that is not whole")
-        values = [float(one) if one else None for one in (loss, accuracy, *shares)]
-        labels, asked = (int(one) if one else None for one in (tokens, questions))
+        values = [float(text) if text else None for text in (loss, accuracy, *shares)]
+        labels, asked = (int(text) if text else None for text in (tokens, questions))
         return EvaluationRow(int(step), values[0], values[1], labels, asked, *values[2:])
 
     return _rows(path, EvaluationRow._fields, made, OLD_COLUMNS)
@@ -243,6 +243,6 @@ class TrainingRecorder(StepRecorder):
     def validated(self, validation: Validation) -> None:
         super().validated(validation)
         if self.evaluations is not None:
-            one = validation
-            known = {name: getattr(one, name) for name in EvaluationRow._fields}
-            self.evaluations.add(EvaluationRow(**known))
+            result = validation
+            fields = {name: getattr(result, name) for name in EvaluationRow._fields}
+            self.evaluations.add(EvaluationRow(**fields))

@@ -60,7 +60,9 @@ class TrainingProgress:
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
-            evaluating_s = sum(one.end_ns - one.start_ns for one in passes) / 1e9 + self._sampling_s
+            evaluating_s = (
+                sum(validation.end_ns - validation.start_ns for validation in passes) / 1e9 + self._sampling_s
+            )
             self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s, evaluating_s))
 
     def line(
@@ -69,11 +71,11 @@ class TrainingProgress:
         """Return the line after ``seconds`` of this part, of which ``evaluating_s`` went to evaluation."""
         done = share - self._share
         left_s = (1 - share) * seconds / done if done > 0 else 0.0
-        left = f", {_clock(left_s)} left" if left_s >= 1 else ""
+        remaining = f", {_clock(left_s)} left" if left_s >= 1 else ""
         value = "" if loss is None else f"loss {loss:.4f}, "
         training_s = seconds - evaluating_s
         speed = (tokens - self._tokens) / training_s if training_s > 0 else 0.0
-        return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{left}"
+        return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{remaining}"
 
     def sampled(self, sample: Sample) -> None:
         """Show what the model wrote after a step."""

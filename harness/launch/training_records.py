@@ -43,8 +43,8 @@ class TrainingRecords:
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
         if resume and self.folder.study_json.exists():
             before = self.folder.read_study()
-            if [one.name for one in before.arms] != [name]:
-                trained = ", ".join(one.name for one in before.arms)
+            if [arm_record.name for arm_record in before.arms] != [name]:
+                trained = ", ".join(arm_record.name for arm_record in before.arms)
                 raise InputError(f"--out {self.folder.path}: the arm {trained} is trained there, not {name}")
             blocks = sum(self.folder.read_record(name, block) is not None for block in range(before.blocks))
             note = f"resumed {self._begun_utc}: {' '.join(self._command)}"

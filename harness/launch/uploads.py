@@ -126,10 +126,10 @@ class Destination:
         """Return True if the local file, unless it was removed, has the bytes of the remote one."""
         try:
             with (
-                open(self.folder / name, "rb") as ours,
-                self._filesystem.open_input_stream(f"{self._root}/{name}") as one,
+                open(self.folder / name, "rb") as local,
+                self._filesystem.open_input_stream(f"{self._root}/{name}") as remote,
             ):
-                return hashlib.file_digest(ours, "sha256").digest() == hashlib.file_digest(one, "sha256").digest()
+                return hashlib.file_digest(local, "sha256").digest() == hashlib.file_digest(remote, "sha256").digest()
         except FileNotFoundError:
             return not (self.folder / name).exists()
 
@@ -165,12 +165,12 @@ class Destination:
             except InputError as error:
                 raise InputError(f"{KEY}: {self.url}: {error}") from error
         wait_s = PAUSE_S
-        for left in reversed(range(ATTEMPTS)):
+        for remaining in reversed(range(ATTEMPTS)):
             try:
                 self._write_marker()
                 break
             except Exception as error:  # each filesystem has errors of its own
-                if not left:
+                if not remaining:
                     raise InputError(
                         f"{KEY}: {self.url}: cannot be written ({plain_reason(error)}); give a URL that can, {WITHOUT}"
                     ) from error
@@ -259,17 +259,17 @@ class Destination:
         for name, key in IDENTITIES.items():
             try:
                 with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
-                    theirs = json.loads(file.read()).get(key, "")
+                    remote_id = json.loads(file.read()).get(key, "")
             except Exception:  # nothing, or nothing that may be read: each filesystem has errors of its own
                 continue
             try:
-                ours = read_json(self.folder / name).get(key, "")
+                local_id = read_json(self.folder / name).get(key, "")
             except (OSError, ValueError, AttributeError):
-                ours = None  # one that has just begun
-            if theirs == ours:
+                local_id = None  # one that has just begun
+            if remote_id == local_id:
                 return
-            what = "sweep" if name == SWEEP else "training or study"
-            raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
+            kind = "sweep" if name == SWEEP else "training or study"
+            raise InputError(f"another {kind} lies there ({name}); give another URL, or remove that one")
         with suppress(OSError):  # The place may forbid listing.
             if listed := self._listed():
                 files = "1 file lies" if len(listed) == 1 else f"{len(listed):,} files lie"
@@ -280,29 +280,29 @@ class Destination:
         import pyarrow.fs as fs
 
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        files = [one for one in self._filesystem.get_file_info(selector) if one.type == fs.FileType.File]
+        files = [file for file in self._filesystem.get_file_info(selector) if file.type == fs.FileType.File]
         start = len(self._root.rstrip("/")) + 1
-        whole = (
-            one for one in files if not one.base_name.startswith(MARKER) and not one.base_name.endswith(UNFINISHED)
+        finished = (
+            file for file in files if not file.base_name.startswith(MARKER) and not file.base_name.endswith(UNFINISHED)
         )
-        return {one.path[start:]: (one.size, one.mtime_ns) for one in whole}
+        return {file.path[start:]: (file.size, file.mtime_ns) for file in finished}
 
     def _remove_gone(self) -> None:
-        here = {name for name, _ in self._local()}
-        gone = [one for one in self._there if one not in here and _may_go(one, here)]
+        local = {name for name, _ in self._local()}
+        gone = [copied for copied in self._there if copied not in local and _may_go(copied, local)]
         for name in gone:
             with suppress(Exception):  # stale files do no harm
                 self._filesystem.delete_file(f"{self._root}/{name}")
             del self._there[name]
         if self._scheme not in _OBJECTS:  # elsewhere the folders of removed checkpoints would stay, empty
-            for parent in {one.rpartition("/")[0] for one in gone}:
+            for parent in {removed.rpartition("/")[0] for removed in gone}:
                 if parent and not (self.folder / parent).exists():
                     with suppress(Exception):
                         self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
         names = [name for name, why in _walk(self.folder) if not why and name != KEPT]
-        for name in sorted(names, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
+        for name in sorted(names, key=lambda path: (path.rpartition("/")[2] in LAST, path)):
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)
 
@@ -313,8 +313,8 @@ class Destination:
             if kept["url"] != self.url:
                 return None
             return {
-                str(name): _CopiedFile((int(size), int(changed)), None if there is None else int(there))
-                for name, (size, changed, there) in kept["files"].items()
+                str(name): _CopiedFile((int(size), int(changed)), None if copied_ns is None else int(copied_ns))
+                for name, (size, changed, copied_ns) in kept["files"].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -351,7 +351,7 @@ def _may_go(name: str, here: Collection[str]) -> bool:
     if folder != CHECKPOINTS:
         return bool(rest)
     step = rest.partition("/")[0]
-    newer = (one.split("/") for one in here if one.startswith(f"{CHECKPOINTS}/"))
+    newer = (path.split("/") for path in here if path.startswith(f"{CHECKPOINTS}/"))
     return any(parts[1] > step and parts[-1] == LAST[0] for parts in newer)
 
 
@@ -366,32 +366,32 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     def entries(inside: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         above = (*above, os.path.realpath(inside))
         with os.scandir(inside) as listed:
-            names = sorted(one.name for one in listed if not _is_temporary(one.name))
-        for one in names:
-            path, whole = inside / one, f"{name}{one}"
+            names = sorted(entry.name for entry in listed if not _is_temporary(entry.name))
+        for base in names:
+            path, relative = inside / base, f"{name}{base}"
             try:
-                whole.encode()
+                relative.encode()
                 mode = path.stat().st_mode
             except UnicodeEncodeError:
-                yield whole, "its name is no UTF-8"
+                yield relative, "its name is no UTF-8"
             except OSError as error:
                 if path.is_symlink():
-                    yield whole, f"a broken link: {error.strerror}"
+                    yield relative, f"a broken link: {error.strerror}"
                 elif path.exists():  # else it was removed meanwhile
-                    yield whole, str(error.strerror)
+                    yield relative, str(error.strerror)
             else:
                 if stat.S_ISDIR(mode):
                     real = os.path.realpath(path)
                     if real in above:
-                        yield whole, "a link to a folder that contains it"
+                        yield relative, "a link to a folder that contains it"
                     elif path.is_symlink() and real in linked:
-                        yield whole, "a second link to a folder"
+                        yield relative, "a second link to a folder"
                     else:
                         if path.is_symlink():
                             linked.add(real)
-                        yield from entries(path, f"{whole}/", above)
+                        yield from entries(path, f"{relative}/", above)
                 else:
-                    yield whole, "" if stat.S_ISREG(mode) else "not a plain file"
+                    yield relative, "" if stat.S_ISREG(mode) else "not a plain file"
 
     with suppress(FileNotFoundError):  # a checkpoint that is removed meanwhile
         yield from entries(folder, "", ())
@@ -460,15 +460,15 @@ class Uploader:
             if not self._compared:
                 self._destination.compare()
                 self._compared = True
-            whole = self._destination.copy_all(self._pause)
+            complete = self._destination.copy_all(self._pause)
             if ending:
                 self._destination.compare()
                 if self._destination.missing():
-                    whole = self._destination.copy_all(self._pause)
+                    complete = self._destination.copy_all(self._pause)
                     self._destination.compare()
         except Exception as error:  # the training goes on in any case here
-            whole, self._destination.reason = False, plain_reason(error)
-        reason = "" if whole else self._destination.reason
+            complete, self._destination.reason = False, plain_reason(error)
+        reason = "" if complete else self._destination.reason
         if reason and reason != self._warned and not ending:
             print(f"warning: upload to {self._destination.url}: {reason}; tried again later", file=sys.stderr)
         self._warned = reason

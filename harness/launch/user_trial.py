@@ -143,10 +143,10 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "it said nothing"
         number = process.returncode
-        how = f"{name} ended its process (exit code {number})"
+        ending = f"{name} ended its process (exit code {number})"
         if number < 0:
-            how = f"the process of {name} was {killed_by(-number)}"
-        raise InputError(f"{key}: {how}: {last}") from error
+            ending = f"the process of {name} was {killed_by(-number)}"
+        raise InputError(f"{key}: {ending}: {last}") from error
     if "error" in content:
         if printed:
             print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line

@@ -39,7 +39,7 @@ def read_ending(path: Path) -> JobEnding | None:
     """Read the job's record; None if there is none, or if it is damaged."""
     try:
         content = read_json(path)
-        return JobEnding(**{one.name: content[one.name] for one in fields(JobEnding) if one.name in content})
+        return JobEnding(**{field.name: content[field.name] for field in fields(JobEnding) if field.name in content})
     except (OSError, ValueError, TypeError):
         return None
 
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, metavar="B", help="this block alone")
     parser.add_argument("--record", type=Path, required=True, metavar="FILE", help="what the job says of itself")
     parser.add_argument("--force", action="store_true", help="also what cannot fit into memory")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     begun = JobEnding(own_job(dict(os.environ)), socket.gethostname(), begun_utc=now())
-    write_json(given.record, asdict(begun))
+    write_json(options.record, asdict(begun))
     ending = replace(begun, status="failed")
     try:
-        everything = run_part(given.study, given.block, given.force)
+        everything = run_part(options.study, options.block, options.force)
         ending = replace(begun, status="done" if everything else "failed")
     except KeyboardInterrupt:
         ending = replace(begun, status="interrupted", error="a signal ended it (time limit, scancel or preemption)")
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         ending = replace(begun, error=in_words(error))
     finally:
-        write_json(given.record, asdict(replace(ending, ended_utc=now())))
+        write_json(options.record, asdict(replace(ending, ended_utc=now())))
     if ending.error is not None:
         print(f"harness: job {ending.job}: {ending.error}", file=sys.stderr)
     return EXITS[ending.status]

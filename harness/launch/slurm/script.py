@@ -46,10 +46,10 @@ class Submission:
 
 def batch_script(submission: Submission) -> str:
     """The whole script."""
-    what = "one job for each block" if submission.is_array else "the whole study in one job"
+    extent = "one job for each block" if submission.is_array else "the whole study in one job"
     lines = [
         "#!/bin/bash",
-        f"# The study {submission.study}: {what}.",
+        f"# The study {submission.study}: {extent}.",
         "# Written by harness run from the scenario's launch.slurm; harness run --resume STUDY waits for its jobs,",
         "# gathers what they measured, and submits again what is missing.",
         *(f"#SBATCH {shell_word(option) if ' ' in option else option}" for option in _options(submission)),
@@ -74,7 +74,7 @@ def _options(submission: Submission) -> Iterator[str]:
     yield f"--output={str(log.parent).replace('%', '%%')}/{jobs}"
     yield f"--nodes={submission.nodes}"
     yield "--ntasks-per-node=1"
-    given = {
+    options = {
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -84,7 +84,7 @@ def _options(submission: Submission) -> Iterator[str]:
         "gpus-per-node": slurm.gpus_per_node,
         "gres": slurm.gres,
     }
-    yield from (f"--{name}={value}" for name, value in given.items() if value is not None)
+    yield from (f"--{name}={value}" for name, value in options.items() if value is not None)
     if slurm.exclusive:
         yield "--exclusive"
     yield "--no-requeue"  # harness run --resume submits the missing blocks

@@ -48,8 +48,8 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
     """The jobs that all arms ask for; None: none. Raises InputError if they differ: a job runs all arms of a block."""
     by_arm = {name: config_slurm(config) for name, config in configs.items()}
     first, settings = next(iter(by_arm.items()))
-    for name, other in by_arm.items():
-        if other != settings:
+    for name, arm_settings in by_arm.items():
+        if arm_settings != settings:
             raise InputError(
                 f"launch.slurm: arm {name} has another one than {first}, but a job runs all arms of a block; "
                 "put it into base, and only launch.torchrun into arms"
@@ -60,7 +60,7 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
 def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
     """Nodes that a job needs for the arm with the most."""
     asked = slurm_of(configs)
-    most = max(1 if one.launch is None else one.launch.torchrun.nnodes for one in configs.values())
+    most = max(1 if config.launch is None else config.launch.torchrun.nnodes for config in configs.values())
     return max(most, (asked and asked.nodes) or 1)
 
 
@@ -82,9 +82,9 @@ def submit_study(
     slurm = _asked(configs)
     check_slurm_here()
     free_bytes = node_memory_bytes(slurm.partition) if slurm.mem is None else _bytes_of(slurm.mem)
-    where = Elsewhere("of Slurm's nodes", free_bytes)
+    elsewhere = Elsewhere("of Slurm's nodes", free_bytes)
     made = [place for place in (out / plan.scenario.name, out) if not place.exists()]
-    folder, record, _ = begin_study(plan, out, command, source, force=force, elsewhere=where)
+    folder, record, _ = begin_study(plan, out, command, source, force=force, elsewhere=elsewhere)
     jobs = Jobs(folder, record, slurm, most_nodes(configs))
     with only_one(folder):
         try:
@@ -188,7 +188,7 @@ class Jobs:
         """Description of the submitted jobs."""
         if not self._by_block:
             return "no job is needed"
-        logs = ", ".join(dict.fromkeys(str(one.folder) for _, one in self._by_block.values()))
+        logs = ", ".join(dict.fromkeys(str(submission.folder) for _, submission in self._by_block.values()))
         kind = "one for each block" if self.is_array else "all blocks in one"
         return f"job {', '.join(self.ids)} ({kind}), scripts and logs in {logs}"
 
@@ -288,15 +288,15 @@ class Jobs:
     def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
         """``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
         parts = []
-        seen = {self._id(block): self._state(block, queue) for block in living}
-        for state in dict.fromkeys(one.state for one in seen.values()):
-            of = {job: one for job, one in seen.items() if one.state == state}
+        job_states = {self._id(block): self._state(block, queue) for block in living}
+        for state in dict.fromkeys(job_state.state for job_state in job_states.values()):
+            jobs = {job: job_state for job, job_state in job_states.items() if job_state.state == state}
             if state == "PENDING":
-                why = ", ".join(Counter(one.reason for one in of.values()))
+                why = ", ".join(Counter(job_state.reason for job_state in jobs.values()))
             else:
-                why = ", ".join(f"{job} on {one.nodes}" for job, one in of.items())
-            parts.append(f"{len(of)} {state.lower()} ({why})")
-        ended = len({self._id(block) for block in self._by_block}) - len(seen)
+                why = ", ".join(f"{job} on {job_state.nodes}" for job, job_state in jobs.items())
+            parts.append(f"{len(jobs)} {state.lower()} ({why})")
+        ended = len({self._id(block) for block in self._by_block}) - len(job_states)
         if ended:
             parts.append(f"{ended} ended")
         return f"job {', '.join(self.ids)}: {', '.join(parts)}"
@@ -305,10 +305,10 @@ class Jobs:
         """Write down how the study stands, and of each run that is missing which job is to blame."""
         lost = list(self._lost_blocks())
         notes = []
-        for one in lost:
-            print(f"harness: {one.line}", file=sys.stderr)
-            notes.append(one.line)
-            self._blame(one)
+        for lost_block in lost:
+            print(f"harness: {lost_block.line}", file=sys.stderr)
+            notes.append(lost_block.line)
+            self._blame(lost_block)
         status: Literal["done", "failed"] = "failed" if self.missing() else "done"
         record = self._record
         done = (self._folder.read_record(name, block) for block, order in enumerate(record.order) for name in order)
@@ -372,7 +372,7 @@ class Jobs:
 def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
     """Return one line: the job, its state in Slurm, its own record, and the end of its log."""
     node = state.nodes or (ending.node if ending is not None else "")
-    how = {
+    outcome = {
         "GONE": "has ended, and Slurm no longer knows how",
         "COMPLETED": "ended, with runs that failed",
         "FAILED": "failed",
@@ -383,8 +383,8 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
         "NODE_FAIL": "lost its node",
     }.get(state.state, f"ended as {state.state}")
     if state.state == "FAILED" and ending is not None and ending.status == "failed" and ending.error is None:
-        how = "ended, with runs that failed"
-    line = f"block {block}: job {job}{f' on {node}' if node else ''} {how}"
+        outcome = "ended, with runs that failed"
+    line = f"block {block}: job {job}{f' on {node}' if node else ''} {outcome}"
     if ending is None:
         line += "; it never began to run the study"
     elif ending.status == "running":

@@ -75,8 +75,8 @@ class TrackerFeed:
     def wait(self, until_s: float) -> None:
         """Wait until everything that was sent is recorded, the process has ended, or it is ``until_s`` (monotonic)."""
         with self._changed:
-            while not self._over and self._answered < self._given and (left := until_s - monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._over and self._answered < self._given and (remaining_s := until_s - monotonic()) > 0:
+                self._changed.wait(remaining_s)
 
     def lost(self, until_s: float) -> str | None:
         """Return one line about records missing at ``until_s`` (monotonic); None if there are none."""

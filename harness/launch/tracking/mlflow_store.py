@@ -34,25 +34,25 @@ class MlflowStore:
         from mlflow.entities import Param
 
         scenario = (parent or run).partition("/")[0]
-        known = self._client.get_experiment_by_name(scenario)
+        existing = self._client.get_experiment_by_name(scenario)
         experiment = (
-            known.experiment_id
-            if known is not None
+            existing.experiment_id
+            if existing is not None
             else self._client.create_experiment(scenario, artifact_location=f"{self._artifacts}/{scenario}")
         )
         tags = {} if parent is None else {"mlflow.parentRunId": self._ids[parent]}
         created = self._client.create_run(experiment, start_time=start_ms, tags=tags, run_name=run)
         self._ids[run] = created.info.run_id
         params = [Param(name, str(value)[:_LONGEST]) for name, value in parameters.items()]
-        for some in _cut(params, _MOST_PARAMETERS):
-            self._client.log_batch(self._ids[run], params=some)
+        for chunk in _cut(params, _MOST_PARAMETERS):
+            self._client.log_batch(self._ids[run], params=chunk)
 
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None:
         from mlflow.entities import Metric
 
         entries = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
-        for some in _cut(entries, _MOST_METRICS):
-            self._client.log_batch(self._ids[run], metrics=some)
+        for chunk in _cut(entries, _MOST_METRICS):
+            self._client.log_batch(self._ids[run], metrics=chunk)
 
     def attach(self, run: str, files: Sequence[Path]) -> None:
         for path in files:
@@ -67,8 +67,8 @@ class MlflowStore:
 
 def _cut(items: Sequence[One], most: int) -> Iterator[list[One]]:
     rest = iter(items)
-    while some := list(islice(rest, most)):
-        yield some
+    while chunk := list(islice(rest, most)):
+        yield chunk
 
 
 def make(folder: Path) -> MlflowStore:

@@ -44,14 +44,14 @@ class StudyTrackers:
         self._left_s = limit_s
         self._absent: list[str] = []
         self._feeds: list[TrackerFeed] = []
-        for one in asked:
-            if (why := missing(one)) is not None:
-                self._absent.append(f"{one}: {why}")
+        for tracker in asked:
+            if (why := missing(tracker)) is not None:
+                self._absent.append(f"{tracker}: {why}")
                 continue
             try:
-                self._feeds.append(TrackerFeed(one, to / one.replace(":", ".")))
+                self._feeds.append(TrackerFeed(tracker, to / tracker.replace(":", ".")))
             except OSError as error:  # its folder cannot be written: that is no reason to fail, or for others to
-                self._absent.append(f"{one}: not started ({in_words(error)})")
+                self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
         """Hand on what ``runs`` recorded, and wait until it arrived. Says what was lost, a line a tracker."""
@@ -119,8 +119,8 @@ def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, file
     """
     folder = StudyFolder(path)
     record = folder.read_study()
-    whole = path.absolute()
-    trackers = StudyTrackers(f"{record.scenario}/{whole.name}/{part}", asked, limit_s, whole / "tracking")
+    study_path = path.absolute()
+    trackers = StudyTrackers(f"{record.scenario}/{study_path.name}/{part}", asked, limit_s, study_path / "tracking")
     lost: list[str] = []
     try:
         trackers.send_runs(record, [run for run in folder.runs() if run.record.block == part])
@@ -136,8 +136,8 @@ def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, file
 def _note(folder: StudyFolder, lines: Sequence[str]) -> None:
     """Replace the study's notes about its trackers by these."""
     record = folder.read_study()
-    others = [note for note in record.notes if not note.startswith(NOTE)]
-    folder.write_study(replace(record, notes=[*others, *(f"{NOTE}{line}" for line in lines)]))
+    notes = [note for note in record.notes if not note.startswith(NOTE)]
+    folder.write_study(replace(record, notes=[*notes, *(f"{NOTE}{line}" for line in lines)]))
 
 
 def attached_files(folder: StudyFolder) -> list[Path]:
@@ -152,14 +152,14 @@ def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> I
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
     for run in plain:
-        one = f"{run.record.arm}/{run.record.block}"
+        run_name = f"{run.record.arm}/{run.record.block}"
         parameters = {**flatten(run.record.config), "arm": run.record.arm, "block": run.record.block}
-        known = {"device": run.record.facts.device, "torch": run.record.facts.torch}
-        yield _begin(one, name, {**parameters, **known}, _started_ms([run]))
+        runtime = {"device": run.record.facts.device, "torch": run.record.facts.torch}
+        yield _begin(run_name, name, {**parameters, **runtime}, _started_ms([run]))
         rows = metric_rows(run)
         for at in range(0, len(rows), ROWS):
-            yield {"do": "metrics", "run": one, "rows": rows[at : at + ROWS]}
-        yield {"do": "end", "run": one, "status": run.record.status}
+            yield {"do": "metrics", "run": run_name, "rows": rows[at : at + ROWS]}
+        yield {"do": "end", "run": run_name, "status": run.record.status}
 
 
 def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) -> JsonObject:
@@ -196,6 +196,8 @@ def metric_rows(run: RunData) -> list[Json]:
         if loss is not None and loss < 700:  # math.exp ends at 709
             values["perplexity"] = math.exp(loss)
         values |= {f"multiple_choice_{name}": row[name] for name in CHOICE_COLUMNS}
-        known = {name: value for name, value in values.items() if value is not None}
-        by_step.append((row["step"], row["end_ns"] + offset, known))
-    return [[step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(by_step, key=lambda one: one[1])]
+        present = {name: value for name, value in values.items() if value is not None}
+        by_step.append((row["step"], row["end_ns"] + offset, present))
+    return [
+        [step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(by_step, key=lambda entry: entry[1])
+    ]

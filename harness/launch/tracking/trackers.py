@@ -61,7 +61,7 @@ KINDS = {
 def missing(name: str) -> str | None:
     """Return why that tracker cannot start here; None if nothing is known to be missing."""
     kind = KINDS.get(name)
-    lacking = [one for one in kind.needs if find_spec(one) is None] if kind is not None else []
+    lacking = [module for module in kind.needs if find_spec(module) is None] if kind is not None else []
     if not lacking:
         return None
     return f"{', '.join(lacking)} not installed (pip install 'llm-training-harness[{name}]')"
