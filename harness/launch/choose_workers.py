@@ -22,12 +22,12 @@ from trainer.worker_trial import WorkerTrial, can_have_workers
 
 KEY = "data.workers"
 TRIAL = ("-m", "trainer.worker_trial")
-_LOG_LINES_SHOWN = 4  # last lines of a trial that ended without an answer
+_LOG_LINES_SHOWN = 4  # number of last log lines shown for a trial that ended without an answer
 
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """Number of workers chosen for an arm, and the figures it is based on (None: nothing was measured)."""
+    """Number of workers chosen for an arm, and the measurements behind it (None: nothing was measured)."""
 
     workers: int
     trial: WorkerTrial | None
@@ -47,9 +47,9 @@ class WorkerChoice:
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """``plan`` with a number for each ``auto``, and a note on each choice. A control has the number of its arm.
+    """Return ``plan`` with a number in place of each ``auto``, and a note for each choice.
 
-    ``start_s``: how long a trial may take (limits.start_s).
+    A control gets the number of its arm. ``start_s``: time limit of a trial (limits.start_s).
     """
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
@@ -72,14 +72,14 @@ def _with(arm: Arm, chosen: dict[str, WorkerChoice]) -> Arm:
 
 
 def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
-    """``config`` with that number of workers, checked anew."""
+    """Return ``config`` with this number of workers, validated again."""
     content: dict[str, Any] = config.model_dump()
     content["data"]["workers"] = workers
     return TrainerConfig.model_validate(content)
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError if ``what`` needs a fixed number."""
+    """Raise InputError for ``auto``. ``what``: the reason why a fixed number is needed."""
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 
