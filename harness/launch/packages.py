@@ -1,7 +1,7 @@
-"""Says which packages a state of the code runs with: what its pyproject.toml asks for, and the pins of its constraints.
+"""Finds the packages of a state of the code: the dependencies in its pyproject.toml, and the pins of its constraints.
 
-Two states that say the same share one environment. Only what a run imports counts, not what tests and linters need:
-the project's dependencies and, transitively, theirs.
+Two states with equal packages share one environment. Only packages of a run count, not those of tests and linters: the
+project's dependencies and, transitively, their dependencies.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 CONSTRAINTS = "constraints.txt"
-# A requirement or a pin: its name, its extras if any, and what follows (a marker stands behind a semicolon).
+# A requirement or a pin: its name, optional extras, and the rest (a marker follows a semicolon).
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^]]*)\])?([^#]*)")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
 @dataclass(frozen=True)
 class Packages:
-    """Requirements of a run. Two states with equal ones run in one environment."""
+    """Requirements of a run. Two states with equal requirements run in one environment."""
 
-    asked: tuple[str, ...]  # requirements, as the project has them
-    pins: tuple[str, ...]  # lines of its constraints, for these packages and their own requirements
+    asked: tuple[str, ...]  # requirements as written in the project
+    pins: tuple[str, ...]  # lines of its constraints for these packages and their dependencies
 
 
 def packages_of(folder: Path) -> Packages | None:
-    """Return the requirements of the project in ``folder``; None if it has none."""
+    """Return the requirements of the project in ``folder``; None without any."""
     try:
         dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
-    except (OSError, KeyError, TypeError, ValueError):  # ValueError: no TOML, or no UTF-8
+    except (OSError, KeyError, TypeError, ValueError):  # ValueError: invalid TOML or UTF-8
         return None
     if not isinstance(dependencies, list):
         return None
@@ -46,10 +46,10 @@ def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Return the packages that ``asked`` takes, transitively, as installed here; None if one is not installed.
+    """Return the packages required by ``asked``, transitively, as installed here; None if one is not installed.
 
-    The packages of another state need the same ones as long as their pins are the same: a version that needs others
-    has another pin, which counts already.
+    This also holds for another state with equal pins. A package version with other requirements has another pin, which
+    already makes the states differ.
     """
     names: set[str] = set()
     visited: set[tuple[str, frozenset[str]]] = set()

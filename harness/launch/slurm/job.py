@@ -25,7 +25,7 @@ EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 @dataclass(frozen=True)
 class JobEnding:
-    """A job's own record. ``running``: it has begun, and not ended, or it was killed."""
+    """Record of a job, written by itself. ``running``: the job has begun but not ended, or it was killed."""
 
     job: str
     node: str
@@ -36,7 +36,7 @@ class JobEnding:
 
 
 def read_ending(path: Path) -> JobEnding | None:
-    """Read the job's record; None if there is none, or if it is damaged."""
+    """Read the job's record. Return None if it is missing or damaged."""
     try:
         content = read_json(path)
         return JobEnding(**{field.name: content[field.name] for field in fields(JobEnding) if field.name in content})
@@ -45,7 +45,7 @@ def read_ending(path: Path) -> JobEnding | None:
 
 
 def own_job(environ: dict[str, str]) -> str:
-    """The id of this job as squeue shows it: 12, or 12_3 of an array."""
+    """Return the id of this job as squeue shows it: 12, or 12_3 in an array."""
     array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{element}" if array and element else environ.get("SLURM_JOB_ID", "none")
 

@@ -1,4 +1,4 @@
-"""Keeps runs in an embedded MLflow store: one SQLite file and a folder of artifacts, without a server.
+"""Stores runs in an embedded MLflow store: one SQLite file and a folder of artifacts, without a server.
 
 ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`` shows it.
 """
@@ -15,12 +15,12 @@ from trainer.json_types import Json
 
 One = TypeVar("One")
 _STATUS = {"done": "FINISHED", "failed": "FAILED"}
-# Limits of one log_batch (mlflow.utils.validation), and of the length of a parameter's value.
+# Limits of one log_batch (mlflow.utils.validation), and of the length of a parameter value.
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000
 
 
 class MlflowStore:
-    """One experiment a scenario; the study's run is the parent of its arms' runs."""
+    """Creates one experiment per scenario. The study's run is the parent of its arms' runs."""
 
     def __init__(self, folder: Path) -> None:
         from mlflow import MlflowClient
