@@ -295,12 +295,12 @@ def _run_block(
 ) -> _BlockOutcome:
     """Run each of ``arms`` once."""
     environment = study.environment
-    together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
+    groups = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
     finished, started = True, 0
     over, repetitions = None, _repetitions(scenario)
     unstartable: set[tuple[object, ...]] = set()
-    for group in together:
+    for group in groups:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
             runs = [
                 _CommandRun(folder, arm, block, Path(gates, str(number)), limits) for number, arm in enumerate(group)

@@ -326,8 +326,8 @@ def _works(one: AttachedProcess) -> Iterator[Kernel]:
         for event in portion:
             if event[0] == WORK:
                 _, name, launch_start, launch_end, start, end = event
-                at = (host_ns + round((moment - device_ns) * scale) for moment in (start, end))
-                yield Kernel(name, launch_start, launch_end, *at)
+                host_times_ns = (host_ns + round((moment - device_ns) * scale) for moment in (start, end))
+                yield Kernel(name, launch_start, launch_end, *host_times_ns)
 
 
 def _left(steps: int, found: Sequence[StepTotals]) -> int:
@@ -448,18 +448,18 @@ def _sampling(received: Event) -> int:
 def _restarting(body: Sequence[Event]) -> int:
     """Nanoseconds of waits in which an epoch ended, and of waits for the first batch after a loader restart."""
     total_ns = begun_ns = wait_ns = 0
-    again = False  # True if the last wait ended an epoch, or a loader restarted
+    restarts = False  # True if the last wait ended an epoch, or a loader restarted
     for event in body:
         if event[0] == ENTER and event[1] == "fetch":
             begun_ns = event[2]
         elif event[0] == EXIT and event[1] == "fetch":
             wait_ns = event[2] - begun_ns
         elif event[0] == BEGUN_ANEW:
-            again = True
+            restarts = True
         elif event[0] == RECEIVED:
             ended = _ended(event)
-            total_ns += wait_ns if ended or again else 0
-            again = ended
+            total_ns += wait_ns if ended or restarts else 0
+            restarts = ended
     return total_ns
 
 

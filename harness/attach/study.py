@@ -273,8 +273,8 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     Only a few early steps are watched, so a rare long wait (a checkpoint) is not among them.
     """
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
-    most = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
-    return str(place) if place is not None and most else None
+    is_majority = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
+    return str(place) if place is not None and is_majority else None
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
@@ -320,8 +320,8 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "spent_ms": ns / 1e6,
                 }
     held = {number: ns * totals.held_shares.get(number, 0.0) for number, ns in totals.others_ns.items()}
-    for kind, at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
-        for number, ns in at.items():
+    for kind, spent_at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
+        for number, ns in spent_at.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
                 place, function, code, called = places[number]
                 row = {"kind": kind, "place": place, "function": function, "code": code, "called": called}
@@ -372,8 +372,8 @@ def _ns_of_look(totals: StepTotals, phase: str) -> float:
 def _too_short(totals: StepTotals) -> str:
     if not totals.ended:
         return "it ended before its first step did: no batch was trained on"
-    why = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
-    return f"it ended after {count(totals.ended, 'step')}, all of them {why}"
+    reason = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
+    return f"it ended after {count(totals.ended, 'step')}, all of them {reason}"
 
 
 def _attached(one: AttachedProcess) -> str:
@@ -398,8 +398,8 @@ def _step_ends(one: AttachedProcess) -> str:
     closing = _last(one, "closes")
     if closing is None:
         return "the first fetch after a backward pass (no optimizer was seen)"
-    alike = sum(name == closing for _, name in one.noted("optimizer")) > 1
-    return f"the update of {closing}" + (", the last of several in each step" if alike else "")
+    shares_name = sum(name == closing for _, name in one.noted("optimizer")) > 1
+    return f"the update of {closing}" + (", the last of several in each step" if shares_name else "")
 
 
 def _last(one: AttachedProcess, what: str) -> Any:

@@ -74,11 +74,11 @@ def run_block(
     Every process ends in any case, also after a KeyboardInterrupt.
     """
     measured = [process for process in processes if not process.profiled]
-    together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
-    together += [[process] for process in processes if process.profiled]
+    groups = [measured] if interleave == "slices" and measured else [[process] for process in measured]
+    groups += [[process] for process in processes if process.profiled]
     servers = _ForkServers(modules_of([process.record.config for process in processes]))
     try:
-        for group in together:
+        for group in groups:
             try:
                 _take_repetitions(group, servers, planned, progress, most_starting)
             finally:

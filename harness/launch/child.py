@@ -128,9 +128,9 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machi
         return 0
     except Exception as error:
         traceback.print_exc()
-        of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
+        prefix = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
         # Report the error before another rank notices that this one is gone and reports another cause.
-        channel.send({"event": "failed", "error": f"{of_another}{_line_of(error, None)}"})
+        channel.send({"event": "failed", "error": f"{prefix}{_line_of(error, None)}"})
         return 1
 
 
@@ -175,7 +175,7 @@ class RunEnding:
         return 0 if self.status == "done" else 1
 
     def of(self, record: RunRecord) -> RunRecord:
-        """``record`` with this ending."""
+        """Return ``record`` with this ending."""
         return replace(record, status=self.status, error=self.error, exit_code=self.exit_code)
 
 

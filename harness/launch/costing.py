@@ -110,8 +110,8 @@ def measure(
     for name in names:
         record = by_arm[name].record if name in by_arm else None
         if record is None or record.status != "done":
-            why = "it did not run" if record is None else record.error or record.status
-            raise MeasurementFailed(f"arm {name}: {why}", outcome.status, str(folder.run(name, 0) / "log.txt"))
+            reason = "it did not run" if record is None else record.error or record.status
+            raise MeasurementFailed(f"arm {name}: {reason}", outcome.status, str(folder.run(name, 0) / "log.txt"))
     return ShortStudy(outcome.folder, tuple(arm_measurement(by_arm[name]) for name in names))
 
 

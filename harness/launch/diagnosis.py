@@ -75,8 +75,8 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
     if stopped is not None:
-        by, fix = _STOPPED
-        return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else by, fix)
+        stop_cause, fix = _STOPPED
+        return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else stop_cause, fix)
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
         return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
@@ -164,8 +164,8 @@ def _of_log(seen: Snapshot, process: str) -> Finding | None:
     """Return the cause in the run's own log, with the line that names it; None without one."""
     for line in reversed(seen.log.splitlines()):
         if (cause := cause_in(line)) is not None:
-            more = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
-            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", REMEDIES[cause])
+            detail = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
+            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{detail}", REMEDIES[cause])
     return None
 
 
@@ -207,14 +207,14 @@ def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> Proc
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
     """Return cause and fix for a process that does not wait."""
-    more = f"raise {longer} where it is only slow"
+    advice = f"raise {longer} where it is only slow"
     if process.state == "D":
-        return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {more}"
+        return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {advice}"
     if process.state == "R":
-        return "a step takes longer than this, or never ends", f"py-spy dump --pid shows where it is; {more}"
+        return "a step takes longer than this, or never ends", f"py-spy dump --pid shows where it is; {advice}"
     if process.place is not None and " of " in process.place:
-        return f"nothing comes from {process.place.partition(' of ')[2]}", f"check it; {more}"
-    return "it waits for something that does not come", f"py-spy dump --pid shows for what; {more}"
+        return f"nothing comes from {process.place.partition(' of ')[2]}", f"check it; {advice}"
+    return "it waits for something that does not come", f"py-spy dump --pid shows for what; {advice}"
 
 
 def _end_of(log: Path, start: int) -> str:

@@ -108,7 +108,7 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _outputs() -> list[TextIO]:
-    """Yield standard output and error if they are files of this process (in a test they may not be)."""
+    """Return standard output and error if they are files of this process (in a test they may not be)."""
     streams = []
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):  # It was replaced or closed.
@@ -118,6 +118,6 @@ def _outputs() -> list[TextIO]:
 
 
 def _silence(stream: TextIO) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, stream.fileno())
+    os.close(null_device)

@@ -163,9 +163,9 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
     worst = max(limited, key=lambda name: limited[name][0] - limited[name][1])
     shards, documents = limited[worst]
     ranks, workers = configs[worst].ranks, configs[worst].data.workers
-    of_ranks = f"{count(ranks, 'rank')} of " if ranks > 1 and workers else ""
+    rank_text = f"{count(ranks, 'rank')} of " if ranks > 1 and workers else ""
     consumers = count(workers, "loader worker") if workers else count(ranks, "rank")
-    finding = f"arm {worst}: {of_ranks}{consumers} for at most {count(documents, 'document')}"
+    finding = f"arm {worst}: {rank_text}{consumers} for at most {count(documents, 'document')}"
     if shards <= documents:
         yield ok("documents", finding)
     else:

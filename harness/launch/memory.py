@@ -189,10 +189,10 @@ def choose_interleave(
     if available is None:
         return "runs", f"free {kind} is unknown{'' if place else ' here'}"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
-    without = " without the models whose size is not known (model.factory, or no formula)" * any(
+    exclusion = " without the models whose size is not known (model.factory, or no formula)" * any(
         need.own_model for need in needs
     )
-    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{without}, "
+    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{exclusion}, "
     text += f"{available / GIB:.1f} GiB {kind} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
 

@@ -48,11 +48,11 @@ def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | No
         shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
         if shape is None:
             return ""
-        elsewhere = NOTHING
+        other_memory = NOTHING
         if not on_card:  # The copy of a checkpoint that is written during a step adds to it.
             copied = checkpoint_copy(config, footprint(config, shape)).high_bytes // config.ranks_of_a_node
-            elsewhere = PROCESS + SHARED + WORKER.times(config.data.workers) + ByteRange(0, copied)
-        return f"; {what_fits(config, shape, memory_bytes, elsewhere)}"
+            other_memory = PROCESS + SHARED + WORKER.times(config.data.workers) + ByteRange(0, copied)
+        return f"; {what_fits(config, shape, memory_bytes, other_memory)}"
     return ""
 
 
@@ -82,8 +82,8 @@ def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:
     """Return the largest vocabulary size if the model depends on the tokenizer. 0 if it does not; None if unknown."""
-    of_preset = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
-    fixed = config.model.vocab_size is not None or of_preset
+    has_preset_size = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
+    fixed = config.model.vocab_size is not None or has_preset_size
     without_model = config.compute.work != "model" or config.compute.emulated is not None
     if fixed or without_model or config.data.source is not None:
         return 0

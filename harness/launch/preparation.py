@@ -177,11 +177,11 @@ def _message(
     from trainer.data.prepare import prepare
 
     files = {}
-    places, at = (None, "") if code is None else (code.places, f" at {code.label}")
+    places, suffix = (None, "") if code is None else (code.places, f" at {code.label}")
     if (source := config.data.source) is not None:
         files["data.source"] = tried.files("data.source", source, code)
         prepared = prepare(config.data, places, files["data.source"])
-        fingerprints[f"code of data.source {source}{at}"] = prepared.corpus.fingerprint
+        fingerprints[f"code of data.source {source}{suffix}"] = prepared.corpus.fingerprint
     message: DataMessage = {
         "corpus": prepared.corpus.fingerprint,
         "tokenizer": prepared.tokenizer.fingerprint,
@@ -193,7 +193,7 @@ def _message(
     if (factory := config.model.factory) is not None:
         files["model.factory"] = tried.files("model.factory", factory, code)
         message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])
-        fingerprints[f"code of model.factory {factory}{at}"] = message["model"]
+        fingerprints[f"code of model.factory {factory}{suffix}"] = message["model"]
     if (named := model_files(config.model)) is not None:
         message["model"] = named.fingerprint
         message["hashed"] = known_digests()

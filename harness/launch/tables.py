@@ -183,12 +183,12 @@ def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -
             place = np.searchsorted(counts["step"], numbers)
             matches = place < len(counts["step"])
             matches[matches] &= counts["step"][place[matches]] == numbers[matches]
-            more = (
+            addend = (
                 np.where(matches, counts[name][np.minimum(place, len(counts["step"]) - 1)], -1)
                 if len(matches)
                 else numbers
             )
-            total = np.where((total < 0) | (more < 0), -1, total + more)
+            total = np.where((total < 0) | (addend < 0), -1, total + addend)
         summed[name] = pa.array(total, mask=total < 0)
     return summed
 
@@ -230,8 +230,8 @@ def step_columns(rows: Rows) -> Columns:
         counts: list[int | None] = [0] * len(steps)
         for batch in rows.received:
             if batch.step_row < len(steps):
-                so_far, more = counts[batch.step_row], getattr(batch, name)
-                counts[batch.step_row] = None if so_far is None or more is None else so_far + more
+                total, addend = counts[batch.step_row], getattr(batch, name)
+                counts[batch.step_row] = None if total is None or addend is None else total + addend
         columns[name] = counts
     return columns
 

@@ -402,9 +402,9 @@ class Training:
         except Exception as error:
             if not isinstance(error, InputError):  # Rank 0 reports the same.
                 traceback.print_exc()
-            of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
+            prefix = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
             with suppress(OSError):  # Rank 0 may have refused the same before, and be gone.
-                channel.send({"event": "failed", "error": f"{of_another}{in_words(error)}"})
+                channel.send({"event": "failed", "error": f"{prefix}{in_words(error)}"})
             return 1
         return 0
 

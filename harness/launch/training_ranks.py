@@ -42,9 +42,9 @@ class TrainingRanks:
         for module in (*OWN.preloaded, *modules_of([self._config.model_dump(mode="json")])):
             importlib.import_module(module)
         start = cast("StartMessage", {})  # A forked rank has the message's content already.
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        self._others = OtherRanks(start, self._config.ranks, launch.timeout_s, serve, nothing)
-        os.close(nothing)
+        null_device = os.open(os.devnull, os.O_RDONLY)
+        self._others = OtherRanks(start, self._config.ranks, launch.timeout_s, serve, null_device)
+        os.close(null_device)
         self.rank = self._others.rank
 
     def watch(self) -> None:

@@ -103,7 +103,7 @@ class Destination:
 
     def left_out(self) -> list[str]:
         """Return the names in the folder that cannot be copied, with reasons, like ``pipe (not a plain file)``."""
-        return [f"{visible(name)} ({why})" for name, why in _walk(self.folder) if why]
+        return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
         """Mark copies that were removed or changed at the URL as missing.
@@ -119,8 +119,8 @@ class Destination:
             return
         self.unlisted = ""
         for name, copy in list(self._there.items()):
-            alike = remote.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
-            if not alike or (self._verify and not self._same_content(name)):
+            is_unchanged = remote.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
+            if not is_unchanged or (self._verify and not self._same_content(name)):
                 del self._there[name]
 
     def _same_content(self, name: str) -> bool:
@@ -303,7 +303,7 @@ class Destination:
                         self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
-        names = [name for name, why in _walk(self.folder) if not why and name != KEPT]
+        names = [name for name, reason in _walk(self.folder) if not reason and name != KEPT]
         for name in sorted(names, key=lambda path: (path.rpartition("/")[2] in LAST, path)):
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)

@@ -126,8 +126,8 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         try:
             if not _ends(process, start_s):
                 finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
-                due = "gave no batch" if key == KEY else "was not imported"
-                raise InputError(f"{key}: {name} {due} within {start_s:g} s (limits.start_s): {finding}")
+                failure = "gave no batch" if key == KEY else "was not imported"
+                raise InputError(f"{key}: {name} {failure} within {start_s:g} s (limits.start_s): {finding}")
         finally:
             with suppress(ProcessLookupError):  # No process of the group is left.
                 os.killpg(process.pid, signal.SIGKILL)

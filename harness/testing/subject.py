@@ -85,9 +85,9 @@ class Subject:
 
         base = self.config.getoption("--harness-base")
         scenario = open_scenario(self.path, self.sets)
-        an_arm = not isinstance(scenario, CommandScenario) and other in {arm.name for arm in variants(scenario)}
+        is_arm = not isinstance(scenario, CommandScenario) and other in {arm.name for arm in variants(scenario)}
         limits = Limits(
-            read_share(within or (ALTERNATED_WITHIN if base or an_arm else APART_WITHIN), "within"),
+            read_share(within or (ALTERNATED_WITHIN if base or is_arm else APART_WITHIN), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
@@ -104,7 +104,7 @@ class Subject:
                     f"{shlex.join(['pytest', self.test.nodeid, '--harness-base=main'])}"
                 )
             return self._command(scenario, base, limits, budget_s)
-        if an_arm:
+        if is_arm:
             from harness.regress.run import between_arms
 
             asked = between_arms(scenario, str(self.path), other, self.arm, self.control)

@@ -305,9 +305,12 @@ def resolve(*, training: bool) -> None:
     """Decide the use of the doubtful batches: for training if a backward pass followed, else for evaluation."""
     if not state.doubtful:
         return
-    at = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
-    (_, asked_ns, reading), since = state.events[at], [event for event in state.events[at:] if event[0] != PERHAPS]
-    del state.events[at:]
+    first = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
+    (_, asked_ns, reading), since = (
+        state.events[first],
+        [event for event in state.events[first:] if event[0] != PERHAPS],
+    )
+    del state.events[first:]
     batches, state.doubtful = state.doubtful, 0
     loaders, state.doubtful_loaders = state.doubtful_loaders, []
     if not training:

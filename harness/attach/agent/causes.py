@@ -194,12 +194,12 @@ class _WaitAudit:
             record.note("cause", {"kind": PAGEABLE, "bytes": per_step})
 
     def _add(self, frame: FrameType | None, wait_ns: int | None) -> None:
-        at = watching.users_frame(frame)
-        if at is None:
+        caller = watching.users_frame(frame)
+        if caller is None:
             return
         state = boundaries.state
         before_forward = state.last == "fetch" and not state.open
-        place = self.places.setdefault((at.f_code.co_filename, at.f_lineno, before_forward), _Place())
+        place = self.places.setdefault((caller.f_code.co_filename, caller.f_lineno, before_forward), _Place())
         place.calls += 1
         place.steps.add(state.steps)
         if wait_ns is not None:
@@ -413,8 +413,8 @@ def _note_reasons(dynamo: Any) -> None:
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
             _counts.compiled_us, _counts.reasons = begun_us, _counts.reasons + 1
             # A compiled module is called by a function of torch, which is not a place in the program.
-            of_program = not watching.is_library(metrics.co_filename or "")
-            place = f"{os.path.basename(metrics.co_filename)}:{metrics.co_firstlineno}" if of_program else ""
+            is_program_code = not watching.is_library(metrics.co_filename or "")
+            place = f"{os.path.basename(metrics.co_filename)}:{metrics.co_firstlineno}" if is_program_code else ""
             record.note(RECOMPILED, (place, _first_line(reason), metrics.entire_frame_compile_time_s or 0.0))
 
 

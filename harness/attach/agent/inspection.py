@@ -93,15 +93,15 @@ def _on_step(number: int) -> None:
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
     """Return the number of hooks by kind, and the place of the newest hook in the module with the most hooks."""
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
-    most, newest = 0, None
+    largest, newest = 0, None
     for module in _modules(this):
         for kind, names in HOOKS.items():
             for name in names:
                 hooks = getattr(module, name, None)
                 if hooks:
                     counts[kind] += len(hooks)
-                    if len(hooks) > most:
-                        most, newest = len(hooks), next(reversed(hooks.values()))
+                    if len(hooks) > largest:
+                        largest, newest = len(hooks), next(reversed(hooks.values()))
         for tensor in module._parameters.values():
             if tensor is not None:
                 counts["tensor"] += _hooks_of(tensor)

@@ -314,9 +314,9 @@ class _Sampler:
 
 def _lock_entered(frame: FrameType) -> str:
     """Return THREAD_LOCK if the frame enters an object in a statement "with", and "" otherwise."""
-    at, instructions = frame.f_lasti, frame.f_code.co_code
-    enters = instructions[at] == ENTERS or (at >= 2 and instructions[at - 2] == ENTERS_NEXT)
-    return THREAD_LOCK if at >= 0 and enters else ""
+    offset, instructions = frame.f_lasti, frame.f_code.co_code
+    enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
+    return THREAD_LOCK if offset >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:

@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_json(options.record, asdict(begun))
     ending = replace(begun, status="failed")
     try:
-        everything = run_part(options.study, options.block, options.force)
-        ending = replace(begun, status="done" if everything else "failed")
+        is_done = run_part(options.study, options.block, options.force)
+        ending = replace(begun, status="done" if is_done else "failed")
     except KeyboardInterrupt:
         ending = replace(begun, status="interrupted", error="a signal ended it (time limit, scancel or preemption)")
     except InputError as error:

@@ -63,8 +63,8 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
 def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
     """Return the nodes of a job: enough for the largest arm."""
     asked = slurm_of(configs)
-    most = max(1 if config.launch is None else config.launch.torchrun.nnodes for config in configs.values())
-    return max(most, (asked and asked.nodes) or 1)
+    largest = max(1 if config.launch is None else config.launch.torchrun.nnodes for config in configs.values())
+    return max(largest, (asked and asked.nodes) or 1)
 
 
 def print_script(plan: Plan, out: Path, force: bool = False) -> str:
@@ -295,10 +295,10 @@ class Jobs:
         for state in dict.fromkeys(job_state.state for job_state in job_states.values()):
             jobs = {job: job_state for job, job_state in job_states.items() if job_state.state == state}
             if state == "PENDING":
-                why = ", ".join(Counter(job_state.reason for job_state in jobs.values()))
+                detail = ", ".join(Counter(job_state.reason for job_state in jobs.values()))
             else:
-                why = ", ".join(f"{job} on {job_state.nodes}" for job, job_state in jobs.items())
-            parts.append(f"{len(jobs)} {state.lower()} ({why})")
+                detail = ", ".join(f"{job} on {job_state.nodes}" for job, job_state in jobs.items())
+            parts.append(f"{len(jobs)} {state.lower()} ({detail})")
         ended = len({self._id(block) for block in self._by_block}) - len(job_states)
         if ended:
             parts.append(f"{ended} ended")

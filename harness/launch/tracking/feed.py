@@ -84,8 +84,8 @@ class TrackerFeed:
         with self._changed:
             if self._done == self._given:
                 return None
-            why = self._error or ("its process ended" if self._over else "no answer in time")
-            return f"{self.name}: {self._done} of {self._given} messages recorded: {why}"
+            reason = self._error or ("its process ended" if self._over else "no answer in time")
+            return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
         """Close the tracker, by force at ``until_s``. Returns the same line as :meth:`lost`."""

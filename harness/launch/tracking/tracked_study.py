@@ -44,8 +44,8 @@ class StudyTrackers:
         self._absent: list[str] = []
         self._feeds: list[TrackerFeed] = []
         for tracker in asked:
-            if (why := missing(tracker)) is not None:
-                self._absent.append(f"{tracker}: {why}")
+            if (reason := missing(tracker)) is not None:
+                self._absent.append(f"{tracker}: {reason}")
                 continue
             try:
                 self._feeds.append(TrackerFeed(tracker, to / tracker.replace(":", ".")))
@@ -95,8 +95,8 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
         yield
         return
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
-    to = folder.path.absolute().parent.parent / "tracking"
-    trackers = StudyTrackers(f"{record.scenario}/{folder.path.name}", asked_of(record), limits.tracking_s, to)
+    target = folder.path.absolute().parent.parent / "tracking"
+    trackers = StudyTrackers(f"{record.scenario}/{folder.path.name}", asked_of(record), limits.tracking_s, target)
     before: list[str] = []
     try:
         before = trackers.send_runs(record, list(folder.runs()))
@@ -156,8 +156,8 @@ def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> I
         runtime = {"device": run.record.facts.device, "torch": run.record.facts.torch}
         yield _begin(run_name, name, {**parameters, **runtime}, _started_ms([run]))
         rows = metric_rows(run)
-        for at in range(0, len(rows), ROWS):
-            yield {"do": "metrics", "run": run_name, "rows": rows[at : at + ROWS]}
+        for start in range(0, len(rows), ROWS):
+            yield {"do": "metrics", "run": run_name, "rows": rows[start : start + ROWS]}
         yield {"do": "end", "run": run_name, "status": run.record.status}
 
 

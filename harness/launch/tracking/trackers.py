@@ -70,14 +70,14 @@ def missing(name: str) -> str | None:
 def warn_of_missing(asked: Sequence[str]) -> None:
     """Warn about trackers that cannot start. Called before the first run, because trackers start after the last one."""
     for name in asked:
-        why = missing(name)
-        if why is None and name not in KINDS:
+        reason = missing(name)
+        if reason is None and name not in KINDS:
             try:
                 files("track", name)
             except InputError as error:
-                why = str(error).removeprefix(f"track: {name}: ")
-        if why is not None:
-            print(f"warning: track: {name} will get nothing: {why}", file=sys.stderr)
+                reason = str(error).removeprefix(f"track: {name}: ")
+        if reason is not None:
+            print(f"warning: track: {name} will get nothing: {reason}", file=sys.stderr)
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:

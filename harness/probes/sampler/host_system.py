@@ -62,8 +62,8 @@ class SystemCounters:
         if self._meminfo is not None:
             text = os.pread(self._meminfo, 512, 0)
             for metric, name in (("page_cache_bytes", b"\nCached:"), ("available_memory_bytes", b"\nMemAvailable:")):
-                if (at := text.find(name)) >= 0:
-                    values[metric, "bytes"] = float(text[at + len(name) :].split(None, 1)[0]) * 1024
+                if (position := text.find(name)) >= 0:
+                    values[metric, "bytes"] = float(text[position + len(name) :].split(None, 1)[0]) * 1024
         if self._quota is not None:
             values["cgroup_quota_cores", "cores"] = self._quota.cores
         if self._memory is not None:
