@@ -184,9 +184,9 @@ class AlternatingCommand:
         if self.limits.spent:
             raise BudgetSpent(f"{self.name} was {self.doing}: {self._diagnosis()}")
         if silent_s > limit_s:
-            whom = f"process {self._silent()}" if self._ranks else "any process that trains"
-            what = f"only {missing} within" if missing else f"no word from {whom} for"
-            raise CommandFailed(f"{what} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
+            trainer_text = f"process {self._silent()}" if self._ranks else "any process that trains"
+            symptom = f"only {missing} within" if missing else f"no word from {trainer_text} for"
+            raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
         """Describe the process that blocks the command: its state, and the likely cause with its fix."""
@@ -212,14 +212,14 @@ class AlternatingCommand:
                 self._process.wait(_LEAVING_S)
         code = self._process.poll()
         if code is not None or at_once:
-            how = "its training process ended" if code is None else f"it ended with exit code {code}"
-            why = (
+            ending = "its training process ended" if code is None else f"it ended with exit code {code}"
+            advice = (
                 " before its repetitions were over: let it train longer, or measure fewer steps (--steps)"
                 if not code
                 else ""
             )
             kind = CommandOver if code == 0 else CommandFailed
-            raise kind(f"{how} while {self.doing}{why}{self._last_line()}{self._port_hint()}")
+            raise kind(f"{ending} while {self.doing}{advice}{self._last_line()}{self._port_hint()}")
 
     def _port_hint(self) -> str:
         """Return advice if the command's port was in use, maybe by another command of the block; else ""."""

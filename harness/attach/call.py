@@ -13,18 +13,18 @@ from pathlib import Path
 
 def main() -> None:
     """Call the function. An exception ends the process in the same way as in a script."""
-    name, given = sys.argv[1], json.loads(sys.argv[2])
+    name, arguments = sys.argv[1], json.loads(sys.argv[2])
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
-    found = getattr(importlib.import_module(module), function, None)
-    if not callable(found):
+    target = getattr(importlib.import_module(module), function, None)
+    if not callable(target):
         sys.exit(f"loop: {name}: {module} has no function {function}")
     try:
-        inspect.signature(found).bind(**given)
+        inspect.signature(target).bind(**arguments)
     except TypeError as error:
-        sys.exit(f"loop: {name}{inspect.signature(found)} cannot be called: {error}")
+        sys.exit(f"loop: {name}{inspect.signature(target)} cannot be called: {error}")
     sys.argv[:] = [str(getattr(sys.modules[module], "__file__", module))]
-    found(**given)
+    target(**arguments)
 
 
 if __name__ == "__main__":

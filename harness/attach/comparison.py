@@ -233,7 +233,9 @@ class _CommandRun:
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
-        trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
+        trained = sorted(
+            (process for process in processes if process.steps), key=lambda process: process.process.rank or 0
+        )
         record: RunRecord
         if trained:
             record = self._written(trained[0], processes, environment)
@@ -293,12 +295,12 @@ def _run_block(
 ) -> _BlockOutcome:
     """Run each of ``arms`` once."""
     environment = study.environment
-    together = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
+    groups = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
     finished, started = True, 0
     over, repetitions = None, _repetitions(scenario)
     unstartable: set[tuple[object, ...]] = set()
-    for group in together:
+    for group in groups:
         with tempfile.TemporaryDirectory(prefix="harness-gate-") as gates, ExitStack() as ending:
             runs = [
                 _CommandRun(folder, arm, block, Path(gates, str(number)), limits) for number, arm in enumerate(group)

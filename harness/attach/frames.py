@@ -72,8 +72,8 @@ class AttachedProcess:
     @property
     def _largest_loader(self) -> tuple[int, int, bool]:
         """Note of the loader with the most workers."""
-        found: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
-        return found
+        largest: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
+        return largest
 
     @property
     def loader_warmup(self) -> int:
@@ -110,7 +110,7 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 def read(folder: Path) -> list[AttachedProcess]:
     """Return all processes that wrote something, in order of their first frame."""
-    found = []
+    processes = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         written = frames(path)
         word, content = next(written, ("", None))
@@ -128,8 +128,8 @@ def read(folder: Path) -> list[AttachedProcess]:
                 made.append(Made(worker, tuple(tuple(piece) for piece in pieces), items))
             elif word == "events":
                 steps += sum(event[0] == STEP for event in content)
-        found.append(AttachedProcess(path, facts, tuple(notes), tuple(made), steps))
-    return sorted(found, key=lambda one: one.process.now_ns)
+        processes.append(AttachedProcess(path, facts, tuple(notes), tuple(made), steps))
+    return sorted(processes, key=lambda process: process.process.now_ns)
 
 
 def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:

@@ -122,11 +122,13 @@ class HeadspaceLoader(Generic[Batch]):
         if n < COMPARED_MIN or self._spent_ns < self._least_ns:
             return
         usual_ns, free_ns = (sum(pair[kind] for pair in self._pairs) for kind in (0, 1))
-        whole = math.log(usual_ns / free_ns)
+        log_speedup = math.log(usual_ns / free_ns)
         # Jackknife of a ratio of sums: a median of ratios would drop the rare long waits.
-        values = [n * whole - (n - 1) * math.log((usual_ns - one) / (free_ns - other)) for one, other in self._pairs]
+        values = [
+            n * log_speedup - (n - 1) * math.log((usual_ns - usual) / (free_ns - free)) for usual, free in self._pairs
+        ]
         reach = reach_of_mean(values)
-        speedup = Estimate(math.exp(whole), math.exp(whole - reach), math.exp(whole + reach), n)
+        speedup = Estimate(math.exp(log_speedup), math.exp(log_speedup - reach), math.exp(log_speedup + reach), n)
         steps = n * PAIR_STEPS * 1e6
         self.result = Headspace(speedup, usual_ns / steps, free_ns / steps)
         _say(str(self.result))

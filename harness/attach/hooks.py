@@ -88,8 +88,8 @@ def span(name: str) -> Iterator[None]:
 
 def _agent() -> ModuleType:
     """Return the agent in this process, loaded in the same way as by the shim."""
-    if (found := sys.modules.get(AGENT)) is not None:
-        return found
+    if (agent := sys.modules.get(AGENT)) is not None:
+        return agent
     import torch  # noqa: F401 - patched by the agent
 
     place = Path(__file__).parent / "agent"

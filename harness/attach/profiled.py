@@ -68,28 +68,28 @@ class ProfiledWindows:
 
         py-spy's samples cover all processes of the command. They go to the process that asked for them.
         """
-        found = ProbesRecord()
+        probes = ProbesRecord()
         if one.noted("import_roots"):
-            found, self._stacks = self._stacks or found, None
+            probes, self._stacks = self._stacks or probes, None
         if one.noted("torch_profiler"):
-            found = _with_torch(found, folder, one, self._raw)
-        if found.py_spy is not None:
-            found = _with_stacks(found, found.py_spy, folder, one, self._raw)
-        write_json(folder / "probes.json", asdict(found))
-        self.problems += found.problems
+            probes = _with_torch(probes, folder, one, self._raw)
+        if probes.py_spy is not None:
+            probes = _with_stacks(probes, probes.py_spy, folder, one, self._raw)
+        write_json(folder / "probes.json", asdict(probes))
+        self.problems += probes.problems
 
     def missing(self, one: AttachedProcess) -> list[str]:
         """Return the profiles that were asked for but are missing, with the reason, one line each."""
-        found = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
-        found += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
+        problems = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
+        problems += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
         if one.noted("profile_fault") or one.noted("fault"):
-            return found
+            return problems
         ended = f"the program ended after {one.steps} steps"
-        if self._asked.get("profile_steps") and not found and not one.noted("torch_profiler"):
-            found.append(f"not profiled by torch.profiler: {ended}, before its window was over")
+        if self._asked.get("profile_steps") and not problems and not one.noted("torch_profiler"):
+            problems.append(f"not profiled by torch.profiler: {ended}, before its window was over")
         if self._asked.get("profile_seconds") and not self._was_sampled:
-            found.append(f"not sampled by py-spy: {ended}, before its window")
-        return found
+            problems.append(f"not sampled by py-spy: {ended}, before its window")
+        return problems
 
 
 def _settings(raw: Path) -> Mapping[str, object]:

@@ -83,34 +83,34 @@ def _growing(looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[J
         if added[most] >= HOOKS_ADDED_MIN:
             kind, place = most, last.place
             hooks = {"hooks_first": first.hooks.get(most, 0), "hooks_last": last.hooks[most]}
-    found = trend(
-        np.concatenate([np.asarray(one.wall, dtype=np.float64) for one in lengths]),
+    growth = trend(
+        np.concatenate([np.asarray(length.wall, dtype=np.float64) for length in lengths]),
         {
             name: np.concatenate(
-                [np.asarray(one.parts.get(name, [0.0] * len(one.wall)), dtype=np.float64) for one in lengths]
+                [np.asarray(length.parts.get(name, [0.0] * len(length.wall)), dtype=np.float64) for length in lengths]
             )
             for name in names
         },
-        np.concatenate([np.asarray(one.work, dtype=np.float64) for one in lengths]),
+        np.concatenate([np.asarray(length.work, dtype=np.float64) for length in lengths]),
         before=next(totals.first_measured for totals in blocks if totals.measured),
         evident=bool(hooks),
     )
-    if found is None:
+    if growth is None:
         return
     figures: dict[str, Any] = {
-        "first_ms": found.first_ms,
-        "last_ms": found.last_ms,
-        "part_share": found.part_share,
+        "first_ms": growth.first_ms,
+        "last_ms": growth.last_ms,
+        "part_share": growth.part_share,
         **hooks,
     }
     yield {
         "kind": GROWING,
-        "phase": "" if found.part == REST else found.part,
+        "phase": "" if growth.part == REST else growth.part,
         "called": kind,
         "place": place,
-        "ms": found.ms,
-        "low_ms": found.low_ms,
-        "high_ms": found.high_ms,
+        "ms": growth.ms,
+        "low_ms": growth.low_ms,
+        "high_ms": growth.high_ms,
         "figures": figures,
     }
 
@@ -120,17 +120,17 @@ def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
 
     The first third of the readings is dropped, because a program fills its caches then. A step's last reading counts.
     """
-    readings = list({one[0]: one for totals in blocks for one in totals.memory}.values())
+    readings = list({reading[0]: reading for totals in blocks for reading in totals.memory}.values())
     readings = readings[len(readings) // 3 :]
     steps, wall_ns = (sum(getattr(totals, name) for totals in blocks) for name in ("measured", "wall_ns"))
     if len(readings) < MEMORY_READINGS_MIN or not steps:
         return
     parts = np.array_split(np.asarray(readings, dtype=np.float64), 3)
     step, own, children, free = np.asarray([np.median(part, axis=0) for part in parts]).T
-    (first, second), whole = np.diff(own + children), own + children
-    if min(first, second) < EVEN_GROWTH_MIN * (first + second) or whole[-1] - whole[0] < GROWN_BYTES_MIN:
+    (first, second), used = np.diff(own + children), own + children
+    if min(first, second) < EVEN_GROWTH_MIN * (first + second) or used[-1] - used[0] < GROWN_BYTES_MIN:
         return
-    bytes_per_step = (whole[-1] - whole[0]) / (step[-1] - step[0])
+    bytes_per_step = (used[-1] - used[0]) / (step[-1] - step[0])
     full_s = free[-1] / bytes_per_step * wall_ns / steps / 1e9
     if full_s <= MEMORY_FULL_S:
         workers = children[-1] - children[0] > own[-1] - own[0]
@@ -186,10 +186,10 @@ def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[Json
     """Yield the code that makes the first training loader's batches, by stage, and how long the first batch took."""
     rows = sum(totals.rows for totals in blocks)
     row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
-    known: set[str] = set()
+    stages: set[str] = set()
     for stage, place, function, row_by_row in one.noted("maker"):
-        if stage not in known:
-            known.add(stage)
+        if stage not in stages:
+            stages.add(stage)
             made: JsonObject = {"place": place, "function": function}
             yield {"kind": MAKER, "phase": stage, **made, "figures": {"row_us": row_us} if row_by_row and rows else {}}
             waited_ms = sum(totals.first_fetch_ns for totals in blocks) / 1e6

@@ -40,17 +40,17 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
         time.sleep(POLL_S)
     output = raw / "py-spy.trace.json"
     try:
-        found = ProbesRecord(py_spy=_record(process, raw, seconds, output))
+        probes = ProbesRecord(py_spy=_record(process, raw, seconds, output))
         write_bytes(raw / TRACE, gzip.compress(output.read_bytes(), 6))
     except (SpyFailed, OSError) as error:
-        found = ProbesRecord((str(error) if isinstance(error, SpyFailed) else f"py-spy: {error}",), failed=("py_spy",))
+        probes = ProbesRecord((str(error) if isinstance(error, SpyFailed) else f"py-spy: {error}",), failed=("py_spy",))
     finally:
         with suppress(OSError):
             (raw / OVER).touch()
         with suppress(OSError):
             output.unlink(missing_ok=True)
     with suppress(OSError):
-        write_text(raw / RECORD, json.dumps(asdict(found)))
+        write_text(raw / RECORD, json.dumps(asdict(probes)))
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:

@@ -216,7 +216,7 @@ def _write_tables(
     warmup = one.loader_warmup if profiled else one.process.warmup
     steps = one.steps if closing is None else closing
     length = one.steps + 1 if alternating else plan_blocks(steps - profiled, warmup, one.loader_warmup)
-    found: list[StepTotals] = []
+    blocks: list[StepTotals] = []
     first = PROFILED_PART if profiled else 0
     tables: RunTables | None = None
     recorder = StepRecorder()
@@ -225,24 +225,24 @@ def _write_tables(
     running: list[Kernel] = []  # kernels that may still run when the next step begins
     recent: deque[_StepSeen] = deque(maxlen=one.loader_warmup)
     for begun, body, ended, marks in _steps(one.path):
-        totals = found[-1] if found else None
-        if totals is not None and profiled and len(found) == 1:
-            whole = totals.begun == profiled
+        totals = blocks[-1] if blocks else None
+        if totals is not None and profiled and len(blocks) == 1:
+            is_complete = totals.begun == profiled
         else:
-            whole = totals is not None and totals.measured >= length
-            whole = whole and _left(steps, found) >= length
+            is_complete = totals is not None and totals.measured >= length
+            is_complete = is_complete and _left(steps, blocks) >= length
         closes = begun[3] == closing
-        if tables is None or whole or closes:
+        if tables is None or is_complete or closes:
             if tables is not None:
                 recorder.add([(PAUSE, begun[1], begun[2])])
                 tables.write()
             recorder = StepRecorder()
-            folder = folder_of(PROFILED_PART if closes else first + len(found))
+            folder = folder_of(PROFILED_PART if closes else first + len(blocks))
             folder.mkdir(parents=True, exist_ok=True)
             tables = RunTables(recorder, folder, pid, one.process.tid, rank)
             unfinished.callback(tables.discard)
-            totals = StepTotals(warming_up=0 if found else profiled)
-            found.append(totals)
+            totals = StepTotals(warming_up=0 if blocks else profiled)
+            blocks.append(totals)
             for late in recent[0].running if recent else running:
                 recorder.device(late)
             for step in recent:
@@ -269,13 +269,13 @@ def _write_tables(
             _add_rows(totals, body, made_by)
     if tables is not None:
         tables.write()
-    for name in {name for totals in found for name in totals.counted}:
-        for totals in found:
+    for name in {name for totals in blocks for name in totals.counted}:
+        for totals in blocks:
             totals.counted.setdefault(name, StepCount())
-    held_shares = _held_shares(found)
-    for totals in found:
+    held_shares = _held_shares(blocks)
+    for totals in blocks:
         totals.held_shares = held_shares
-    return found
+    return blocks
 
 
 def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
@@ -283,12 +283,12 @@ def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
 
     A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0.
     """
-    found = {}
+    shares = {}
     for place in dict.fromkeys(place for totals in blocks for place in totals.others_ns):
         ran_ns, held_ns = (sum(getattr(totals, name)[place] for totals in blocks) for name in ("others_ns", "held_ns"))
         share = held_ns / max(ran_ns, 1)
-        found[place] = share if share >= HELD_SHARE_MIN else 0.0
-    return found
+        shares[place] = share if share >= HELD_SHARE_MIN else 0.0
+    return shares
 
 
 class _StepSeen(NamedTuple):
@@ -326,8 +326,8 @@ def _works(one: AttachedProcess) -> Iterator[Kernel]:
         for event in portion:
             if event[0] == WORK:
                 _, name, launch_start, launch_end, start, end = event
-                at = (host_ns + round((moment - device_ns) * scale) for moment in (start, end))
-                yield Kernel(name, launch_start, launch_end, *at)
+                host_times_ns = (host_ns + round((moment - device_ns) * scale) for moment in (start, end))
+                yield Kernel(name, launch_start, launch_end, *host_times_ns)
 
 
 def _left(steps: int, found: Sequence[StepTotals]) -> int:
@@ -407,10 +407,11 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
     totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)
     totals.epoch_ends += sum(event[0] == BEGUN_ANEW and event[1] for event in body)
     totals.fetches[_arrived(body)] += 1
-    if not all(one[2] and one[2][0] for one in (begun, ended)):  # no readings here, or the thread had ended
+    # Without readings: the machine has none, or the thread had ended.
+    if not all(boundary[2] and boundary[2][0] for boundary in (begun, ended)):
         totals.lengths.add(wall_ns, body)
         return
-    (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(one[2][0]) for one in (begun, ended))
+    (cpu_then, waited_then), (cpu_now, waited_now) = (_schedstat(boundary[2][0]) for boundary in (begun, ended))
     in_phases_ns, in_phases_cpu_ns = _phases(body)
     waited_ns = waited_now - waited_then
     totals.waiting_ns += min(waited_ns, wall_ns)
@@ -426,7 +427,9 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
 
 def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
     """Add the rows of the batches that arrived, and the CPU time of making them."""
-    for _, (role, pid, _, number, pieces), _, items, _ in (one for one in body if one[0] == RECEIVED and one[1]):
+    for _, (role, pid, _, number, pieces), _, items, _ in (
+        event for event in body if event[0] == RECEIVED and event[1]
+    ):
         made = made_by.get(pid, ())
         if role != MAIN:
             _, pieces, items = made[number] if 0 <= number < len(made) else (0, (), 0)
@@ -445,18 +448,18 @@ def _sampling(received: Event) -> int:
 def _restarting(body: Sequence[Event]) -> int:
     """Nanoseconds of waits in which an epoch ended, and of waits for the first batch after a loader restart."""
     total_ns = begun_ns = wait_ns = 0
-    again = False  # True if the last wait ended an epoch, or a loader restarted
+    restarts = False  # True if the last wait ended an epoch, or a loader restarted
     for event in body:
         if event[0] == ENTER and event[1] == "fetch":
             begun_ns = event[2]
         elif event[0] == EXIT and event[1] == "fetch":
             wait_ns = event[2] - begun_ns
         elif event[0] == BEGUN_ANEW:
-            again = True
+            restarts = True
         elif event[0] == RECEIVED:
             ended = _ended(event)
-            total_ns += wait_ns if ended or again else 0
-            again = ended
+            total_ns += wait_ns if ended or restarts else 0
+            restarts = ended
     return total_ns
 
 
@@ -468,7 +471,7 @@ def _schedstat(line: bytes) -> tuple[int, int]:
 
 def _own_ns(body: Sequence[Event]) -> dict[str, int]:
     """Return the wall time of each phase in nanoseconds, without its inner phases."""
-    found: dict[str, int] = {}
+    phases_ns: dict[str, int] = {}
     around: list[list[int]] = []  # start of each open phase, and the time of its inner phases
     for event in body:
         if event[0] == ENTER:
@@ -476,10 +479,10 @@ def _own_ns(body: Sequence[Event]) -> dict[str, int]:
         elif event[0] == EXIT and around:
             begun_ns, inside_ns = around.pop()
             lasted_ns = event[2] - begun_ns
-            found[event[1]] = found.get(event[1], 0) + lasted_ns - inside_ns
+            phases_ns[event[1]] = phases_ns.get(event[1], 0) + lasted_ns - inside_ns
             if around:
                 around[-1][1] += lasted_ns
-    return found
+    return phases_ns
 
 
 def _phases(body: Sequence[Event]) -> tuple[int, int]:

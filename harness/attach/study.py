@@ -64,8 +64,8 @@ def make_study(
 ) -> ExecResult:
     """Write the records and tables of all processes recorded in ``raw`` into ``folder``."""
     processes = read(raw)
-    workers = [one for one in processes if one.made]
-    trained = sorted((one for one in processes if one.steps), key=lambda one: one.process.rank or 0)
+    workers = [process for process in processes if process.made]
+    trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
     environment = record_user_environment()
     records, study_id = [], new_study_id()
     session = session_of(study_id, "exec")
@@ -74,45 +74,45 @@ def make_study(
     arms = dict(zip(_names(trained), trained, strict=True))
     lost: list[str] = []  # missing profiles
     notes: list[str] = []
-    for arm, one in arms.items():
-        found, interrupted = _runs(folder, arm, one, made_by, windows, environment, code, begun_utc, ended)
+    for arm, arm_process in arms.items():
+        runs, interrupted = _runs(folder, arm, arm_process, made_by, windows, environment, code, begun_utc, ended)
         if interrupted:
             notes.append(
                 f"{arm}: {count(interrupted, 'step')} left out, in which a signal handler of the program raised while "
                 "our recording was at work"
             )
-        for record in found:
+        for record in runs:
             records.append(replace(record, session=session, config={**record.config, COMMAND: _text(program)}))
             folder.write_samples(record.arm, record.block, {})
             folder.write_whole_run(records[-1])
-        lost += [f"{arm}: {line}" for line in windows.missing(one)]
+        lost += [f"{arm}: {line}" for line in windows.missing(arm_process)]
     study = _study(program, command, code, begun_utc, environment, records, arms)
     folder.write_study(replace(study, id=study_id, notes=[*study.notes, *notes, *lost]))
     faults = [*windows.problems, *lost]
     faults += [
-        f"process {one.process.pid}: our recording failed and was switched off ({str(text).strip().splitlines()[-1]}); "
-        "the program was left alone"
-        for one in processes
-        for text in one.noted("fault")
+        f"process {process.process.pid}: our recording failed and was switched off "
+        f"({str(text).strip().splitlines()[-1]}); the program was left alone"
+        for process in processes
+        for text in process.noted("fault")
     ]
     faults += [
-        f"process {one.process.pid}: what its device did is not recorded ({text}); the rest is"
-        for one in trained
-        for text in one.noted("device_fault")
+        f"process {process.process.pid}: what its device did is not recorded ({text}); the rest is"
+        for process in trained
+        for text in process.noted("device_fault")
     ]
     faults += [
-        f"process {one.process.pid}: --fetch {name}: no such function there when its first step began"
-        for one in trained
-        for name in one.noted("unknown_fetch")
+        f"process {process.process.pid}: --fetch {name}: no such function there when its first step began"
+        for process in trained
+        for name in process.noted("unknown_fetch")
     ]
     faults += [
-        f"process {one.process.pid}: --step-ends: no such optimizer made an update; "
-        f"those that did: {', '.join(dict.fromkeys(str(name) for _, name in one.noted('optimizer')))}"
-        for one in trained
-        if one.noted("optimizer") and not one.noted("closes")
+        f"process {process.process.pid}: --step-ends: no such optimizer made an update; "
+        f"those that did: {', '.join(dict.fromkeys(str(name) for _, name in process.noted('optimizer')))}"
+        for process in trained
+        if process.noted("optimizer") and not process.noted("closes")
     ]
     profiled = tuple(record.arm for record in records if record.control == PROFILED)
-    switched_off = any(one.noted("fault") for one in processes)
+    switched_off = any(process.noted("fault") for process in processes)
     return ExecResult(tuple(arms), bool(processes) or was_attached(raw), tuple(faults), profiled, switched_off)
 
 
@@ -139,9 +139,9 @@ def _runs(
     blocks = write_tables(one, made_by, folder_of, one.process.rank or 0, profiled=profiled, closing=closing)
     interrupted = sum(totals.interrupted for totals in blocks)
     first = PROFILED_PART if profiled else 0
-    whole = tuple(program_causes(one, blocks))
+    causes = tuple(program_causes(one, blocks))
     records = [
-        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc, whole)
+        record_of(arm, max(block, 0), one, totals, environment, code, begun_utc, causes)
         for block, totals in enumerate(blocks, first)
     ]
     whole_ms = _program_ms(blocks, 0 if profiled else -1 if closing is not None else None, ended)
@@ -163,21 +163,21 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
 
     Start-up and end are known only for a command that this process started.
     """
-    begun = [one.first_ns for one in blocks if one.first_ns]
+    begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
         return None
-    first_ns, last_ns = min(begun), max(one.last_ns for one in blocks)
-    first_ns += sum(one.first_fetch_ns for one in blocks)  # start-up ends with the first batch
+    first_ns, last_ns = min(begun), max(totals.last_ns for totals in blocks)
+    first_ns += sum(totals.first_fetch_ns for totals in blocks)  # start-up ends with the first batch
     window = None if profiled is None else blocks[profiled]
-    found = {
-        MEASURED_STEPS: sum(one.wall_ns for one in blocks),
-        EVALUATING_STEPS: sum(one.evaluating_ns for one in blocks),
+    parts_ns = {
+        MEASURED_STEPS: sum(totals.wall_ns for totals in blocks),
+        EVALUATING_STEPS: sum(totals.evaluating_ns for totals in blocks),
         PROFILED_STEPS: 0 if window is None else window.last_ns - window.first_ns - window.first_fetch_ns,
     }
-    found[OTHER_STEPS] = max(0, last_ns - first_ns - sum(found.values()))
+    parts_ns[OTHER_STEPS] = max(0, last_ns - first_ns - sum(parts_ns.values()))
     if ended is not None:
-        found = {START_UP: first_ns - ended.begun_ns, **found, AFTER_STEPS: ended.ended_ns - last_ns}
-    return {name: round(ns / 1e6, 3) for name, ns in found.items()}
+        parts_ns = {START_UP: first_ns - ended.begun_ns, **parts_ns, AFTER_STEPS: ended.ended_ns - last_ns}
+    return {name: round(ns / 1e6, 3) for name, ns in parts_ns.items()}
 
 
 def _text(program: Sequence[str]) -> str:
@@ -187,7 +187,7 @@ def _text(program: Sequence[str]) -> str:
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
     """Return arm names: ``rank-0`` and so on for the ranks of one program, else ``script``, ``script-2``."""
-    ranks = [one.process.rank for one in trained]
+    ranks = [process.process.rank for process in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank-{rank}" for rank in ranks]
     return ["script" if place == 0 else f"script-{place + 1}" for place in range(len(trained))]
@@ -263,8 +263,8 @@ def record_of(
 
 def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
     """Return the steps in an epoch; None if unknown or if training uses several datasets."""
-    known = one.noted("epoch_batches")
-    return known[0] / totals.fetches_per_step if len(known) == 1 else None
+    epochs = one.noted("epoch_batches")
+    return epochs[0] / totals.fetches_per_step if len(epochs) == 1 else None
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
@@ -273,8 +273,8 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
     Only a few early steps are watched, so a rare long wait (a checkpoint) is not among them.
     """
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
-    most = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
-    return str(place) if place is not None and most else None
+    is_majority = totals.measured and watched_ns * totals.measured >= totals.unseen_blocked_ns / 2
+    return str(place) if place is not None and is_majority else None
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
@@ -288,13 +288,13 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
         {
             **named.get(kind, {}),
             "kind": kind,
-            "times": found.times,
-            "steps": found.steps,
+            "times": step_count.times,
+            "steps": step_count.steps,
             "of": totals.measured,
-            "ms": found.wall_ns / 1e6,
-            "rest_ms": (totals.wall_ns - found.wall_ns) / 1e6,
+            "ms": step_count.wall_ns / 1e6,
+            "rest_ms": (totals.wall_ns - step_count.wall_ns) / 1e6,
         }
-        for kind, found in sorted(totals.counted.items())
+        for kind, step_count in sorted(totals.counted.items())
     ]
     return (*one.noted("cause"), *counted, *_own_time(one, totals))
 
@@ -304,7 +304,7 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
     if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
-    places = {number: tuple(rest) for number, *rest in one.noted("place")}
+    places = {number: tuple(fields) for number, *fields in one.noted("place")}
     for phase in {phase for phase, _, _ in totals.sampled_ns}:
         for number, (ns, late) in _spent_at(totals, phase).items():
             if number in places and ns >= LEAST_CAUSE_SHARE * totals.wall_ns:
@@ -320,8 +320,8 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
                     "spent_ms": ns / 1e6,
                 }
     held = {number: ns * totals.held_shares.get(number, 0.0) for number, ns in totals.others_ns.items()}
-    for kind, at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
-        for number, ns in at.items():
+    for kind, spent_at in ((LOCK, held), (EVALUATION, totals.evaluated_ns)):
+        for number, ns in spent_at.items():
             if number in places and ns >= LEAST_CAUSE_SHARE * (totals.wall_ns + totals.evaluating_ns):
                 place, function, code, called = places[number]
                 row = {"kind": kind, "place": place, "function": function, "code": code, "called": called}
@@ -343,11 +343,11 @@ def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
     A late look stands for Python code. Its time is spread over the places that ran Python code for long (FORCED). If
     these are few, the code ran in short pieces, and the place at the end of a piece gets its time.
     """
-    seen: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
-    for (of, number, waited), ns in totals.sampled_ns.items():
-        if of == phase:
-            seen[waited][number] += ns
-    exact, late, forced = seen[EXACT], seen[LATE], seen[FORCED]
+    spent_by_look: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
+    for (sampled_phase, number, waited), ns in totals.sampled_ns.items():
+        if sampled_phase == phase:
+            spent_by_look[waited][number] += ns
+    exact, late, forced = spent_by_look[EXACT], spent_by_look[LATE], spent_by_look[FORCED]
     python_ns = late.total() + forced.total()
     short = forced.total() < LEAST_FORCED * python_ns
     python = Counter({number: ns for number, ns in (forced + late if short else forced).items() if number})
@@ -363,7 +363,7 @@ def _ns_of_look(totals: StepTotals, phase: str) -> float:
     No look includes garbage collections. They count as outside all phases, as in :mod:`harness.explain.wall`.
     """
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
-    sampled_ns = sum(ns for (of, _, _), ns in totals.sampled_ns.items() if of in alike)
+    sampled_ns = sum(ns for (sampled_phase, _, _), ns in totals.sampled_ns.items() if sampled_phase in alike)
     parts = {name: sum(ms) * 1e6 for name, ms in totals.lengths.parts.items()}
     outside_ns = totals.wall_ns - sum(parts.values()) - totals.collecting_ns.total()
     return max(parts.get(alike[0], 0.0) if phase else outside_ns, 0.0) / max(sampled_ns, 1)
@@ -372,8 +372,8 @@ def _ns_of_look(totals: StepTotals, phase: str) -> float:
 def _too_short(totals: StepTotals) -> str:
     if not totals.ended:
         return "it ended before its first step did: no batch was trained on"
-    why = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
-    return f"it ended after {count(totals.ended, 'step')}, all of them {why}"
+    reason = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
+    return f"it ended after {count(totals.ended, 'step')}, all of them {reason}"
 
 
 def _attached(one: AttachedProcess) -> str:
@@ -398,13 +398,13 @@ def _step_ends(one: AttachedProcess) -> str:
     closing = _last(one, "closes")
     if closing is None:
         return "the first fetch after a backward pass (no optimizer was seen)"
-    alike = sum(name == closing for _, name in one.noted("optimizer")) > 1
-    return f"the update of {closing}" + (", the last of several in each step" if alike else "")
+    shares_name = sum(name == closing for _, name in one.noted("optimizer")) > 1
+    return f"the update of {closing}" + (", the last of several in each step" if shares_name else "")
 
 
 def _last(one: AttachedProcess, what: str) -> Any:
-    found = one.noted(what)
-    return found[-1] if found else None
+    notes = one.noted(what)
+    return notes[-1] if notes else None
 
 
 def _study(
@@ -423,24 +423,24 @@ def _study(
     notes = [f"the command ended with exit code {code}"] if code else []
     if blocks > 1:
         notes.append("its blocks are parts of one run: the intervals do not hold what differs from run to run")
-    for arm, one in arms.items():
-        if profiled := profiled_steps(one):
+    for arm, process in arms.items():
+        if profiled := profiled_steps(process):
             notes.append(
                 f"{arm}: its first {profiled} steps are {profiled_arm(arm)}, up to the end of the profiled window: "
                 "a profiler slows what it records, so none of them is measured"
             )
-        if (closing := closing_step(one)) is not None:
+        if (closing := closing_step(process)) is not None:
             notes.append(
-                f"{arm}: its last {one.steps - closing} steps are {profiled_arm(arm)}, after the measured ones: these "
-                "leave open how long the device works, and kernels tell; --profile none leaves them away"
+                f"{arm}: its last {process.steps - closing} steps are {profiled_arm(arm)}, after the measured ones: "
+                "these leave open how long the device works, and kernels tell; --profile none leaves them away"
             )
-        notes += [f"{arm}: {text}" for text in one.noted("ended")]
+        notes += [f"{arm}: {text}" for text in process.noted("ended")]
         notes += [
             f"{arm}: another thread ({name}) trains as well; its steps are not recorded"
-            for name in one.noted("other_thread")
+            for name in process.noted("other_thread")
         ]
-        notes += [f"{arm}: our recording failed and was switched off: {text}" for text in one.noted("fault")]
-        notes += [f"{arm}: what its device did is not recorded: {text}" for text in one.noted("device_fault")]
+        notes += [f"{arm}: our recording failed and was switched off: {text}" for text in process.noted("fault")]
+        notes += [f"{arm}: what its device did is not recorded: {text}" for text in process.noted("device_fault")]
     return StudyRecord(
         scenario=SCENARIO,
         question=f"Where does the time of {shlex.join(program)} go?",

@@ -1,4 +1,4 @@
-"""Calls a function in a forked process, so that its imports, tokenizers and threads end with it."""
+"""Calls a function in a forked process: its imports, tokenizers and threads end with that process."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _INTERRUPTED = 130
 def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
     """Call ``call`` in a process of its own. Its result, or the exception that it raises, must be picklable.
 
-    Fork before this process computes or tokenizes anything. ``limit_s``: how long it may take; InputError, naming
-    ``what``, if it takes longer or ends without an answer.
+    Call it before this process computes or tokenizes anything. Raises InputError, with ``what`` as the name of the
+    call, if the call takes longer than ``limit_s`` or ends without an answer.
     """
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(call, theirs, os.getpid()))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(call, sender, os.getpid()))
     process.start()
-    theirs.close()
+    sender.close()
     try:
         for _ in range(looks(limit_s)):
-            if ours.poll(min(LOOK_S, limit_s)):
+            if receiver.poll(min(LOOK_S, limit_s)):
                 break
         else:
             raise InputError(f"{what} did not end within {limit_s:,.0f} s (process {process.pid})")
         with suppress(EOFError):
-            payload, error = pickle.loads(ours.recv_bytes())
+            payload, error = pickle.loads(receiver.recv_bytes())
             if error is not None:
                 raise error
             result: Result = payload
@@ -49,10 +49,10 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
         if process.is_alive():
             process.join(1)
         if process.is_alive():
-            process.terminate()  # as Ctrl-C: its own children end with it
+            process.terminate()  # Like after Ctrl-C, its own children end with it.
             process.join(KILLED_S)
             process.kill()
-        ours.close()
+        receiver.close()
 
 
 def _answer(call: Callable[[], object], channel: Connection, parent: int) -> None:
@@ -66,6 +66,6 @@ def _answer(call: Callable[[], object], channel: Connection, parent: int) -> Non
         raised = error
     try:
         answer = pickle.dumps((result, raised))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:  # each class says so in its own way
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # Each class has another error for this.
         answer = pickle.dumps((None, RuntimeError(f"{raised or 'what it gave'} cannot be sent: {error}")))
     channel.send_bytes(answer)

@@ -25,7 +25,7 @@ from trainer.model_files import model_files
 class Repetitions:
     """Division of a run's measured steps: ``count`` repetitions of ``warmup`` and ``steps`` measured ones.
 
-    ``most_extra``: warm-up steps more that each may take (``launch.more_warmup``).
+    ``most_extra``: maximum number of extra warm-up steps of each repetition (``launch.more_warmup``).
     """
 
     count: int
@@ -35,25 +35,24 @@ class Repetitions:
 
     @property
     def total_steps(self) -> int:
-        """Without extra warm-up steps, which most runs do not need."""
+        """Number of steps without extra warm-up steps, which most runs do not need."""
         return self.count * (self.warmup + self.steps)
 
 
-# Most steps of a repetition with ``interleave: runs``: a recorder holds about 3 KiB a batch until the repetition ends.
+# Maximum batches of a repetition with ``interleave: runs``: a recorder keeps about 3 KiB per batch until its end.
 MAX_PLANNED_BATCHES = 10_000
 NO_REPETITIONS = Repetitions(0, 0, 0)  # for a profiled run
 
 
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
-    """Plans repetitions with at least ``config.steps`` measured steps in all.
+    """Plan repetitions with at least ``config.steps`` measured steps in all.
 
-    A repetition begins with workers x prefetch + 1 warm-up steps. The first use batches that were built or begun before
-    the run was suspended, so they say nothing about the loader. One more step warms the caches. What they leave of
-    prefetched batches, more of them use up (``launch.more_warmup``): how many is known as it runs.
+    A repetition begins with workers x prefetch + 1 warm-up steps. The first of them use batches that were built or
+    begun before the run was suspended, so they do not measure the loader. One more step warms the caches. If prefetched
+    batches are left, extra warm-up steps consume them (``launch.more_warmup``). Their number is not known in advance.
 
-    With ``interleave: runs`` a short run is one repetition. A long one pauses between repetitions, as an interleaved
-    run does: its recorder writes what it holds only then. No step is measured meanwhile, nor are the warm-up steps
-    that follow.
+    With ``interleave: runs`` a short run is one repetition. A long run pauses between repetitions, because its recorder
+    writes its rows only then. The pause and the warm-up steps after it are not measured.
     """
     warmup = config.data.workers * config.data.prefetch + 1
     if interleave == "runs":
@@ -70,16 +69,16 @@ def run_block(
     progress: Progress,
     most_starting: int,
 ) -> None:
-    """Run ``processes`` in the order given. Report a run that fails and go on with the others.
+    """Run ``processes`` in this order. Report a failed run and continue with the rest.
 
-    End every process in any case (KeyboardInterrupt included).
+    Every process ends in any case, also after a KeyboardInterrupt.
     """
     measured = [process for process in processes if not process.profiled]
-    together = [measured] if interleave == "slices" and measured else [[process] for process in measured]
-    together += [[process] for process in processes if process.profiled]
+    groups = [measured] if interleave == "slices" and measured else [[process] for process in measured]
+    groups += [[process] for process in processes if process.profiled]
     servers = _ForkServers(modules_of([process.record.config for process in processes]))
     try:
-        for group in together:
+        for group in groups:
             try:
                 _take_repetitions(group, servers, planned, progress, most_starting)
             finally:
@@ -90,17 +89,17 @@ def run_block(
 
 
 class _ForkServers:
-    """One fork server, or one for each side where sides run states of the code; started when its first run is."""
+    """Fork servers, each started with its first run: one, or one for each state of the code and its A/A control."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
         self._started: dict[tuple[Code, bool] | None, ForkServer] = {}
 
     def of(self, process: RunProcess) -> ForkServer:
-        # Two states also differ by the luck of their fork servers (memory layout): so must a baseline and its A/A
-        # control.
+        # Two fork servers differ at random (memory layout), which affects the comparison of two states. So a baseline
+        # and its A/A control have different servers, too.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
-        if (started := self._started.get(key)) is not None and started.ended:  # killed, and its runs with it
+        if (started := self._started.get(key)) is not None and started.ended:  # It was killed, together with its runs.
             started.close()
             del self._started[key]
         if key not in self._started:
@@ -113,22 +112,22 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """Return the modules that runs of these import, besides those of every run (see launch.protocol)."""
+    """Return the modules that runs of ``configs`` import, besides the modules of every run (see launch.protocol)."""
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]
     if computing:
         modules += ["torch.optim", "trainer.model"]
-        # The first optimizer imports it, 1.3 s in each run. Whether it asks a device anything, which no process may
-        # before it forks, was looked at without one only.
+        # The first optimizer imports it, which takes 1.3 s in each run. A process must not use a device before it
+        # forks. That this import does not use one was checked only on a machine without a device.
         modules += [] if has_nvidia_driver() else ["torch._dynamo"]
         modules += sorted({module for config in computing for module in _model_modules(section(config, "model"))})
         if any(_sharded(config) for config in computing) and not has_nvidia_driver():
-            modules.append("torch.distributed.fsdp")  # 3 s, likewise
+            modules.append("torch.distributed.fsdp")  # takes 3 s, with the same restriction
     return modules
 
 
 def _computes(config: JsonObject) -> bool:
-    """True if the run builds a torch model: not a control without compute, not an emulated device."""
+    """True if the run builds a torch model: False for controls without compute and for emulated devices."""
     compute = section(config, "compute")
     return compute["work"] == "model" and isinstance(compute["device"], str)
 
@@ -139,22 +138,22 @@ def _sharded(config: JsonObject) -> bool:
 
 
 def _model_modules(model: JsonObject) -> list[str]:
-    """Return the modules of transformers that this model imports, as far as its configuration says."""
+    """Return the modules of transformers that this model imports, as far as its configuration shows."""
     if (preset := model.get("preset")) is not None:
         family = str(model["family"] or PRESETS[str(preset)]["family"])
         return [_modeling(family)]
     auto = "transformers.models.auto.modeling_auto"
     try:
         files = model_files(ModelConfig.model_validate(model))
-    except (InputError, ValueError):  # its run reports the error
+    except (InputError, ValueError):  # The run itself reports the error.
         return [auto]
     if files is None:
         return [auto]
     family = files.model_type.replace("-", "_")
     transformers = find_spec("transformers")
     places = () if transformers is None else (transformers.submodule_search_locations or ())
-    known = any(Path(place, "models", family, f"modeling_{family}.py").is_file() for place in places)
-    return [auto, _modeling(family)] if known else [auto]
+    is_installed = any(Path(place, "models", family, f"modeling_{family}.py").is_file() for place in places)
+    return [auto, _modeling(family)] if is_installed else [auto]
 
 
 def _modeling(family: str) -> str:
@@ -171,7 +170,7 @@ def _take_repetitions(
     alive: list[RunProcess] = []
 
     def survives(process: RunProcess, action: Callable[[], None]) -> bool:
-        """Call one of the process's methods; False if the run failed at it."""
+        """Call a method of the process. Return False if the run failed in it."""
         try:
             action()
         except RunFailed as failure:
@@ -191,13 +190,13 @@ def _take_repetitions(
         if process is not None and survives(process, process.wait_ready):
             process.suspend()
             alive.append(process)
-    for process in [one for one in alive if one.profiled]:
+    for process in [run for run in alive if run.profiled]:
         process.resume()
         if not survives(process, process.profile):
             alive.remove(process)
-    taken: dict[str, int] = {}  # the most extra warm-up steps of an arm and its controls
+    taken: dict[str, int] = {}  # maximum number of extra warm-up steps, over the runs of an arm and its controls
     for repetition in range(max(planned[process.record.arm].count for process in processes)):
-        # There and back again (ABBA): a drift of the machine's speed hits every arm alike.
+        # The order alternates (ABBA), so a drift of the machine's speed affects every arm equally.
         for process in list(alive if repetition % 2 == 0 else reversed(alive)):
             plan = planned[process.record.arm]
             if repetition >= plan.count:
@@ -205,7 +204,7 @@ def _take_repetitions(
             progress.repetition(process.record.arm, process.record.block, repetition, plan.count)
             process.resume()
             arm = process.record.of or process.record.arm
-            # A run that records no batches cannot know how many it needs: it takes as many as other runs of its arm.
+            # A run without recorded batches cannot tell how many it needs. It takes as many as the runs of its arm.
             blindly = taken.get(arm, 0) if process.record.control == BARE else 0
             repeat = partial(process.repeat, repetition, plan.warmup + blindly, plan.steps, plan.most_extra)
             if survives(process, repeat):

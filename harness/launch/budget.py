@@ -1,6 +1,6 @@
 """Ends a training or a study when its budget is spent, and records its predicted and its actual cost.
 
-``cost.json`` in its folder is rewritten as it goes, so that also one that is killed has spent what it has.
+``cost.json`` in the folder is rewritten regularly. So the spent cost is recorded even if the process is killed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from harness.study.store import write_json
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError, in_words
 
-# At most so much of what a killed training spent is not known; of a study that, or what a repetition takes.
+# Seconds between two writes of cost.json. A killed training loses at most this much of its spent time. A study may
+# lose a repetition's duration instead, if that is longer.
 NOTE_INTERVAL_S = 10.0
 
 
 class Deadline:
-    """Time at which a study ends in any case (CLOCK_MONOTONIC); None: when it is done. ``stopped``: it ended by it."""
+    """Time limit of a study (CLOCK_MONOTONIC); None: no limit. ``stopped``: True if the limit ended the study."""
 
     def __init__(self, end_ns: int | None) -> None:
         self._end_ns = end_ns
@@ -43,20 +44,20 @@ class Deadline:
         return self._end_ns
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """The study in ``folder`` begins."""
+        """Note that the study in ``folder`` begins."""
 
     def note(self) -> None:
-        """Note that it runs."""
+        """Note that the study is still running."""
 
     def end(self, *, done: bool = False) -> None:
-        """Note that it has ended, ``done`` or not."""
+        """Note that the study has ended, ``done`` or not."""
 
 
 class Allowance(Deadline):
     """Time that one training or study may still take, counted from the construction of this object."""
 
     def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
-        """``used_s``: what this command has used for it already, besides ``predicted.spent_s``."""
+        """``used_s``: seconds that this command has already used for it, besides ``predicted.spent_s``."""
         super().__init__(None)
         self._predicted = predicted
         self._begun_s = self._noted_s = time.monotonic()
@@ -65,7 +66,7 @@ class Allowance(Deadline):
         self._done = False
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """Keep what was predicted in ``folder``; from now on also what was spent. ``anew``: nothing is until now."""
+        """Write the predicted cost into ``folder``, and from now on the spent cost. ``anew``: the time starts now."""
         self._path = folder / COST
         if anew:
             self._begun_s = time.monotonic()
@@ -73,7 +74,7 @@ class Allowance(Deadline):
 
     @property
     def now(self) -> PredictedCost:
-        """Return the predicted cost, and the cost by now."""
+        """Return the predicted cost and the cost so far."""
         standing: Standing = "done" if self._done else "stopped" if self.stopped else "unfinished"
         return replace(self._predicted, spent_s=self.spent_s, standing=standing)
 
@@ -83,30 +84,33 @@ class Allowance(Deadline):
 
     @property
     def end_ns(self) -> int | None:
-        """Time at which it is spent (CLOCK_MONOTONIC). None without a limit, or for dollars without a price."""
+        """Time at which the budget is spent (CLOCK_MONOTONIC). None without a limit, or for dollars without a price."""
         limit_s = self._predicted.limit_s
         return None if limit_s is None else round((self._begun_s + limit_s - self._used_s) * 1e9)
 
     def ends_before(self, ending_s: float) -> bool:
-        """True if an ending of ``ending_s`` seconds must begin now to be over when the budget is spent."""
+        """True if an ending of ``ending_s`` seconds has to begin now to stay within the budget."""
         end_ns = self.end_ns
         return end_ns is not None and time.monotonic_ns() + ending_s * 1e9 >= end_ns
 
     @property
     def ending_s(self) -> float:
         """Expected seconds of a training's end: a last checkpoint, its tables, and the end of its process."""
-        return max((one.last_checkpoint.worst + one.ending_s for one in self._predicted.measured), default=0.0)
+        return max(
+            (measurement.last_checkpoint.worst + measurement.ending_s for measurement in self._predicted.measured),
+            default=0.0,
+        )
 
     def note(self) -> None:
-        """Write what has been spent, now and then: cheap enough for every step."""
+        """Write the spent cost if a write is due. Cheap enough to call after every step."""
         now_s = time.monotonic()
         if self._path is not None and now_s - self._noted_s >= NOTE_INTERVAL_S:
             self._noted_s = now_s
-            with suppress(OSError):  # a full disk ends the training elsewhere, with a message
+            with suppress(OSError):  # A full disk ends the training elsewhere, with a message.
                 write_json(self._path, cost_json(self.now))
 
     def end(self, *, done: bool = False) -> None:
-        """Write what was spent in all."""
+        """Write the total spent cost."""
         if self._path is None:
             return
         self._done = done
@@ -117,7 +121,7 @@ class Allowance(Deadline):
 
 
 def cost_json(predicted: PredictedCost) -> dict[str, object]:
-    """The content of cost.json."""
+    """Return the content of cost.json."""
     return {"schema": BUDGET_SCHEMA, **asdict(predicted)}
 
 
@@ -139,9 +143,11 @@ def prices_of(
     scenario_usd: float | None = None,
     round_up_usd: float | None = None,
 ) -> tuple[HourlyPrice | None, ...]:
-    """Return the price of an hour of each arm: the given one, a named device profile's, the scenario's, or that of the
-    profile of the device that it ran on. A given price is for all that the arm runs on, a profile's for each device.
-    Raises InputError if the named profile has no price.
+    """Return the price of an hour of each arm.
+
+    The first of these that is set counts: the given price, the price of the named device profile, the scenario's price,
+    the price of the profile of the device that the arm ran on. A given price covers all devices of the arm; a profile's
+    price is for one device. Raises InputError if the named profile has no price.
     """
     named = None if profile is None else profile_price(profile)
     prices: list[HourlyPrice | None] = []
@@ -161,7 +167,7 @@ def prices_of(
 
 
 def profile_price(name: str) -> HourlyPrice:
-    """Return the price of an hour of one device of that profile. Raises InputError if it has no price."""
+    """Return the price of an hour of one device of the profile. Raises InputError if it has no price."""
     profile = load_profile(name)
     if profile.price_per_hour_usd is None:
         raise InputError(f"--device-profile {name}: it has no price ({profile.price.why}); give --price USD")

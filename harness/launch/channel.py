@@ -1,4 +1,4 @@
-"""Sends and receives the messages between the launcher and a run: JSON objects, one a line, over a socket."""
+"""Sends and receives the messages between the launcher and a run: JSON objects over a socket, one per line."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from harness.launch.protocol import (
     TrialStart,
 )
 
-_MAX_MESSAGE_BYTES = 65536  # received at once
+_MAX_MESSAGE_BYTES = 65536  # bytes received at once
 
 
 class Channel:
-    """JSON objects, one a line, over a connected socket."""
+    """Channel for JSON objects over a connected socket, one per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._received = b""  # received after the last whole line
+        self._received = b""  # bytes after the last complete line
 
     def send(
         self, message: StartMessage | RunOrder | RunEvent | NodeOrder | NodeEvent | TrialStart | TrialEvent
@@ -43,9 +43,8 @@ class Channel:
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """Receive the run's next message in the launcher. Raises EOFError if the run is gone, TimeoutError if late.
-
-        ``timeout_s``: None waits for as long as the run lives.
+        """Receive the run's next message in the launcher. Raises EOFError if the run is gone, and TimeoutError
+        after ``timeout_s`` (None: no limit).
         """
         return cast("RunEvent", self._receive(timeout_s))
 
@@ -70,25 +69,25 @@ class Channel:
         while b"\n" not in self._received:
             if not readable(self._socket, None if end_s is None else end_s - time.monotonic()):
                 raise TimeoutError(f"no message within {timeout_s:g} s")
-            some = self._socket.recv(_MAX_MESSAGE_BYTES)
-            if not some:
+            chunk = self._socket.recv(_MAX_MESSAGE_BYTES)
+            if not chunk:
                 raise EOFError("the other side closed the channel")
-            self._received += some
+            self._received += chunk
         line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
 
 
 def readable(connection: socket.socket, timeout_s: float | None) -> bool:
-    """Wait until something can be received, or the other side is gone; False after ``timeout_s``."""
+    """Wait until data arrive or the other side is gone. Return False after ``timeout_s``."""
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))
 
 
 class Heartbeat:
-    """Heartbeat of a run: at once, and after steps, at most every ``every_s`` seconds.
+    """Heartbeat of a run: a beat at its start, then after steps, at most every ``every_s`` seconds (None: no beats).
 
-    Between two beats a step costs one reading of the clock. ``every_s``: None without a heartbeat.
+    Between two beats, a step costs one reading of the clock.
     """
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:

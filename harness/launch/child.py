@@ -1,4 +1,4 @@
-"""Runs one arm in its own process: builds the trainer, runs the repetitions it is asked for, writes its tables.
+"""Runs one arm in its own process: builds the trainer, runs the requested repetitions, writes its tables.
 
 Forked by ``launch.fork_server``. The launcher sends JSON lines over an inherited socket: first the run's record, then
 one message for each repetition, then ``finish`` (see ``launch.protocol``). Standard output and error are the run's log.
@@ -57,24 +57,24 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
 
 
-# Arms and their A/A controls are evaluated. The other controls take data or compute away, repeat work or belong to
-# probes: their models are no result, and a pass would only cost time.
+# Arms and their A/A controls are evaluated. The other controls leave out data or compute, repeat work or belong to
+# probes. Their models are not a result, so evaluating them would waste time.
 EVALUATED = (None, "a-a")
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Serve one run over the socket ``descriptor``, forked by process ``parent``; the exit status."""
-    die_with_parent(parent)  # a stopped child cannot notice that its parent was killed
+    """Serve one run over the socket ``descriptor``, forked by process ``parent``. Return the exit status."""
+    die_with_parent(parent)  # A suspended child cannot notice that its parent was killed.
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_start()
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid(), started_utc=_now())
     folder = StudyFolder(Path(start["study"]))
     run: Run | None = None
-    others: OtherRanks | None = None
+    other_ranks: OtherRanks | None = None
     try:
         alive = Heartbeat(channel, start.get("beat_s"))
-        others = _other_ranks(start, record, descriptor, channel)
-        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"), others=others)
+        other_ranks = _other_ranks(start, record, descriptor, channel)
+        run = Run(record, folder, RunProbes.from_json(start["probes"]), alive, start.get("data"), others=other_ranks)
 
         def end_without_this_thread(line: str) -> None:
             failed = RunEnding("failed", line)
@@ -87,16 +87,16 @@ def main(descriptor: int, parent: int) -> int:
         ending = RunEnding("done")
     except Exception as error:
         traceback.print_exc()
-        what = _line_of(error, others)
+        reason = _line_of(error, other_ranks)
         if run is not None:
-            what += advice_for_this_run(run.config, run.vocab_size, error)
-        ending = RunEnding("failed", what)
-    if others is not None:
-        others.end()
+            reason += advice_for_this_run(run.config, run.vocab_size, error)
+        ending = RunEnding("failed", reason)
+    if other_ranks is not None:
+        other_ranks.end()
     if run is not None:
         try:
             run.write(ending)
-        except Exception as error:  # a full disk, say: the parent must hear of it
+        except Exception as error:  # For example a full disk. The parent must be informed.
             traceback.print_exc()
             ending = RunEnding("failed", f"what was measured could not be written: {in_words(error)}")
             folder.write_run(run.record_of(ending))
@@ -107,7 +107,7 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
-    """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``; the exit status."""
+    """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``. Return the exit status."""
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
@@ -128,9 +128,9 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machi
         return 0
     except Exception as error:
         traceback.print_exc()
-        of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
-        # To its end, before another rank notices that it is gone and comes to another conclusion.
-        channel.send({"event": "failed", "error": f"{of_another}{_line_of(error, None)}"})
+        prefix = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
+        # Report the error before another rank notices that this one is gone and reports another cause.
+        channel.send({"event": "failed", "error": f"{prefix}{_line_of(error, None)}"})
         return 1
 
 
@@ -155,9 +155,9 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
-    """Return ``error`` as a line of the record; if there are several ranks, with the rank that it comes from."""
-    known = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
-    line = str(error) if known else with_fix(error)
+    """Return ``error`` as a line of the record. With several ranks, it names the rank of the error."""
+    is_expected = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
+    line = str(error) if is_expected else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
         return line
     return others.explain(error) or f"rank 0: {line}"
@@ -175,7 +175,7 @@ class RunEnding:
         return 0 if self.status == "done" else 1
 
     def of(self, record: RunRecord) -> RunRecord:
-        """``record`` with this ending."""
+        """Return ``record`` with this ending."""
         return replace(record, status=self.status, error=self.error, exit_code=self.exit_code)
 
 
@@ -192,12 +192,12 @@ class Run:
         rank: Rank = ALONE,
         others: OtherRanks | None = None,
     ) -> None:
-        """``data``: what was prepared for it; None for a launcher that does not say. ``others``: that rank 0 drives."""
+        """``data``: data prepared for the run; None if the launcher sent none. ``others``: ranks that rank 0 drives."""
         self.others = others
         self.rank = rank if others is None else others.rank
         self.when_lost: Callable[[str], None] | None = None
-        self.clock: Callable[[], int] | None = None  # rank 0's, of a rank on another machine
-        self.offsets: list[ClockOffset] = []  # between this machine's clock and rank 0's
+        self.clock: Callable[[], int] | None = None  # clock of rank 0, if this rank is on another machine
+        self.offsets: list[ClockOffset] = []  # offsets between this machine's clock and the clock of rank 0
         self.asked = record
         self.data = data
         self.facts = RunFacts()  # empty until the compute is built
@@ -205,12 +205,13 @@ class Run:
         self.config = recorded_config(record.config)
         self.probes = probes
         self.alive = alive
-        self._log_start = os.fstat(sys.stdout.fileno()).st_size  # the log may have lines of an earlier try of this run
+        # The log may have lines of an earlier attempt of this run.
+        self._log_start = os.fstat(sys.stdout.fileno()).st_size
         self.probe_set = ProbeSet(probes, folder.run(record.arm, record.block))
-        self._compute: Compute | None = None  # known before the training is open
+        self._compute: Compute | None = None  # known before the training is opened
         self._training: OpenTraining | None = None
-        self.vocab_size: int | None = None  # the tokenizer's, once it is known
-        self._compiled = 0  # graphs, within measured steps
+        self.vocab_size: int | None = None  # vocabulary size of the tokenizer, once it is known
+        self._compiled = 0  # graphs compiled within measured steps
         self._last_step = -1
         self._open_time = OpenTime()
 
@@ -231,7 +232,7 @@ class Run:
                 self._all_have("ready")
                 channel.send({"event": "ready"})
                 while (order := self._next_order(channel))["do"] != "finish":
-                    if order["do"] == "step":  # one of those that rank 0 is profiled in
+                    if order["do"] == "step":  # a step in which rank 0 is profiled
                         self._take(steps, 1, warmup=True)
                         continue
                     done = self._obey(order, steps)
@@ -258,7 +259,7 @@ class Run:
             self.probe_set.close()
 
     def _epoch_steps(self) -> float | None:
-        """Return the steps of an epoch, by how much of one the run used; None if that is not known."""
+        """Return the steps of an epoch, extrapolated from the share of an epoch that the run used; None if unknown."""
         epochs = self.training.batches.position.epochs
         return (self._last_step + 1) / epochs if epochs else None
 
@@ -273,11 +274,11 @@ class Run:
     def _close(self, steps: Generator[int]) -> None:
         steps.close()  # reads the last losses
         self.training.batches.close()
-        if self.training.saver is not None:  # A study measures what checkpoints cost, and keeps none.
+        if self.training.saver is not None:  # A study measures the cost of checkpoints but keeps none.
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Between steps: rank 0 waits for this rank, and answers at once."""
+        """Compare this machine's clock with the clock of rank 0. Called between steps, when rank 0 answers at once."""
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 
@@ -288,13 +289,13 @@ class Run:
         return order
 
     def _all_have(self, event: str) -> None:
-        """Wait until the other ranks have reported ``event`` too: all ranks wait between orders."""
+        """Wait until the other ranks have reported ``event``, too: all ranks wait between orders."""
         if self.others is not None:
             self.others.wait(event)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Say why a batch was lost, or why a worker ended, while the workers are still there to be looked at."""
+        """Explain why a batch was lost or a worker ended, while the workers can still be inspected."""
         try:
             yield
         except EndedWorkerError as error:
@@ -310,10 +311,10 @@ class Run:
     def _why_lost(self) -> str:
         log = self.run_folder / "log.txt"
         try:
-            seen = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
+            look = look_at(os.getpid(), self.config.data.workers, log, self._log_start)
         except OSError as error:  # /proc cannot be opened
             return in_words(error)
-        return str(diagnose(seen, "data.timeout_s"))
+        return str(diagnose(look, "data.timeout_s"))
 
     def _open(self) -> None:
         files: dict[str, list[str]] = {}
@@ -360,17 +361,17 @@ class Run:
         return self.folder.run(self.asked.arm, self.asked.block)
 
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
-        """Take a repetition; return its warm-up steps beyond ``warmup``, at most ``most_extra``."""
+        """Run a repetition. Return the number of warm-up steps beyond ``warmup``, at most ``most_extra``."""
         training = self.training
         if training.run_queue is not None:
             training.run_queue.find_threads()
         training.recorder.repetition = repetition
-        # The first steps of a repetition live on batches prefetched while this run was suspended, on cold caches, and
-        # on a device that has nothing queued.
+        # The first steps of a repetition consume batches that were prefetched while this run was suspended. Caches are
+        # cold, and the device has no queued work.
         self.probe_set.begin_repetition()
         self._take(steps, warmup, warmup=True)
         extra = self._more_warmup(steps, most_extra)
-        # If the host waits for the device in few steps only, the measured steps begin and end behind such a wait.
+        # If the host waits for the device only in some steps, the measured steps begin and end after such a wait.
         period = wait_period(self.config, asynchronous=training.compute.asynchronous)
         if before := -(self._last_step + 1) % period:
             self._take(steps, before, warmup=True)
@@ -379,21 +380,22 @@ class Run:
         self._take(steps, math.ceil(count / period) * period, warmup=False)
         ended_ns = monotonic_ns()
         self._compiled += self._compiled_in_steps() - compiled
-        training.recorder.pause()  # ending a probe is no part of the last step
+        training.recorder.pause()  # The time to end a probe is not part of the last step.
         self.probe_set.end_repetition()
         self._synchronize()
         if self._may_close and isinstance(training.recorder, StepRecorder):
             self._open_time.add(training.recorder.kernels, training.recorder.blocking, began_ns, ended_ns)
         if training.saver is not None and self.rank.of > 1:
-            # Ranks that write together may be suspended next, for longer than the timeout of their exchange.
+            # Ranks that save together may be suspended next, for longer than the timeout of their exchange.
             training.saver.wait()
         training.tables.collect()
         sys.stdout.flush()
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take warm-up steps while the run consumes prefetched batches, or its host gets further ahead of the
-        device; return their number.
+        """Take warm-up steps while the run consumes prefetched batches or its host gets further ahead of the device.
+
+        Return their number.
         """
         take = partial(self._take, steps, warmup=True)
         return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
@@ -409,15 +411,15 @@ class Run:
 
     @property
     def _may_close(self) -> bool:
-        """True if the run may have a closing window: of a real device that its host runs ahead of.
+        """True if the run may have a closing window: its device is real, and the host runs ahead of it.
 
-        Not if it is evaluated: its last pass would come after more steps than that of other runs.
+        False if the run is evaluated: its last pass would come after more steps than the passes of other runs.
         """
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """Run the windows of the probes that disturb one by one, or a closing window if it is needed.
+        """Run the windows of the disturbing probes one by one, or a closing window if it is needed.
 
         None of their steps is measured.
         """
@@ -440,8 +442,8 @@ class Run:
         training.recorder.warmup = warmup
         for _ in range(count):
             self._next(steps)
-        # Timing a host that runs ahead would time its launches. So measured steps begin and end when the device is at
-        # most one step behind, as if the host waited for it in each step: one step is left to hide the next fetch.
+        # If the host runs ahead, its clock only times launches. So measured steps begin and end when the device is at
+        # most one step behind, as if the host waited in each step. The one step left hides the next fetch.
         if training.compute.asynchronous:
             self.alive.waiting_for(count)
         training.compute.drain_to_one_step()
@@ -452,12 +454,12 @@ class Run:
         return step
 
     def _synchronize(self) -> None:
-        """End the open step, and leave nothing on the device: the next arm must find it idle."""
+        """End the open step and wait for the device: it must be idle when the next arm begins."""
         self.training.recorder.pause()
         self.training.compute.synchronize()
 
     def write(self, ending: RunEnding) -> None:
-        """Write what was measured, finished or not; run.json last, so that its presence says the rest is there."""
+        """Write the measurements, also of an unfinished run. run.json is last: if it exists, everything is written."""
         record = self.record_of(ending)
         self.write_tables()
         if self._training is not None:
@@ -466,11 +468,11 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """Return how many steps loss scaling skipped; None after a failure, as the device may hang."""
+        """Return the number of steps that loss scaling skipped; None after a failure, because the device may hang."""
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:
-        """Write what this rank's ledger recorded; of the other ranks nothing else is written."""
+        """Write this rank's ledger. Nothing else is written for ranks other than rank 0."""
         telemetry.attach(None)
         if self._training is not None:
             self.training.tables.write()

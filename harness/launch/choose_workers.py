@@ -22,12 +22,12 @@ from trainer.worker_trial import WorkerTrial, can_have_workers
 
 KEY = "data.workers"
 TRIAL = ("-m", "trainer.worker_trial")
-_LOG_LINES_SHOWN = 4  # last lines of a trial that ended without an answer
+_LOG_LINES_SHOWN = 4  # number of last log lines shown for a trial that ended without an answer
 
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """Number of workers chosen for an arm, and the figures it is based on (None: nothing was measured)."""
+    """Number of workers chosen for an arm, and the measurements behind it (None: nothing was measured)."""
 
     workers: int
     trial: WorkerTrial | None
@@ -36,24 +36,24 @@ class WorkerChoice:
     def text(self) -> str:
         if self.trial is None:
             return "0, as data.tokenize starts processes of its own"
-        one, cores = self.trial, self.trial.cores
-        predicted = {workers: one.predicted_ms(workers) for workers in sorted({0, 1, self.workers, cores})}
+        trial, cores = self.trial, self.trial.cores
+        predicted = {workers: trial.predicted_ms(workers) for workers in sorted({0, 1, self.workers, cores})}
         return (
-            f"{self.workers}: a batch takes {one.stage_ms:.3g} ms to make on average, {one.ready_ms:.3g} ms to receive "
-            f"from a worker, whose own share is {one.cycle_ms:.3g} ms, and {one.step_ms:.3g} ms to train on with "
-            f"{one.threads} of {cores} cores; so a step would take, for each of its batches, "
+            f"{self.workers}: a batch takes {trial.stage_ms:.3g} ms to make on average, {trial.ready_ms:.3g} ms to "
+            f"receive from a worker, whose own share is {trial.cycle_ms:.3g} ms, and {trial.step_ms:.3g} ms to train "
+            f"on with {trial.threads} of {cores} cores; so a step would take, for each of its batches, "
             + ", ".join(f"{ms:.3g} ms with {workers}" for workers, ms in predicted.items())
         )
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """``plan`` with a number for each ``auto``, and a note on each choice. A control has the number of its arm.
+    """Return ``plan`` with a number in place of each ``auto``, and a note for each choice.
 
-    ``start_s``: how long a trial may take (limits.start_s).
+    A control gets the number of its arm. ``start_s``: time limit of a trial (limits.start_s).
     """
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
-    for arm in sorted(plan.arms, key=lambda one: one.control is not None):
+    for arm in sorted(plan.arms, key=lambda candidate: candidate.control is not None):
         if not arm.config.data.chooses_workers or (arm.of or arm.name) in chosen:
             continue
         selection = _choose(arm, start_s)
@@ -72,14 +72,14 @@ def _with(arm: Arm, chosen: dict[str, WorkerChoice]) -> Arm:
 
 
 def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
-    """``config`` with that number of workers, checked anew."""
+    """Return ``config`` with this number of workers, validated again."""
     content: dict[str, Any] = config.model_dump()
     content["data"]["workers"] = workers
     return TrainerConfig.model_validate(content)
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError if ``what`` needs a fixed number."""
+    """Raise InputError for ``auto``. ``what``: the reason why a fixed number is needed."""
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 
@@ -104,16 +104,16 @@ def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    given: bytes | None = config.model_dump_json().encode()
+    message: bytes | None = config.model_dump_json().encode()
     answer = errors = b""
     try:
-        for left in range(looks(start_s), 0, -1):
+        for remaining in range(looks(start_s), 0, -1):
             try:
-                answer, errors = process.communicate(given, timeout=start_s / looks(start_s))
+                answer, errors = process.communicate(message, timeout=start_s / looks(start_s))
                 break
             except subprocess.TimeoutExpired as error:
-                given = None
-                if left == 1:
+                message = None
+                if remaining == 1:
                     raise InputError(f"{KEY}: its trial did not end within {start_s:g} s (limits.start_s)") from error
     finally:
         with suppress(ProcessLookupError):

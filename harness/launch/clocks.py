@@ -1,12 +1,13 @@
-"""Puts the times of a rank on another machine onto rank 0's clock, with a bound on the error.
+"""Converts the times of a rank on another machine to rank 0's clock, with a bound on the error.
 
-Each machine's CLOCK_MONOTONIC begins anywhere. A rank asks rank 0 for its time, and notes when it asked and when the
-answer came: rank 0 read its clock in between. So, in the middle of that,
+The start of CLOCK_MONOTONIC is arbitrary on each machine. A rank asks rank 0 for its time, and notes the times of the
+request and the answer. Rank 0 reads its clock in between. So, halfway between request and answer,
 
     offset = rank 0's time - (asked + answered) / 2,    wrong by at most (answered - asked) / 2
 
-(Cristian, "Probabilistic clock synchronization", 1989). Of several exchanges the quickest is kept. It is done when the
-run is ready and when it ends; between the two the offset is taken to drift evenly, as quartz does in minutes.
+(Cristian, "Probabilistic clock synchronization", 1989). The quickest of several exchanges counts. The
+clocks are compared when the run is ready and when it ends. In between, the offset is assumed to drift evenly, as quartz
+clocks do over minutes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS, rank_file
 from harness.study.tables import TABLE_ROW_GROUP, TableFile
 
-EXCHANGES = 20  # a few ms in all; the quickest of them is hardly ever disturbed
-MOMENTS = ("start_ns", "end_ns")  # columns that hold moments; the others hold durations
+EXCHANGES = 20  # They take a few ms. The quickest one is rarely disturbed.
+MOMENTS = ("start_ns", "end_ns")  # columns with moments; other columns are durations
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ClockOffset:
 
 
 def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
-    """``ask``: what waits for rank 0's time in ns."""
+    """Measure the offset to rank 0's clock. ``ask`` returns rank 0's time in nanoseconds."""
     best: ClockOffset | None = None
     for _ in range(EXCHANGES):
         asked_ns = clock()
@@ -60,7 +61,7 @@ def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset
 
 
 def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset) -> None:
-    """Put the tables that this rank has written onto rank 0's clock."""
+    """Convert the tables that this rank has written to rank 0's clock."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 

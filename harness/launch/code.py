@@ -1,8 +1,8 @@
 """Finds another state of the code for runs to execute: a commit checked out in the cache, or another folder.
 
-A commit gets a git worktree under ``<cache>/code/<commit>``, made once. Both sides of a comparison share this Python
-where they ask for the same packages; a side that asks for others gets an environment of its own under
-``<cache>/environments/<fingerprint>``, made once by pip.
+A commit gets a git worktree under ``<cache>/code/<commit>``, created once. Both sides of a comparison use this Python
+if they require the same packages. Otherwise the other state gets its own environment under
+``<cache>/environments/<fingerprint>``, created once by pip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.user_code import CODE_PATH
 OWN_FOLDER = Path(__file__).parents[2]  # the code that is running now
 INSTALLED = ("site-packages", "dist-packages")  # folders that pip installs this code into, without `-e`
 _PIP_S = 3600
-EXAMINE_S = 300.0  # to import the configuration of a state of the code, from a slow disk
+EXAMINE_S = 300.0  # limit for importing the configuration of a state of the code, maybe from a slow disk
 # Script for the side's own Python and code: prints its version and the configuration keys that it knows.
 _PROBE = """
 import json, sys
@@ -56,49 +56,50 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 @dataclass(frozen=True)
 class Code(CodeRecord):
-    """A state of the code that runs can be started from."""
+    """State of the code that runs can be started from."""
 
     @property
     def paths(self) -> Paths:
-        """Its module paths."""
+        """Module paths of this state."""
         return PATHS[self.protocol]
 
     @property
     def places(self) -> list[str] | None:
-        """Folder in which its runs look for the user's own code first; None: as here."""
+        """Folders in which its runs look for the user's own code first; None: the same as in this process."""
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
-        """Variables for a process that runs this code."""
+        """Return the environment variables for a process that runs this code."""
         variables = environment_for(Path(self.folder))
         if self.directory is None:
             return variables
         # Relative paths start at the launcher's working directory.
-        others = [str(Path(one).absolute()) for one in variables.get("PYTHONPATH", "").split(os.pathsep) if one]
-        path = {"PYTHONPATH": os.pathsep.join(others)} if others else {}
+        entries = [str(Path(entry).absolute()) for entry in variables.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        path = {"PYTHONPATH": os.pathsep.join(entries)} if entries else {}
         return {**variables, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
-        """Its Python with ``arguments``."""
+        """Return the command line of this state's Python with ``arguments``."""
         return [self.python, *arguments]
 
 
 def environment_for(folder: Path) -> dict[str, str]:
-    """Variables for a process that runs the code in ``folder``, and for every process that it starts in turn.
+    """Return the environment variables for a process that runs the code in ``folder``, and for its child processes.
 
-    That code is found before any installed one, and before any in the current directory: ``python -m`` would look there
-    first, and a probe of one state would be that of the state from whose folder the study was started. The cache is
-    this process's, wherever that one starts or goes.
+    This code takes precedence over an installed one and over code in the current directory. ``python -m`` would look in
+    the current directory first, and could import a probe of another state. The cache is the cache of this process,
+    whatever the working directory.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
-    if folder.name in INSTALLED:  # found there anyhow; on PYTHONPATH every package beside it would precede Python's own
+    # An installed package is found anyway. On PYTHONPATH, every package beside it would precede Python's own.
+    if folder.name in INSTALLED:
         return variables
-    others = os.environ.get("PYTHONPATH")
-    return {**variables, "PYTHONPATH": str(folder) + (f"{os.pathsep}{others}" if others else "")}
+    inherited = os.environ.get("PYTHONPATH")
+    return {**variables, "PYTHONPATH": str(folder) + (f"{os.pathsep}{inherited}" if inherited else "")}
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
-    """True if ``where``, as in :func:`find_code`, has this project's code. None if it is no folder or revision."""
+    """True if ``where`` (see :func:`find_code`) has this project's code. None without such a folder or revision."""
     servers = [paths.fork_server.replace(".", "/") + ".py" for paths in PATHS.values()]
     folder = Path(where)
     if folder.is_dir():
@@ -112,9 +113,9 @@ def holds_code(where: str, repository: Path) -> bool | None:
 
 
 def find_code(where: str, repository: Path) -> Code:
-    """``where`` is a folder with the code, or a revision of the git repository around ``repository``.
+    """Return the code at ``where``: a folder with the code, or a revision of the git repository around ``repository``.
 
-    Raises InputError if it is neither, or holds no harness.
+    Raises InputError if it is neither, or if it does not contain the harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -124,7 +125,7 @@ def find_code(where: str, repository: Path) -> Code:
         label = describe_checkout(folder) or folder.name
     else:
         commit = _commit(where, repository)
-        if not holds_code(where, repository):  # before git registers a worktree in a repository of something else
+        if not holds_code(where, repository):  # Check before git registers a worktree in an unrelated repository.
             raise InputError(
                 f"{where}: its commit {commit[:12]} holds no harness/launch/ and trainer/: {NOT_THIS_PROJECT}"
             )
@@ -139,7 +140,7 @@ def find_code(where: str, repository: Path) -> Code:
 
 @dataclass(frozen=True)
 class Examined:
-    """Return the environment of a code, its defaults, and its schema's errors for each configuration."""
+    """Environment of a state of the code, its default configuration, and its schema's errors for each configuration."""
 
     environment: JsonObject
     defaults: JsonObject
@@ -147,9 +148,9 @@ class Examined:
 
 
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
-    """Asks ``code``, run by its own Python, for its environment, its defaults and its errors with ``configs``.
+    """Run ``code`` with its own Python, and return its environment, its defaults and its errors for ``configs``.
 
-    Raises InputError if it cannot even be imported, or where another installation answers in its place.
+    Raises InputError if the code cannot be imported, or if another installation is imported instead.
     """
     try:
         done = subprocess.run(
@@ -165,7 +166,7 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InputError(f"{code.label}: cannot be imported by {code.python} ({last})")
-    answer = json.loads(done.stdout.splitlines()[-1])  # whatever it prints when it is imported comes before
+    answer = json.loads(done.stdout.splitlines()[-1])  # The import itself may print lines before it.
     for name in ("harness", "trainer"):
         if not Path(answer[name]).resolve().is_relative_to(Path(code.folder).resolve()):
             raise InputError(f"{code.label}: {name} is imported from {answer[name]}, not from {code.folder}")
@@ -173,14 +174,14 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 
 
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
-    """``config`` without the keys that ``code`` does not know yet, all of which must have their ``defaults``, or say
-    what every run did before there was such a key.
+    """Return ``config`` without the keys that ``code`` does not know.
 
-    Raises InputError if one does not, or where ``code`` refuses a value: the two states cannot run the same.
+    Each removed key must have its value in ``defaults``, or the value that describes all runs before the key existed.
+    Raises InputError otherwise, and if ``code`` refuses a value: the two states cannot run the same configuration.
     """
     fitted: dict[str, Json] = json.loads(json.dumps(config))
     for path, kind, message in errors:
-        location = [part for part in path if not str(part).startswith("[")]  # a union's member that was tried
+        location = [part for part in path if not str(part).startswith("[")]  # drops the names of union members
         dotted = ".".join(map(str, location))
         if kind != "extra_forbidden":
             raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
@@ -194,7 +195,7 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of the code in ``folder``: another one means that a file was changed."""
+    """Return a hash of the code in ``folder``. It changes with every changed file."""
     digest = hashlib.sha256()
     for package in ("harness", "trainer", "profiles"):
         for path in sorted((folder / package).rglob("*")):
@@ -221,9 +222,9 @@ def _worktree(commit: str, repository: Path) -> Path:
         link = (folder / ".git").read_text().removeprefix("gitdir:").strip() if (folder / ".git").is_file() else ""
         if checkout is not None or Path(link).is_dir():
             raise InputError(f"{folder}: is no longer what was checked out there; delete it")
-        shutil.rmtree(folder)  # the repository that it was a worktree of is gone
+        shutil.rmtree(folder)  # The repository of this worktree is gone.
     try:
-        git(repository, "worktree", "prune")  # its folder was deleted
+        git(repository, "worktree", "prune")  # The folder was deleted.
         git(repository, "worktree", "add", "--detach", "--force", str(folder), commit)
     except subprocess.SubprocessError as error:
         reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
@@ -233,7 +234,7 @@ def _worktree(commit: str, repository: Path) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``: no other process makes anything in it meanwhile."""
+    """Hold the lock of ``folder``, so that no other process creates anything in it meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -242,8 +243,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _python(folder: Path) -> str:
     """Return this Python if ``folder`` asks for the same packages as this code, else one of its own."""
-    wanted, here = packages_of(folder), packages_of(OWN_FOLDER)
-    if wanted is None or here is None or wanted == here:
+    wanted, current = packages_of(folder), packages_of(OWN_FOLDER)
+    if wanted is None or current is None or wanted == current:
         return sys.executable
     key = json.dumps([wanted.asked, wanted.pins, sys.version_info[:2]])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -252,12 +253,12 @@ def _python(folder: Path) -> str:
 
 
 def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
-    """The Python of the environment in ``home``, which has what ``folder`` wants; made where it is not there yet."""
+    """Return the Python of the environment in ``home``. Create it with the packages of ``folder`` if it is missing."""
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python
     print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
-    # Like the Makefile: with an NVIDIA device the machine's packages are kept, and its torch.
+    # Like in the Makefile, an NVIDIA machine keeps its installed packages, including torch.
     nvidia, constraints = has_nvidia_driver(), folder / CONSTRAINTS
     pins = ["-c", str(constraints)] if constraints.is_file() and not nvidia else []
     try:

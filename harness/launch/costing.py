@@ -1,8 +1,8 @@
-"""Measures a few steps of every arm as a small study, for the prediction of what a training or a study costs.
+"""Measures a few steps of every arm as a small study, to predict the cost of a training or a study.
 
-Each arm runs once, in a process of its own, under the ledger, with its real configuration: model, data path, workers,
-accumulation, ranks. Only how far it goes differs: 20 steps, or as many as leave 10 after those that used batches built
-while the run was starting. Where checkpoints are saved, one more step saves one, and a few more show what that costs.
+Each arm runs once in its own process, under the ledger, with its real configuration: model, data path, workers,
+accumulation, ranks. Only the number of steps differs: 20, or more if fewer than 10 would follow the steps that used
+batches built during the start. If checkpoints are saved, one more step saves one, and a few more show its cost.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 ALONE = ProbesConfig(host=False, nvml=False)  # a training has no sampler
 
 
-WAITS = 0.02  # share of the steps' time in fetches: an arm that waits less needs no extra warm-up steps
-OVER = "over"  # the status of a measurement that took longer than it might
+WAITS = 0.02  # share of fetches in the time of the steps: below it, an arm needs no extra warm-up steps
+OVER = "over"  # status of a measurement that exceeded its time limit
 
 
 class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
-    """An arm did not get through the few steps that were to be measured. ``status``: failed, interrupted or over.
+    """Error of an arm that did not complete the steps to measure. ``status``: failed, interrupted or over.
 
     ``log``: path of its log, if it has one.
     """
 
     def __init__(self, text: str, status: str, log: str = "") -> None:
-        super().__init__(text, status, log)  # all of them: it may be sent to another process
+        super().__init__(text, status, log)  # All arguments are passed on, because the error may be pickled.
         self.status, self.log = status, log
 
     def __str__(self) -> str:
@@ -55,13 +55,13 @@ class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
 
 @dataclass(frozen=True)
 class ShortStudy:
-    """Measurements of every arm, and the small study that they come from."""
+    """Measurements of every arm, and the small study with these measurements."""
 
     folder: Path
     arms: tuple[ArmMeasurement, ...]
 
     def after(self, launcher_s: float) -> tuple[ArmMeasurement, ...]:
-        """Return the measurements, with what the command took before it measured."""
+        """Return the measurements, and the time that the command took before them."""
         return tuple(replace(arm, launcher_s=launcher_s) for arm in self.arms)
 
 
@@ -77,7 +77,7 @@ def measure(
 ) -> ShortStudy:
     """Run a few steps of every arm of ``plan`` that ``of`` needs, in a study under ``out``.
 
-    ``limit_s``: how long the measurement may take. Raises InputError as a study does, and MeasurementFailed.
+    ``limit_s``: time limit of the measurement. Raises InputError like a study does, and MeasurementFailed.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -110,20 +110,20 @@ def measure(
     for name in names:
         record = by_arm[name].record if name in by_arm else None
         if record is None or record.status != "done":
-            why = "it did not run" if record is None else record.error or record.status
-            raise MeasurementFailed(f"arm {name}: {why}", outcome.status, str(folder.run(name, 0) / "log.txt"))
+            reason = "it did not run" if record is None else record.error or record.status
+            raise MeasurementFailed(f"arm {name}: {reason}", outcome.status, str(folder.run(name, 0) / "log.txt"))
     return ShortStudy(outcome.folder, tuple(arm_measurement(by_arm[name]) for name in names))
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
-    """The arms that are trained, or every arm and control of a study but for profiled runs."""
+    """Return the arms of a training, or all arms and controls of a study except profiled runs."""
     if of == "training":
         return tuple(arm for arm in plan.arms if arm.control is None)
     return tuple(arm for arm in plan.arms if arm.control != PROFILED)
 
 
 def _check_intervals(config: TrainerConfig) -> None:
-    """InputError for intervals in epochs, whose length is not known beforehand."""
+    """Raise InputError for intervals in epochs: the length of an epoch is not known in advance."""
     for key, section in (("evaluation", config.evaluation), ("checkpoint", config.checkpoint)):
         if section is not None and section.every_epochs is not None:
             raise InputError(
@@ -133,14 +133,14 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """``config`` for as many steps as are measured; ``trains``: a checkpoint is saved in any case."""
+    """Return ``config`` with only the steps to measure. ``trains``: True if a checkpoint is saved in any case."""
     plain = _plain_steps(config)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
     optimizer = config.optimizer
     if optimizer.schedule != "constant" and optimizer.schedule_steps is None:
-        whole = config.warmup_steps + config.steps
-        optimizer = optimizer.model_copy(update={"schedule_steps": whole})
+        all_steps = config.warmup_steps + config.steps
+        optimizer = optimizer.model_copy(update={"schedule_steps": all_steps})
     evaluation = config.evaluation
     if evaluation is not None and evaluation.every_steps is not None:
         evaluation = evaluation.model_copy(update={"every_steps": plain})
@@ -153,7 +153,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
         update={
             "optimizer": optimizer,
             "evaluation": evaluation,
-            # After step number `plain`: the steps before it, from 0, save nothing.
+            # Save after step number `plain`. Earlier steps save nothing.
             "checkpoint": checkpoint.model_copy(update={"every_steps": plain + 1, "every_minutes": None})
             if saves
             else None,
@@ -165,13 +165,13 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """True if runs of ``config`` save checkpoints: an emulated device has no state, and data alone has none."""
+    """True if runs of ``config`` save checkpoints. False on an emulated device or without a model (no state)."""
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 
 
 def _warmup_steps(config: TrainerConfig) -> int:
-    """Steps that may use batches which were built, or begun, before the first step."""
+    """Return the number of steps that may use batches built or begun before the first step."""
     workers = (os.cpu_count() or 1) if config.data.chooses_workers else config.data.workers
     return workers * config.data.prefetch + 1
 
@@ -186,12 +186,12 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
     assert table is not None
-    walls_s = [one / 1e9 for one in table["wall_ns"].to_pylist()]
-    saved_s = [(one or 0) / 1e9 for one in table["checkpoint_ns"].to_pylist()]
+    walls_s = [ns / 1e9 for ns in table["wall_ns"].to_pylist()]
+    saved_s = [(ns or 0) / 1e9 for ns in table["checkpoint_ns"].to_pylist()]
     checkpoint = next((step for step, seconds in enumerate(saved_s) if seconds > 0), None)
     end_ns = table["start_ns"][-1].as_py() + table["wall_ns"][-1].as_py()
     passes = [] if run.evaluations is None else run.evaluations.to_pylist()
-    at_end_s = sum((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one["start_ns"] >= end_ns)
+    at_end_s = sum((row["end_ns"] - row["start_ns"]) / 1e9 for row in passes if row["start_ns"] >= end_ns)
     facts = record.facts
     asynchronous = config.checkpoint is not None and config.checkpoint.asynchronous
     writing_s = (facts.checkpoint_writing_ns or 0) / 1e9
@@ -199,21 +199,21 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
     left_s = max(0.0, writing_s - after_s) if asynchronous else 0.0
     import_s = (record.import_ns or 0) / 1e9
     unsettled = _warmup_steps(config)
-    fetched_s = sum((one or 0) / 1e9 for one in table["fetch_ns"].to_pylist()[unsettled:])
+    fetched_s = sum((ns or 0) / 1e9 for ns in table["fetch_ns"].to_pylist()[unsettled:])
     return ArmMeasurement(
         arm=record.arm,
         steps_s=tuple(walls_s),
         unsettled=unsettled,
         startup_s=max(0.0, (record.startup_ns or 0) / 1e9 - import_s),
         ending_s=max(0.0, (record.ending_ns or 0) / 1e9 - at_end_s - left_s),
-        passes_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is None),
-        answers_s=tuple((one["end_ns"] - one["start_ns"]) / 1e9 for one in passes if one.get("questions") is not None),
+        passes_s=tuple((row["end_ns"] - row["start_ns"]) / 1e9 for row in passes if row.get("questions") is None),
+        answers_s=tuple((row["end_ns"] - row["start_ns"]) / 1e9 for row in passes if row.get("questions") is not None),
         checkpoint=checkpoint,
         saving_s=0.0 if checkpoint is None else saved_s[checkpoint],
         writing_s=writing_s,
         asynchronous=asynchronous,
         import_s=import_s,
-        waiting_share=sum(one or 0 for one in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
+        waiting_share=sum(ns or 0 for ns in table["contended_ns"].to_pylist()) / 1e9 / sum(walls_s),
         waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",
         emulated=bool(facts.emulated),
@@ -224,7 +224,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """Return the work of training an arm to step ``steps`` (harness train), from the step that it begins with."""
+    """Return the work of training an arm (harness train) from its first step to step ``steps``."""
     _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
@@ -243,7 +243,7 @@ def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
 
 
 def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
-    """Passes over multiple-choice questions."""
+    """Return the number of passes over multiple-choice questions."""
     if evaluation is None or evaluation.multiple_choice is None:
         return 0
     return passes_within(steps, evaluation.multiple_choice.every_steps)
@@ -252,7 +252,7 @@ def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
 def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
     """Return the work of each arm and control in all blocks of a study, in the order of :func:`arms_of`.
 
-    Profiled runs count as steps of the arm that they are of; what profilers themselves take is not known.
+    The steps of profiled runs count for their arm. The cost of the profilers themselves is not known.
     """
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
@@ -273,7 +273,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
             if config.checkpoint is None or config.checkpoint.every_steps is not None
             else 60.0 * config.checkpoint.interval_minutes,
         )
-        profiled = any(one.control == PROFILED and one.of == arm.name for one in plan.arms)
+        profiled = any(control.control == PROFILED and control.of == arm.name for control in plan.arms)
         works.append(
             replace(
                 work,
@@ -297,7 +297,7 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
-    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known before."""
+    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known yet."""
     if goal.steps is not None:
         return goal.steps
     if goal.tokens is None:
@@ -309,9 +309,8 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """Return the work of each arm of :func:`arms_of`. ``steps``: of trainings, instead of the scenario's.
-
-    Raises InputError for a training that begins (``resume.step``) at its end.
+    """Return the work of each arm of :func:`arms_of`. ``steps``: number of steps of trainings, instead of the
+    scenario's. Raises InputError for a training whose first step (``resume.step``) is its end.
     """
     if of == "study":
         return work_of_study(plan)

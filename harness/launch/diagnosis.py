@@ -20,16 +20,16 @@ from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_SHARED_M
 from trainer.errors import in_words
 
 WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # name of the processes of torch's DataLoader
-LITTLE_MEMORY_BYTES = 64 * 2**20  # less is free only where the kernel is about to kill something
+LITTLE_MEMORY_BYTES = 64 * 2**20  # With less free memory, the kernel is about to kill a process.
 LITTLE_SHARED = 0.05  # share of /dev/shm
-_LOG_BYTES = 20_000  # the end of a run's log
+_LOG_BYTES = 20_000  # bytes read from the end of a run's log
 _STOPPED = "somebody sent it SIGSTOP", "find out who does that (a batch system, a debugger, Ctrl-Z), and run it again"
 _SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The process that hangs, and why."""
+    """Process that hangs, and its likely cause."""
 
     process: str
     cause: str
@@ -53,9 +53,9 @@ class Snapshot:
 
 
 def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Path = ROOT) -> Snapshot:
-    """Read everything that a run's silence may come from.
+    """Read everything that may explain why a run is silent.
 
-    ``workers``: that its configuration asks for. ``log_start``: where in its log this run began, in bytes.
+    ``workers``: number of workers in its configuration. ``log_start``: byte offset at which the run's log begins.
     """
     limit = memory_limit(find_group("memory", root))
     return Snapshot(
@@ -75,8 +75,8 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
     if stopped is not None:
-        by, fix = _STOPPED
-        return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else by, fix)
+        stop_cause, fix = _STOPPED
+        return Finding(_described(stopped, roles), "a debugger holds it" if stopped.state == "t" else stop_cause, fix)
     main = next((process for process in living if process.pid == seen.main_pid), None)
     if main is None:
         return Finding(f"process {seen.main_pid} (main) is gone", "it was killed (out of memory?)", MORE_MEMORY)
@@ -87,7 +87,7 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
     if crowded is not None:
         cause = f"open files: {crowded.open_files} of {crowded.most_open_files} allowed"
         return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
-    alive = len(living) - 1  # by any name: a spawned worker takes its name when it has begun
+    alive = len(living) - 1  # Processes of any name count: a spawned worker changes its name only after its start.
     if alive < seen.workers:
         cause = f"lost workers: {alive} of {seen.workers} loader workers live"
         if seen.killed_for_memory:
@@ -105,7 +105,7 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
 
 
 def explain_end(code: int) -> str:
-    """The likely cause and the fix of a loader worker that ended. ``code``: its exit code, negative for a signal."""
+    """Return the likely cause of a loader worker's end, and the fix. ``code``: its exit code, negative for a signal."""
     if code == -signal.SIGKILL:
         cause, fix = "the kernel killed it for lack of memory, if nobody else did", MORE_MEMORY
     elif -code in _SENT:
@@ -119,13 +119,13 @@ def explain_end(code: int) -> str:
 
 
 def killed_by(number: int) -> str:
-    """``killed by SIGKILL (out of memory?)``"""
+    """Return a text like ``killed by SIGKILL (out of memory?)``."""
     name = signal.Signals(number).name
     return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 def describe_process(pid: int, role: str) -> str:
-    """``process 42 (fork server) is sleeping in futex``."""
+    """Return a text like ``process 42 (fork server) is sleeping in futex``."""
     process = read_process(pid)
     return f"process {pid} ({role}) is gone" if process is None else _described(process, {pid: role})
 
@@ -140,46 +140,47 @@ def diagnose_process(pid: int, role: str, longer: str) -> str:
 
 
 def roles_of(seen: Snapshot) -> dict[int, str]:
-    """Return the role of each process: main (rank 0 of several), rank K, loader-K by start, else its name."""
+    """Return the role of each process: main (rank 0), rank K, loader-K (in order of start), or its name."""
     roles = {process.pid: process.name for process in seen.processes}
     workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
     ranks: dict[str, int] = {}
     for process in seen.processes:
         if process.name.startswith(RANK_NAME):
-            ranks.setdefault(process.name, process.pid)  # processes that a rank forks take its name
+            ranks.setdefault(process.name, process.pid)  # Child processes of a rank have the same name.
     roles |= {pid: f"loader-{place}" for place, pid in enumerate(workers)}
     roles |= {pid: f"rank {name.removeprefix(RANK_NAME)}" for name, pid in ranks.items()}
     return roles | {seen.main_pid: "rank 0" if ranks else "main"}
 
 
 def _described(process: ProcessState, roles: dict[int, str]) -> str:
-    if process.pid == os.getpid():  # a run that looks at itself waited until now
+    if process.pid == os.getpid():  # The run itself waited for a batch before it called this.
         return f"process {process.pid} ({roles[process.pid]}) waits for a batch"
-    where = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
+    place = f" in {process.place}" if process.place is not None and process.state in "SD" else ""
     state = STATES.get(process.state, f"in state {process.state}")
-    return f"process {process.pid} ({roles[process.pid]}) is {state}{where}"
+    return f"process {process.pid} ({roles[process.pid]}) is {state}{place}"
 
 
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
-    """The cause that the run's own log names, with its line."""
+    """Return the cause in the run's own log, with the line that names it; None without one."""
     for line in reversed(seen.log.splitlines()):
         if (cause := cause_in(line)) is not None:
-            more = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
-            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{more}", REMEDIES[cause])
+            detail = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
+            return Finding(process, f"{cause}: its log says {line.strip()[:160]!r}{detail}", REMEDIES[cause])
     return None
 
 
 def with_fix(error: Exception) -> str:
-    """Return ``error`` of a run in a line, with the fix if a limit of the machine caused it."""
+    """Return ``error`` as one line, with the fix if a limit of the machine caused it."""
     text = in_words(error)
-    if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):  # its message names no file
+    # The message does not name a file.
+    if getattr(error, "errno", None) == errno.ENOSPC and _of_multiprocessing(error):
         return f"{text}: in /dev/shm; fix: {MORE_SHARED_MEMORY}"
     cause = cause_in(text)
     return text if cause is None else f"{text}; fix: {REMEDIES[cause]}"
 
 
 def _of_multiprocessing(error: Exception) -> bool:
-    """True if Python's own multiprocessing raised it: its locks and shared memory lie in /dev/shm."""
+    """True if Python's multiprocessing raised ``error``: its locks and shared memory are in /dev/shm."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
 
@@ -189,31 +190,31 @@ def _full(shared: SharedMemory) -> str:
 
 
 def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """A loader worker that runs, or that sleeps elsewhere than where a worker waits for its next order."""
+    """Return a busy loader worker: one that runs, or sleeps elsewhere than a worker that waits for its next order."""
     workers = [process for process in living if roles[process.pid].startswith("loader")]
     at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
     return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
 
 
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """The rank that is elsewhere while the others wait in an exchange, which gloo does for a futex."""
+    """Return the rank that the other ranks wait for in an exchange; None if unknown. gloo waits for a futex."""
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
-    others = [one for one in ranks if one.state == "R" or (one.place is not None and "futex" not in one.place)]
-    if not 0 < len(others) < len(ranks):
+    awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
+    if not 0 < len(awaited) < len(ranks):
         return None
-    return next((one for one in others if one.state == "R"), others[0])
+    return next((rank for rank in awaited if rank.state == "R"), awaited[0])
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
-    """Cause and fix for a process that waits for nothing."""
-    more = f"raise {longer} where it is only slow"
+    """Return cause and fix for a process that does not wait."""
+    advice = f"raise {longer} where it is only slow"
     if process.state == "D":
-        return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {more}"
+        return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {advice}"
     if process.state == "R":
-        return "a step takes longer than this, or never ends", f"py-spy dump --pid shows where it is; {more}"
+        return "a step takes longer than this, or never ends", f"py-spy dump --pid shows where it is; {advice}"
     if process.place is not None and " of " in process.place:
-        return f"nothing comes from {process.place.partition(' of ')[2]}", f"check it; {more}"
-    return "it waits for something that does not come", f"py-spy dump --pid shows for what; {more}"
+        return f"nothing comes from {process.place.partition(' of ')[2]}", f"check it; {advice}"
+    return "it waits for something that does not come", f"py-spy dump --pid shows for what; {advice}"
 
 
 def _end_of(log: Path, start: int) -> str:

@@ -1,4 +1,4 @@
-"""Handles what ends a command from outside: signals, and outputs without a reader."""
+"""Handles external ends of a command: signals, and outputs without a reader."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import TextIO
 TERMINATING = (
     signal.SIGTERM,
     signal.SIGHUP,
-)  # a batch system's notice; the terminal has gone
+)  # notice of a batch system; end of the terminal
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C: finished runs are kept, temporary files go, children end.
+    """Treat SIGTERM and SIGHUP like Ctrl-C: keep finished runs, remove temporary files, end child processes.
 
-    A signal that is ignored (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
+    An ignored signal (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -37,14 +37,14 @@ def terminable() -> Iterator[None]:
 
 
 class Stopping:
-    """Notes the first signal to end; the second one interrupts at once."""
+    """Records the first signal to end. The second signal interrupts at once."""
 
     def __init__(self) -> None:
         self.asked = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note signals within; a signal that is ignored (``nohup``) stays ignored."""
+        """Record signals within the block. An ignored signal (``nohup``) stays ignored."""
         before = {}
         for number in (signal.SIGINT, *TERMINATING):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -62,7 +62,10 @@ class Stopping:
 
 
 def open_missing_outputs() -> None:
-    """Open what the caller closed (``>&-``, ``2>&-``) to nowhere: else the next file that is opened takes its place."""
+    """Open the outputs that the caller closed (``>&-``, ``2>&-``) as /dev/null.
+
+    Otherwise the next opened file would get their descriptor.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -79,7 +82,7 @@ def open_missing_outputs() -> None:
 
 
 def silence_gone_outputs() -> None:
-    """Send to nowhere what would be written to a pipe without a reader, or to a terminal that was closed."""
+    """Redirect output to /dev/null if its pipe has no reader or its terminal was closed."""
     for stream in _outputs():
         poll = select.poll()
         poll.register(stream, select.POLLOUT)
@@ -88,7 +91,7 @@ def silence_gone_outputs() -> None:
 
 
 def flush_outputs() -> None:
-    """Write the buffered output. Output that cannot be written is dropped, so that Python ends without a message."""
+    """Write the buffered output. Drop it if that fails, so that Python ends without a message."""
     for stream in _outputs():
         try:
             stream.flush()
@@ -105,16 +108,16 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _outputs() -> list[TextIO]:
-    """Standard output and error, where they are files of this process (a test's are not)."""
+    """Return standard output and error if they are files of this process (in a test they may not be)."""
     streams = []
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # replaced, or closed
+        with suppress(AttributeError, OSError, ValueError):  # It was replaced or closed.
             stream.fileno()
             streams.append(stream)
     return streams
 
 
 def _silence(stream: TextIO) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, stream.fileno())
+    os.close(null_device)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
-    """Return the facts of a run that is built. ``model``: its :func:`model_fingerprint`."""
+    """Return the facts of a run that is ready. ``model``: its :func:`model_fingerprint`."""
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -32,15 +32,15 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
     from trainer.devices.flops import flops_per_token, parameters
     from trainer.model import shape_of
 
-    computed = config.compute.work == "model"  # else there is no model, and no FLOP to be proud of
-    # A factory's model, and one without a formula, has known parameters only.
+    computed = config.compute.work == "model"  # Without a model there are no FLOPs to report.
+    # For a model of a factory or without a formula, only the number of parameters is known.
     shape = shape_of(config.model, prepared.vocab_size, config.data.sequence_length)
     length, convention = config.data.sequence_length, config.compute.flops_convention
     flops = flops_per_token(shape, length, convention) if computed and shape is not None else None
     device = config.compute.emulated if computed else None
     profile = _device_profile(config, compute)
     stored = None if prepared.pretokenized is None else read_manifest(Path(prepared.pretokenized))
-    nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # run.json has these, known or not
+    nulls = {"emulation", "profile", "parameters", "flops_per_token"}  # keys that run.json always has, even if unknown
     return RunFacts(
         emulation=assumptions(config, shape) if device is not None and shape is not None else None,
         **asdict(profile),
@@ -83,7 +83,7 @@ def _questions_fingerprint(config: TrainerConfig) -> str | None:
 
 
 def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
-    """Return the peak and price in the device's profile, or why there is none."""
+    """Return the peak and price in the device's profile, or the reason why they are unknown."""
     import torch
 
     from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
@@ -103,7 +103,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
 
 
 def peak_device_bytes(compute: Compute | None) -> int | None:
-    """Return the peak bytes of all tensors on CUDA; None elsewhere."""
+    """Return the peak bytes of all tensors on CUDA; None on other devices."""
     import torch
 
     if compute is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -112,9 +112,9 @@ def peak_device_bytes(compute: Compute | None) -> int | None:
 
 
 def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError if this run would train on something else, or another model, than the study was begun with.
+    """Raise InputError if this run's data or model differ from those at the start of the study.
 
-    ``model``: the fingerprint of the code of a model of the user's own, or of the files that it is made of.
+    ``model``: fingerprint of the code or the files of a model that is not a preset.
     """
     if data is None:
         return
@@ -124,14 +124,14 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
             f"{prepared.tokenizer.engine}): one study must not mix the two; name one in data.tokenizer.engine"
         )
     corpus = "code of data.source" if config.data.source is not None else "corpus"
-    for what, name, present, begun in (
+    for part, name, present, begun in (
         (corpus, config.data.corpus.parquet or prepared.corpus.name, prepared.corpus.fingerprint, data["corpus"]),
         ("tokenizer", prepared.tokenizer.kind, prepared.tokenizer.fingerprint, data["tokenizer"]),
         (*_model_named(config), model, data.get("model", model)),
     ):
         if present != begun:
             raise InputError(
-                f"the {what} {name} is no longer what the study was begun with (fingerprint {begun}, now {present}): "
+                f"the {part} {name} is no longer what the study was begun with (fingerprint {begun}, now {present}): "
                 "one study must not mix the two; leave it alone while a study runs, and start a new one"
             )
 

@@ -1,7 +1,7 @@
-"""Checks of ``harness doctor SCENARIO`` by what ``harness run`` refuses: devices, files, memory, documents.
+"""Checks of ``harness doctor SCENARIO`` that ``harness run`` would refuse: devices, files, memory, documents.
 
-No data are prepared and no tokenizer is loaded. Where a model's size depends on one, both ends are tried: a vocabulary
-of nothing, and the one that ``data.tokenizer.train`` asks for, which a small corpus does not fill.
+No data are prepared and no tokenizer is loaded. If the model's size depends on the tokenizer, both ends are checked: an
+empty vocabulary, and the size in ``data.tokenizer.train``, which a small corpus may not reach.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from trainer.model_files import model_files, objective_of
 from trainer.user_code import files
 
 _CORRECT = "correct it in the scenario"
-PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of the line
+PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of each check
 
 
 def check_fit(plan: Plan) -> Iterator[Check]:
-    """Check that the devices and files of ``plan`` exist, and that memory and documents suffice for its runs."""
+    """Check that the devices and files of ``plan`` exist, and that there is enough memory and text for its runs."""
     configs = {arm.name: arm.config for arm in plan.arms}
     in_jobs = any(config.launch is not None and config.launch.slurm is not None for config in configs.values())
     if in_jobs:
@@ -40,11 +40,11 @@ def check_fit(plan: Plan) -> Iterator[Check]:
     except InputError as error:
         yield fail("model", str(error), _CORRECT)
     else:
-        for where in PLACES:
+        for place in PLACES:
             yield from check_memory_need(
-                where,
-                [use for use in least if use.where == where],
-                [use for use in most if use.where == where],
+                place,
+                [use for use in least if use.where == place],
+                [use for use in most if use.where == place],
                 unknown,
             )
     yield from check_documents(configs)
@@ -59,11 +59,11 @@ def check_jobs() -> Check:
 
 
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
-    """Check the devices, device profiles, modules and files that the arms name; nothing of the user's is imported.
+    """Check the devices, device profiles, modules and files named by the arms, without importing user code.
 
-    ``in_jobs``: they run on other machines, whose devices are unknown here.
+    ``in_jobs``: the arms run on other machines, whose devices are unknown here.
     """
-    for what, (check, fix) in _NAMED.items():
+    for topic, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
             continue
         refused: dict[str, str] = {}
@@ -73,7 +73,7 @@ def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) 
             except InputError as error:
                 refused.setdefault(str(error).removeprefix(f"arm {name}: "), name)
         for reason, name in refused.items():
-            yield fail(what, f"arm {name}: {reason}", fix)
+            yield fail(topic, f"arm {name}: {reason}", fix)
 
 
 def _check_device(name: str, config: TrainerConfig) -> None:
@@ -87,7 +87,7 @@ def _check_device(name: str, config: TrainerConfig) -> None:
 
 def _check_code(_name: str, config: TrainerConfig) -> None:
     for key, function in config.user_functions:
-        files(key, function)  # raises if there is no such module
+        files(key, function)  # raises without such a module
 
 
 def _check_files(_name: str, config: TrainerConfig) -> None:
@@ -95,7 +95,7 @@ def _check_files(_name: str, config: TrainerConfig) -> None:
     objective_of(config.model)
     corpus, tokenizer = config.data.corpus, config.data.tokenizer
     if config.data.source is not None:
-        return  # its reads are unknown
+        return  # The files that it reads are unknown.
     check_there(corpus)
     if config.evaluation is not None and config.evaluation.corpus is not None:
         try:
@@ -108,7 +108,7 @@ def _check_files(_name: str, config: TrainerConfig) -> None:
         sentencepiece_file(tokenizer.sentencepiece)
 
 
-_ELSEWHERE = f"{_CORRECT}, or call harness from another folder"  # names may be of that one
+_ELSEWHERE = f"{_CORRECT}, or call harness from another folder"  # Names may refer to that folder.
 _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
     "device": (_check_device, _CORRECT),
     "own code": (_check_code, _ELSEWHERE),
@@ -119,9 +119,9 @@ _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
 def check_memory_need(
     where: str, least: list[MemoryUse], most: list[MemoryUse], unknown: str | None
 ) -> Iterator[Check]:
-    """Check one kind of memory. ``least``, ``most``: with the smallest and largest vocabularies.
+    """Check one kind of memory. ``least``, ``most``: uses with the smallest and the largest vocabulary.
 
-    ``unknown``: an arm whose model is sized by the tokenizer, if any.
+    ``unknown``: an arm whose model size depends on the tokenizer, if any.
     """
     name = PLACES[where]
     if not most:
@@ -149,23 +149,23 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Check that each worker has a document, where ``data.corpus.documents`` says how many there are at most.
+    """Check that each worker has a document, if ``data.corpus.documents`` limits their number.
 
-    Of several ranks each has workers of its own, and without them needs one document itself.
+    Each rank has its own workers. A rank without workers needs one document itself.
     """
-    known = {
+    limited = {
         name: (shards, config.data.corpus.documents)
         for name, config in configs.items()
         if (shards := _shards(config)) and config.data.source is None and config.data.corpus.documents is not None
     }
-    if not known:
+    if not limited:
         return
-    worst = max(known, key=lambda name: known[name][0] - known[name][1])
-    shards, documents = known[worst]
+    worst = max(limited, key=lambda name: limited[name][0] - limited[name][1])
+    shards, documents = limited[worst]
     ranks, workers = configs[worst].ranks, configs[worst].data.workers
-    of_ranks = f"{count(ranks, 'rank')} of " if ranks > 1 and workers else ""
-    who = count(workers, "loader worker") if workers else count(ranks, "rank")
-    finding = f"arm {worst}: {of_ranks}{who} for at most {count(documents, 'document')}"
+    rank_text = f"{count(ranks, 'rank')} of " if ranks > 1 and workers else ""
+    consumers = count(workers, "loader worker") if workers else count(ranks, "rank")
+    finding = f"arm {worst}: {rank_text}{consumers} for at most {count(documents, 'document')}"
     if shards <= documents:
         yield ok("documents", finding)
     else:
@@ -175,12 +175,12 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
 
 def _shards(config: TrainerConfig) -> int:
-    """Return the number of shards of the documents; 0 if one process reads all of them."""
+    """Return the number of shards of the documents; 0 if a single process reads all of them."""
     return config.ranks * max(config.data.workers, 1) if config.ranks > 1 else config.data.workers
 
 
 def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:
-    """Yield the memory uses of ``plan`` with these vocabularies, alive together as ``harness run`` would decide."""
+    """Return the memory uses of ``plan`` with these vocabularies, with runs side by side as in ``harness run``."""
     needs = [need_of(arm.name, arm.config, vocabulary(arm.config)) for arm in plan.arms]
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
     measured = [need for need in needs if need.arm not in profiled]

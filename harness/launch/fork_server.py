@@ -1,7 +1,7 @@
-"""Forks runs from a process that has everything imported: a block, not each run, spends six seconds of CPU on imports.
+"""Forks runs from a process with all imports done: they cost six seconds of CPU per block instead of per run.
 
-One fork server serves the runs of a block; they share its memory layout and its code pages. The next block gets
-another. It never computes, tokenizes or touches a device, so forking it is safe.
+One fork server serves the runs of a block. They share its memory layout and its code pages. The next block gets
+another server. The server never computes, tokenizes or uses a device, so it can be forked safely.
 Started as ``python -m harness.launch.fork_server FD PARENT MODULE...``.
 """
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from harness.launch.code import Code
 
 RUN = "harness.launch.child"  # default entry of a forked process
-_MAX_REPLY_BYTES = 4096  # of one request
-_CLOSED_S = 10.0  # for a server that has closed its socket to come to its own end
+_MAX_REPLY_BYTES = 4096  # reply to one request
+_CLOSED_S = 10.0  # limit for a server to end after it closed its socket
 
 
 class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The fork server has ended, and the runs that it had forked with it."""
+    """The fork server has ended, together with the runs that it forked."""
 
 
 class ForkServerSilent(ForkServerGone):
@@ -45,40 +45,41 @@ class ForkServerSilent(ForkServerGone):
 
 
 class ForkServer:
-    """The launcher's side: starts the server, asks it for runs, closes it. Its methods raise ForkServerGone.
+    """Client in the launcher: starts the server, requests runs, closes it. Its methods raise ForkServerGone.
 
-    One that does not answer within a ``timeout_s`` is killed, and its runs with it.
+    A server that does not answer within ``timeout_s`` is killed, together with its runs.
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
-        """``modules``: imports of its runs, besides those of every run. ``code``: to run, if not this code."""
+        """``modules``: imports of its runs besides those of every run. ``code``: state to run; None: this code."""
         self._begun_ns = time.monotonic_ns()
-        self.import_ns: int | None = None  # until it could answer for the first time
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        from harness.launch.code import OWN_FOLDER, environment_for  # the server itself does not need it
+        self.import_ns: int | None = None  # time until the first answer
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Imported here because the server itself does not need it.
+        from harness.launch.code import OWN_FOLDER, environment_for
 
-        # Only the tokenizers' own threads are ruled out: forking after they have started deadlocks.
+        # Only the threads of tokenizers are switched off: a fork after their start would deadlock.
         environment = {
             **(environment_for(OWN_FOLDER) if code is None else code.environment()),
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
         paths = OWN if code is None else code.paths
-        arguments = ["-m", paths.fork_server, str(theirs.fileno()), str(os.getpid()), *paths.preloaded, *modules]
-        with theirs:
+        arguments = ["-m", paths.fork_server, str(child_end.fileno()), str(os.getpid()), *paths.preloaded, *modules]
+        with child_end:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments] if code is None else code.command(*arguments),
                 stdin=subprocess.DEVNULL,
                 cwd=None if code is None else code.directory,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 start_new_session=True,  # the parent answers Ctrl-C
             )
 
     def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
-        """Fork a run that reads and writes ``channel`` and appends its output to ``log``; returns its process id.
+        """Fork a run that uses ``channel`` and appends its output to ``log``. Return its process id.
 
-        ``entry``: the module whose ``main`` it runs, in place of a run's; of this state of the code.
+        ``entry``: module of this state of the code whose ``main`` replaces the run's.
         """
         with open(log, "ab") as file:
             request: ForkRequest = {"do": "fork"} if entry is None else {"do": "fork", "entry": entry}
@@ -86,20 +87,20 @@ class ForkServer:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], [channel.fileno(), file.fileno()])
             except OSError as error:
                 raise self._gone() from error
-        while "code" in (answer := self._answer(timeout_s)):  # from a wait that Ctrl-C cut short
+        while "code" in (answer := self._answer(timeout_s)):  # answer to an earlier wait that Ctrl-C interrupted
             pass
         if self.import_ns is None:
             self.import_ns = time.monotonic_ns() - self._begun_ns
         return answer["pid"]
 
     def wait(self, pid: int, timeout_s: float | None = None) -> int:
-        """Block until that run has ended; its exit status, negative for a signal as subprocess has it."""
+        """Wait until the run has ended. Return its exit status, negative for a signal as in subprocess."""
         request: WaitRequest = {"do": "wait", "pid": pid}
         try:
             self._socket.send(json.dumps(request).encode())
         except OSError as error:
             raise self._gone() from error
-        # An answer to another request is one that Ctrl-C cut short; asked again, it says the same again.
+        # Other answers belong to requests that Ctrl-C interrupted. A repeated request gets the same answer.
         while (answer := self._answer(timeout_s))["pid"] != pid or "code" not in answer:
             pass
         return answer["code"]
@@ -109,12 +110,12 @@ class ForkServer:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Kill the fork server, importing or not. Runs that are left end too: they asked to die with their parent."""
+        """Kill the fork server, even while it imports. Its remaining runs end with it (parent-death signal)."""
         self._end()
         self._socket.close()
 
     def _end(self) -> int | None:
-        """Kill it and wait a moment; return its exit status, None if a dead disk keeps it in the kernel."""
+        """Kill the server and wait shortly. Return its exit status; None if a dead disk keeps it in the kernel."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(KILLED_S)
@@ -134,7 +135,7 @@ class ForkServer:
         return cast("ForkAnswer", json.loads(answer))
 
     def _readable(self, timeout_s: float | None) -> bool:
-        """Wait in several polls."""
+        """Wait for an answer in several polls. Return False after ``timeout_s``."""
         parts = 1 if timeout_s is None else looks(timeout_s)
         each_s = None if timeout_s is None else timeout_s / parts
         return any(readable(self._socket, each_s) for _ in range(parts))
@@ -151,19 +152,19 @@ def main() -> int:
     from harness.machine.lifetime import die_with_parent
     from trainer.errors import in_words
 
-    # The parent answers signals that go to every process, and ends this one.
+    # The parent handles signals to all processes, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
-    gc.disable()  # imported modules stay: collecting among them takes a quarter of the time
+    gc.disable()  # Imported modules stay, and garbage collection would take a quarter of the import time.
     connection = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[3:]:
         try:
             importlib.import_module(module)
-        except (ImportError, MemoryError, OSError) as error:  # too little address space, too few open files
+        except (ImportError, MemoryError, OSError) as error:  # too little address space or too few open files
             print(f"fork server: {module} cannot be imported: {in_words(error)}", file=sys.stderr)
             return 1
     gc.collect()
-    gc.freeze()  # objects stay in shared pages: no collection in a run touches them
+    gc.freeze()  # Objects stay in shared pages, because no garbage collection in a run touches them.
     gc.enable()
     codes: dict[int, int] = {}
     while True:
@@ -180,7 +181,7 @@ def main() -> int:
         else:
             server = os.getpid()
             with warnings.catch_warnings():
-                # Python 3.12 warns of threads. These belong to BLAS libraries, which expect a fork.
+                # Python 3.12 warns about threads. They belong to BLAS libraries, which support forks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -193,7 +194,7 @@ def main() -> int:
 
 
 def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
-    """Run ``entry`` in the forked process, with a session of its own and its output in its log. Never returns."""
+    """Run ``entry`` in the forked process, in a new session and with its output in the log. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -205,7 +206,7 @@ def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
-        traceback.print_exc()  # into the log: the parent only sees that the run has gone
+        traceback.print_exc()  # Write it into the log: the parent only sees that the run has ended.
         raise
     finally:
         os._exit(code)

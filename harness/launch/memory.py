@@ -1,9 +1,9 @@
-"""Estimates what runs take in memory: which cannot fit and are refused, and whether the arms of a block fit together.
+"""Estimates the memory of runs: refuses runs that cannot fit, and decides if the arms of a block fit side by side.
 
     need of a run = weights + moments + the larger of gradients and activations + process + workers + batches in flight
 
 Between its repetitions a suspended run keeps weights, moments, workers and batches. So arms that alternate need all of
-these at once, and the rest of one of them.
+these at once, plus the remaining memory of one arm.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MIB, GIB = 2**20, 2**30
 # Private memory of a run forked from the fork server, without the model (measured with tiny models: 50 to 260 MB
 # private; the 270 MB of torch and transformers are shared).
 PROCESS = ByteRange(50 * MIB, 300 * MIB)
-SHARED = ByteRange(0, 270 * MIB)  # torch's own pages, if the resident pages of the process count as free for it
-WORKER = ByteRange(20 * MIB, 200 * MIB)  # a forked loader worker's own pages
+SHARED = ByteRange(0, 270 * MIB)  # pages of torch, if the resident pages of the process count as free for it
+WORKER = ByteRange(20 * MIB, 200 * MIB)  # private pages of a forked loader worker
 NO_BYTES = ByteRange(0, 0)
 CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # CUDA's kernels and libraries on the card
-MOST_OF_MEMORY = 0.7  # share of the free memory: leaves room for the page cache, which the sources read from
+MOST_OF_MEMORY = 0.7  # share of the free memory; the rest is for the page cache, which the sources read from
 FORCIBLE = ", or start it all the same with --force"
-MOST_ARMS = 64  # alive together: each has its workers and a socket
+MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a socket
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory that a run holds in one place: at least ``lasting_bytes`` while it is suspended, ``peak`` in a step."""
+    """Memory of a run in one place: at least ``lasting_bytes`` while it is suspended, ``peak`` during a step."""
 
     lasting_bytes: int
     peak: ByteRange
@@ -45,32 +45,32 @@ class Holding:
 
 @dataclass(frozen=True)
 class RunNeed:
-    """Memory that the run of one arm takes, by part."""
+    """Memory needed by the run of one arm, by part."""
 
     arm: str
     computes_on: Literal["host", "cuda", "auto"]
-    """auto: on CUDA if torch is built with it; only a driver was found."""
+    """auto: a driver was found, so the run uses CUDA if torch supports it."""
     training: Footprint | None
-    """None where no torch model is trained, or one of which nothing is known before it is built (a factory's)."""
+    """None without a torch model, or if nothing is known about the model before it is built (a factory)."""
     workers: int
     batch: ByteRange
     in_flight: int
-    """Batches that are built ahead, and with none of these the one that is used."""
+    """Number of batches built ahead; without workers, the one in use."""
     ranks: int = 1
-    """Processes of one machine that each take all of this; on CUDA each has a card of its own."""
+    """Processes on one machine that each need all of this. On CUDA each has its own card."""
     own_model: bool = False
-    """Its model is a factory's, or one without a formula: what it takes comes on top, and is not known before."""
+    """True if the model's size is not known in advance (a factory, or no formula): its memory is not included."""
     checkpoint: ByteRange = NO_BYTES
-    """Of all ranks together: the weights and moments that are copied into the host's memory for a checkpoint."""
+    """Weights and moments of all ranks that are copied into host memory for a checkpoint."""
 
     @property
     def in_memory(self) -> Holding:
         """Host memory of all ranks together.
 
-        A checkpoint is copied between two steps, and written during the next ones: at the low end before they begin.
+        A checkpoint is copied between two steps and written during the next ones; at the low end, before they begin.
         """
-        one = self._of_one_rank
-        lasting_bytes, peak = one.lasting_bytes * self.ranks, one.peak.times(self.ranks)
+        holding = self._of_one_rank
+        lasting_bytes, peak = holding.lasting_bytes * self.ranks, holding.peak.times(self.ranks)
         low_bytes = max(peak.low_bytes, lasting_bytes + self.checkpoint.low_bytes)
         return Holding(lasting_bytes, ByteRange(low_bytes, peak.high_bytes + self.checkpoint.high_bytes))
 
@@ -81,7 +81,7 @@ class RunNeed:
             return Holding(own.low_bytes, own)
         if self.computes_on == "host":
             return Holding(own.low_bytes + self.training.lasting_bytes, own + self.training.peak)
-        built = 4 * self.training.parameters  # on the host, and then moved
+        built = 4 * self.training.parameters  # built on the host, then moved
         return Holding(own.low_bytes, own + ByteRange(built, built))
 
     @property
@@ -95,7 +95,7 @@ class RunNeed:
 
     @property
     def batches(self) -> ByteRange:
-        """Batches in flight: one for each worker at least, as a loader that is waited for is never further ahead."""
+        """Batches in flight: at least one per worker, because a slow loader is never further ahead."""
         return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
 
     @property
@@ -103,7 +103,7 @@ class RunNeed:
         return max(self.workers, 1)
 
     def arithmetic(self) -> str:
-        """Low end of every part in GiB, of each rank."""
+        """Return a text with the low end of every part in GiB, per rank."""
         parts = []
         if self.training is not None:
             size, weights = self.training.bytes_per_value, self.training.weight_bytes
@@ -115,8 +115,8 @@ class RunNeed:
             ]
         workers = f" and {self.workers} workers" if self.workers else ""
         parts.append(f"process{workers} {_gib((PROCESS + WORKER.times(self.workers)).low_bytes)}")
-        each = f"{self.batch.low_bytes / MIB:.1f} MiB"
-        batches = f"{self._fewest} batches of {each}" if self._fewest > 1 else f"a batch of {each}"
+        batch_size = f"{self.batch.low_bytes / MIB:.1f} MiB"
+        batches = f"{self._fewest} batches of {batch_size}" if self._fewest > 1 else f"a batch of {batch_size}"
         parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
         if self.checkpoint.low_bytes:
             of_all = " of all ranks" if self.ranks > 1 else ""
@@ -127,7 +127,7 @@ class RunNeed:
 
 
 def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: bool = False) -> RunNeed:
-    """Estimate what a run of ``config`` takes; imports no torch. ``saved_at_end``: as ``harness train`` does."""
+    """Estimate the memory of a run of ``config``, without importing torch. ``saved_at_end``: for ``harness train``."""
     data, device = config.data, config.compute.device
     training, computes = None, config.compute.work == "model" and config.compute.emulated is None
     shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
@@ -138,7 +138,7 @@ def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: b
         computes_on = "cuda"
     elif device == "auto" and has_nvidia_driver():
         computes_on = "auto"
-    ahead = data.workers * (1 if data.replay else data.prefetch)  # a replayed batch is sent again and again
+    ahead = data.workers * (1 if data.replay else data.prefetch)  # A replayed batch is sent repeatedly.
     own_model = config.model.factory is not None or (computes and shape is None)
     ranks = config.ranks_of_a_node
     copied = NO_BYTES if training is None else checkpoint_copy(config, training, computes_on, saved_at_end)
@@ -151,11 +151,11 @@ def checkpoint_copy(
     computes_on: Literal["host", "cuda", "auto"] = "host",
     saved_at_end: bool = False,
 ) -> ByteRange:
-    """Return the host memory into which the ranks of one machine copy a checkpoint. Rank 0 copies what all ranks hold
-    alike, each rank its own shards (fsdp).
+    """Return the host memory for the copies of a checkpoint by the ranks of one machine.
 
-    Without ``asynchronous``, state on the host and shards on a card are written without a copy. The low end is 0 if the
-    steps of a study end before one is due; a training is ``saved_at_end``.
+    Rank 0 copies the state that all ranks share. With fsdp each rank copies its own shards. Without ``asynchronous``,
+    state on the host and shards on a card are written without a copy. The low end is 0 if the steps of a study end
+    before a checkpoint is due. ``saved_at_end``: True for a training, which ends with a checkpoint.
     """
     if config.checkpoint is None:
         return NO_BYTES
@@ -164,18 +164,18 @@ def checkpoint_copy(
     asynchronous = config.checkpoint.asynchronous
     by_place = {"host": asynchronous, "cuda": asynchronous or not shared}
     places = ("host", "cuda") if computes_on == "auto" else (computes_on,)
-    known = [copied if by_place[place] else 0 for place in places]
+    sizes = [copied if by_place[place] else 0 for place in places]
     every_steps = config.checkpoint.every_steps
     surely = saved_at_end or (every_steps is not None and every_steps <= config.warmup_steps + config.steps)
-    return ByteRange(min(known) if surely else 0, max(known))
+    return ByteRange(min(sizes) if surely else 0, max(sizes))
 
 
 def choose_interleave(
     asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
 ) -> tuple[str, str]:
-    """("slices" or "runs", the reason in words) for runs that need ``needs``, by their high ends.
+    """Return ("slices" or "runs", the reason as a text) for runs with these needs. The high ends of the needs count.
 
-    ``place``: they run elsewhere, where ``free_bytes`` of memory are free (None: not known); "" for this machine.
+    ``place``: where the runs are, if not on this machine. ``free_bytes``: free memory there (None: unknown).
     """
     if asked != "auto":
         return asked, "as the scenario asks"
@@ -183,30 +183,30 @@ def choose_interleave(
         return "runs", f"{len(needs)} arms are too many to keep alive side by side"
     uses_gpu = any(need.computes_on == "cuda" for need in needs)
     available = max(free_gpu_memory(), default=None) if uses_gpu else available_memory_bytes()
-    where = "GPU memory" if uses_gpu else "memory"
+    kind = "GPU memory" if uses_gpu else "memory"
     if place:
-        available, where = None if uses_gpu else free_bytes, f"{where} {place}"
+        available, kind = None if uses_gpu else free_bytes, f"{kind} {place}"
     if available is None:
-        return "runs", f"free {where} is unknown{'' if place else ' here'}"
+        return "runs", f"free {kind} is unknown{'' if place else ' here'}"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
-    without = " without the models whose size is not known (model.factory, or no formula)" * any(
+    exclusion = " without the models whose size is not known (model.factory, or no formula)" * any(
         need.own_model for need in needs
     )
-    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{without}, "
-    text += f"{available / GIB:.1f} GiB {where} is free"
+    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{exclusion}, "
+    text += f"{available / GIB:.1f} GiB {kind} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
 
 
 def free_host_bytes() -> int | None:
-    """Return what new processes can take at most: MemAvailable, or less where a control group allows less."""
+    """Return the memory available to new processes: MemAvailable, or less if a control group limits it."""
     limit = memory_limit(find_group("memory"))
-    known = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
-    return min((free for free in known if free is not None), default=None)
+    limits = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
+    return min((free for free in limits if free is not None), default=None)
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Use of one kind of memory by runs that are alive together, and how much of it is free."""
+    """Use of one kind of memory by runs that are alive together, and its free bytes."""
 
     group: tuple[RunNeed, ...]
     where: str
@@ -214,7 +214,7 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """Lasting memory of all runs, and what one of them takes in a step besides."""
+        """Lasting memory of all runs, plus the additional memory of one run in a step."""
         return _takes(self.group, self.where)
 
     @property
@@ -228,7 +228,7 @@ class MemoryUse:
 
     @property
     def range_text(self) -> str:
-        """Both ends, as "0.5 to 2.0 GiB of memory, 22.0 GiB is free"."""
+        """Text with both ends, like "0.5 to 2.0 GiB of memory, 22.0 GiB is free"."""
         low, high = _gib(self.takes.low_bytes), _gib(self.takes.high_bytes)
         return f"{low} to {high} GiB of {self.where}, {_gib(self.free_bytes)} GiB is free"
 
@@ -238,7 +238,7 @@ class MemoryUse:
 
     @property
     def refusal(self) -> str:
-        """Why it is refused, with the arithmetic."""
+        """Reason why the runs are refused, with the arithmetic."""
         largest = max(self.group, key=lambda need: _takes([need], self.where).low_bytes)
         return (
             f"{self.name}: needs at least {_gib(self.takes.low_bytes)} GiB of {self.where}, "
@@ -255,14 +255,14 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Yield the use of each kind of memory, if its free bytes are known, by each group of runs alive together."""
+    """Yield the use of each kind of memory by each group of runs alive together, if the free bytes are known."""
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
     for group in [together, *groups] if together else groups:
-        for where, free_bytes in free.items():
+        for kind, free_bytes in free.items():
             if free_bytes is not None:
-                yield MemoryUse(group, where, free_bytes)
+                yield MemoryUse(group, kind, free_bytes)
 
 
 def check_memory(
@@ -270,8 +270,8 @@ def check_memory(
 ) -> None:
     """Raise InputError, with the arithmetic, for runs whose low end is more than the free memory.
 
-    Prints a warning where only the high end is, or where ``force`` starts what cannot fit (None: a command that has no
-    such option, so that none is advised). ``profiled``: arms whose runs are alone whatever ``interleave`` says.
+    Print a warning if only the high end exceeds it, or if ``force`` starts runs that cannot fit. ``force`` is None for
+    commands without this option: their message does not advise it. ``profiled``: arms whose runs are alone.
     """
     for use in memory_uses(needs, profiled, interleave):
         if use.is_refused and not force:
@@ -283,9 +283,9 @@ def check_memory(
 
 def _takes(group: Sequence[RunNeed], where: str) -> ByteRange:
     held = [need.in_memory if where == "memory" else need.on_card for need in group]
-    lasting_bytes = sum(one.lasting_bytes for one in held)
-    step_bytes = max(one.peak.low_bytes - one.lasting_bytes for one in held)
-    return ByteRange(lasting_bytes + step_bytes, sum(one.peak.high_bytes for one in held))
+    lasting_bytes = sum(holding.lasting_bytes for holding in held)
+    step_bytes = max(holding.peak.low_bytes - holding.lasting_bytes for holding in held)
+    return ByteRange(lasting_bytes + step_bytes, sum(holding.peak.high_bytes for holding in held))
 
 
 def _gib(amount_bytes: int) -> str:

@@ -1,11 +1,14 @@
-"""Decides if a repetition takes more warm-up steps: while a run consumes prefetched batches, it is too fast.
+"""Decides if a repetition needs extra warm-up steps: a run that consumes prefetched batches is too fast.
 
-A suspended run's workers use no core, but what they wait for (a disk, a network, a sleep) goes on. So each may have a
-batch at once when the run is resumed; and a run whose queue filled up while it started has as many as the queue holds.
-Where the loop takes batches little faster than workers make them, the fixed number of warm-up steps does not use that
-up (``harness.explain.lead_use``). Nor does it take the host of an asynchronous device as far ahead as it gets, where
-launching is little faster than the device: there the device is held, and one step more is enough
-(``trainer.compute.host_lead``). Nor does it end at a step in which the host waits, if it waits in few steps.
+The fixed number of warm-up steps has three gaps:
+
+- The workers of a suspended run use no core, but a disk, a network or a sleep that they wait for goes on. So each may
+  have a batch at once when the run is resumed. A queue that filled up during the start may be full. If the loop takes
+  batches only a little faster than workers make them, the fixed number does not consume this lead
+  (``harness.explain.lead_use``).
+- If launching is only a little faster than an asynchronous device, the host does not get as far ahead as it can. Then
+  the device is held, and one more step is enough (``trainer.compute.host_lead``).
+- If the host waits for the device only in some steps, the fixed number may not end at such a step.
 """
 
 from __future__ import annotations
@@ -21,46 +24,46 @@ from harness.probes.ledger.recent import BatchMoments, RecentBatches
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 
-# Share by which a step may be too fast when measuring begins: less is within the differences of batches.
+# Share by which a step may be too fast when measuring begins. Batches differ by more than that.
 ENOUGH = 0.02
-MOST_PERIOD = 20  # steps between two waits of the host for the device that a repetition is made whole for
-MAX_ADDED_STEPS = 60  # a run whose lead lasts longer is measured with the rest of it, and the report warns
+MOST_PERIOD = 20  # maximum steps between two waits of the host; a repetition covers whole periods up to this length
+MAX_ADDED_STEPS = 60  # If the lead lasts longer, it is measured, and the report warns.
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """Return how many warm-up steps a repetition of such a run may take beyond the fixed number.
+    """Return the maximum number of extra warm-up steps of a repetition.
 
-    0 on a CPU without prefetched batches. 0 for several ranks: all of them take the same steps, and each observes its
-    own batches and device only.
+    0 on a CPU without prefetched batches. 0 for several ranks: they take the same steps, but each observes only its own
+    batches and device.
     """
     return MAX_ADDED_STEPS if config.ranks == 1 and config.compute.device != "cpu" else most_waiting_steps(config)
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """Return how many extra warm-up steps a run that waits for its data may take; a host takes a few itself."""
+    """Return the maximum number of extra warm-up steps of a run that waits for its data."""
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """True if a worker may have more than one batch ready; inline none does."""
+    """True if a worker may have more than one batch ready. False without workers."""
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
-    """Every so many steps the host waits until the device has done all; 1: about as long in each, or too many to take.
+    """Return the number of steps between two waits of the host until the device is idle.
 
-    A host that waits at log lines alone leaves nothing on the device there, and runs ahead elsewhere. Steps that begin
-    behind a log line and end elsewhere would count a step less of the device's work than there were, and those that
-    begin elsewhere and end there one more. Whole periods count as many.
+    1 if each step waits about equally long, or if the period is too long. A host that waits only at log lines leaves
+    the device idle there, and runs ahead elsewhere. Measured steps that begin after a log line and end elsewhere would
+    miss one step of the device's work; the other way round, they would have one too many. Whole periods are exact.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
-    """True if measured steps may begin with another lead of the host over its device than they end with.
+    """True if the host's lead over its device may differ between the begin and the end of the measured steps.
 
-    A host that waits until the device has done all in each step has none; one that does so at log lines has none there.
+    A host that waits in each step until the device is idle has no lead. A host that waits at log lines has none there.
     """
     reads_each_step = config.compute.sync == "every-step" or (
         config.compute.sync == "norm" and config.compute.check_finite
@@ -75,7 +78,7 @@ def take_more(
     config: TrainerConfig,
     lives_off_batches: Callable[[], bool],
 ) -> int:
-    """Have ``take`` take up to ``most`` warm-up steps until a repetition is warm; return how many it took."""
+    """Call ``take`` for up to ``most`` warm-up steps until the repetition is warm. Return the number of steps."""
     watched = lead_lasts(config, asynchronous=compute.asynchronous)
     taken = 0
     while taken < most:
@@ -85,8 +88,8 @@ def take_more(
             compute.hold_device()
             more = 1
         elif not (taken or watched) and compute.asynchronous and not compute.emulated:
-            # A host that was suspended is slow for a step: on an H200 its device had nothing left to do at the end of
-            # that one, and 7.6 of 78 ms at the end of each later one.
+            # A resumed host is slow for one step. On an H200, its device was idle at the end of this step. At the end
+            # of each later step, 7.6 of 78 ms of work were left.
             more = 1
         else:
             break
@@ -96,33 +99,33 @@ def take_more(
 
 
 def cycle_steps(config: TrainerConfig) -> int:
-    """Steps in which each worker's turn comes; 1 without workers."""
+    """Return the number of steps in which each worker has its turn; 1 without workers."""
     return max(1, math.ceil(config.data.workers / config.optimizer.accumulation))
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Number of last batches that :func:`lives_off_lead` reads: two cycles, and those whose steps requested them.
+    """Return the number of last batches that :func:`lives_off_lead` reads: two cycles, and the batches before them.
 
-    The typical time between two batches of a worker is known from more of them.
+    More batches also give the typical time between two batches of a worker.
     """
     return workers * (prefetch + 4)
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """True if the last cycle used up lead by more than :data:`ENOUGH` of its time, or if that is not known yet."""
+    """True if the last cycle consumed lead of more than :data:`ENOUGH` of its time, or if this is not known yet."""
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False
     columns = {name: _running(batches, name, recent.pauses) for name in ("began", "ready", "received", "taken")}
-    made = MadeBatches(**columns, awaited=np.array([one.awaited for one in batches]))
-    stood = np.array([_stood_in_making(one, recent.pauses) for one in batches])
+    made = MadeBatches(**columns, awaited=np.array([batch.awaited for batch in batches]))
+    stood = np.array([_stood_in_making(batch, recent.pauses) for batch in batches])
     return falls_by(leads_of(made, workers, prefetch), made.taken, workers, stood) > ENOUGH
 
 
 def load_decision() -> None:
-    """Have numpy load what :func:`lives_off_lead` calls, which takes tens of milliseconds the first time.
+    """Call the numpy functions of :func:`lives_off_lead` once: their first call takes tens of milliseconds.
 
-    Between warm-up and measured steps a device would work off meanwhile what its host had queued.
+    Between warm-up and measured steps, the device would complete its queued work in this time.
     """
     made_up = [BatchMoments(number, number + 1, number + 2, number + 2, False) for number in range(8)]
     lives_off_lead(RecentBatches(made_up, [(0, 1)]), 1, 2)
@@ -135,7 +138,7 @@ def _stood_in_making(batch: BatchMoments, pauses: Sequence[tuple[int, int]]) -> 
 
 
 def _running(batches: Sequence[BatchMoments], name: str, pauses: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """Moments on a clock that stops while the run is suspended, NaN if unknown."""
-    moments = np.array([math.nan if (one := getattr(batch, name)) is None else one for batch in batches])
+    """Return the moments on a clock that stops while the run is suspended; NaN if unknown."""
+    moments = np.array([math.nan if (moment := getattr(batch, name)) is None else moment for batch in batches])
     stood = sum((np.clip(moments - since, 0, until - since) for since, until in pauses), np.zeros(len(moments)))
     return moments - stood

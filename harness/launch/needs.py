@@ -11,25 +11,25 @@ from trainer.config import DataConfig, TrainerConfig
 
 VALUE_BYTES = 8  # token ids, labels and mask are int64
 PAGE_BYTES = 4096  # each tensor takes whole pages
-# Batches of a run besides those in flight: one that is handed over, and one that the step still holds.
+# Batches of a run besides the ones in flight: one is being handed over, and one is still used by the step.
 MORE_BATCHES = 2
 # Measured with 1 to 8 workers and prefetch 2 to 16: the main process had 6 to 58 files open, a worker 22 to 80.
 MAIN_FILES, MAIN_FILES_PER_WORKER = 20, 8
 WORKER_FILES, WORKER_FILES_PER_WORKER, WORKER_FILES_PER_BATCH = 14, 4, 4
-WORKER_TASKS = 7  # a worker with its threads (6), and the thread of the main process that feeds it
-RUN_TASKS = 6  # the main process, the sampling process and their threads, torch's own left out
+WORKER_TASKS = 7  # 6 threads of a worker, and the thread of the main process that feeds it
+RUN_TASKS = 6  # main process, sampling process and their threads, without torch's threads
 
 
 def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
-    """Estimate what ``configs`` need, all alive ``together`` or one after the other."""
+    """Estimate the needs of ``configs``, all alive ``together`` or one after the other."""
     if not together:
-        each = [needs_of([config], together=True) for config in configs]
+        needs = [needs_of([config], together=True) for config in configs]
         return Needs(
             1,
-            max(need.workers for need in each),
-            max(need.shared_bytes for need in each),
-            max(need.open_files for need in each),
-            max(need.tasks for need in each),
+            max(need.workers for need in needs),
+            max(need.shared_bytes for need in needs),
+            max(need.open_files for need in needs),
+            max(need.tasks for need in needs),
         )
     return Needs(
         len(configs),
@@ -41,14 +41,14 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
 
 
 def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[str]:
-    """A line for each limit of this machine that they cannot keep within, with the fix."""
+    """Return a line for each limit of this machine that the runs exceed, with the fix."""
     checks = check_needs(needs_of(configs, together=together))
     return [f"{check.finding}; fix: {check.fix}" for check in checks if check.status != "ok"]
 
 
 def shared_bytes(data: DataConfig) -> int:
     """Return the bytes in /dev/shm for the batches of one run: two tensors each, and a mask for padded rows."""
-    if data.workers == 0 or data.transport == "ring":  # a ring is not in /dev/shm
+    if data.workers == 0 or data.transport == "ring":  # A ring is not in /dev/shm.
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2
     one_bytes = data.batch_size * data.sequence_length * VALUE_BYTES

@@ -1,8 +1,8 @@
-"""Runs on every machine of a run but the first: forks, suspends and ends the ranks there on the launcher's orders.
+"""Runs on all machines of a run except the first: forks, suspends and ends the ranks there on the launcher's orders.
 
 Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
-these addresses. Everything ends with the connection to the launcher. Like the fork server, this process imports what
-runs need and never computes, so that it is safe to fork.
+these addresses. The agent and its ranks end with the connection to the launcher. Like the fork server, this process
+imports the modules of the runs and never computes, so that it can be forked safely.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.machine.network import interface_of
 from trainer.config import LaunchConfig
 from trainer.json_types import section
 
-CONNECT_S = 5.0  # to each address: one of another network may never answer
+CONNECT_S = 5.0  # per address: one in another network may never answer
 
 
 class NodeAgent:
@@ -38,7 +38,7 @@ class NodeAgent:
         self._ranks: dict[str, dict[int, int]] = {}  # run -> rank -> process
 
     def serve(self) -> None:
-        """Do what the launcher says, until it is gone."""
+        """Follow the launcher's orders until it is gone."""
         try:
             while True:
                 order = self._channel.receive_node_order()
@@ -46,8 +46,9 @@ class NodeAgent:
                     for module in order["modules"]:
                         importlib.import_module(module)
                     gc.collect()
-                    gc.freeze()  # stays in pages that the ranks share
-                    signal.signal(signal.SIGCHLD, self._reap)  # imports wait for their own processes
+                    gc.freeze()  # Imported objects stay in pages that the ranks share.
+                    # After the imports, because they wait for their own child processes.
+                    signal.signal(signal.SIGCHLD, self._reap)
                     self._channel.send({"event": "ready"})
                 elif order["do"] == "fork":
                     self._ranks[order["run"]] = {rank: self._fork(order, rank) for rank in order["ranks"]}
@@ -85,14 +86,14 @@ class NodeAgent:
         for pid in self._ranks.get(run, {}).values():
             try:
                 os.killpg(pid, number)
-            except ProcessLookupError:  # no process group of its own yet, or gone
+            except ProcessLookupError:  # It has no process group yet, or is gone.
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         if number == signal.SIGKILL:
             self._ranks.pop(run, None)
 
     def _reap(self, _number: int, _frame: FrameType | None) -> None:
-        """Say of each rank that was killed how: rank 0 only sees that it is gone."""
+        """Print the signal that killed a rank: rank 0 only sees that the rank is gone."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
@@ -101,8 +102,8 @@ class NodeAgent:
                         if pid == ended[0]:
                             del ranks[rank]
                             if code < 0:
-                                how = f"was killed by signal {-code}"
-                                print(f"node {self._number}: {run}: rank {rank} {how}", flush=True)
+                                ending = f"was killed by signal {-code}"
+                                print(f"node {self._number}: {run}: rank {rank} {ending}", flush=True)
 
 
 def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
@@ -118,23 +119,23 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
     keep_alive(connection)
     channel = Channel(connection)
     channel.send({"event": "hello", "token": start["nodes"]["token"], "number": number, "name": socket.gethostname()})
-    here = len(order["ranks"])
+    local_ranks = len(order["ranks"])
     rank = Rank(
         number,
-        start["nodes"]["count"] * here,
+        start["nodes"]["count"] * local_ranks,
         order["meet"]["store"],
         None,
         launch.timeout_s,
         address,
         number - order["ranks"][0],
-        here,
+        local_ranks,
         interface_of(own),
     )
     return serve_rank(start, channel, rank, other_machine=True)
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """Connect to the launcher, which has the same token; None if it is at none of these addresses."""
+    """Connect to the launcher, which has the same token. Return None if it is at none of these addresses."""
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), CONNECT_S)
@@ -146,7 +147,7 @@ def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.sock
             name = socket.gethostname()
             channel.send({"event": "hello", "token": os.environ[TOKEN], "number": number, "name": name})
             channel.receive_node_event(HELLO_S)
-        except (EOFError, OSError, ValueError):  # somebody else listens there
+        except (EOFError, OSError, ValueError):  # Another program listens there.
             connection.close()
             continue
         keep_alive(connection)
@@ -156,19 +157,19 @@ def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.sock
 
 def main() -> int:
     port, addresses = int(sys.argv[1]), sys.argv[2:]
-    # srun starts one on each node but the first, which has number 0.
+    # srun starts an agent on each node except the first, which has number 0.
     number = int(os.environ.get("HARNESS_NODE", "0")) or int(os.environ.get("SLURM_PROCID", "0")) + 1
     connected = reach(port, addresses, number)
     if connected is None:
-        where = ", ".join(addresses)
-        print(f"node {number}: the launcher answers at none of {where} (port {port}): a firewall?", file=sys.stderr)
+        hosts = ", ".join(addresses)
+        print(f"node {number}: the launcher answers at none of {hosts} (port {port}): a firewall?", file=sys.stderr)
         return 1
     NodeAgent(number, *connected).serve()
     return 0
 
 
 def exit_now(code: int) -> NoReturn:
-    """Without waiting for anything that an import has started."""
+    """End the process without waiting for threads that imports have started."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,8 +1,8 @@
-"""Starts one agent on each other machine of a Slurm job, and passes them what the ranks there are to do.
+"""Starts one agent on each other machine of a Slurm job, and sends it the orders for the ranks there.
 
-torchrun's arrangement (an agent a node, ranks that meet at the first node's address) with the launcher's orders added:
-ranks of several arms stay alive and are suspended and resumed, which torchrun's own agents do not do. The agents come
-to us, over one of our numeric addresses; no host name is resolved.
+The arrangement is torchrun's: one agent per node, and ranks that meet at the first node's address. In addition, ranks
+of several arms stay alive and are suspended and resumed, which torchrun's agents do not support. The agents connect to
+a numeric address of the launcher; no host name is resolved.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from trainer.json_types import JsonObject
 
 TOKEN = "HARNESS_NODE_TOKEN"
 AGENT = "harness.launch.node_agent"
-HELLO_S = 10.0  # for one that has connected to say who it is
+HELLO_S = 10.0  # limit for a connected agent to identify itself
 NODE_LOOK_S = 1.0
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))  # a dead node: 1 minute
+KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 30),
+    (socket.TCP_KEEPINTVL, 10),
+    (socket.TCP_KEEPCNT, 3),
+)  # detects a dead node within a minute
 
 StartAgents = Callable[[list[str], dict[str, str]], "subprocess.Popen[bytes]"]
 
@@ -45,13 +49,13 @@ class _Agent:
 
 
 class Nodes:
-    """The other machines of this job, as the launcher on the first one sees them."""
+    """Other machines of this job, as seen by the launcher on the first one."""
 
     def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
-        """Wait until ``count - 1`` agents have come, which then import ``modules`` for their ranks.
+        """Wait until ``count - 1`` agents have connected. They then import ``modules`` for their ranks.
 
-        ``start``: starts them by a command in an environment; None: srun, in this job of Slurm.
-        Raises InputError if one does not come within ``timeout_s``, and says which.
+        ``start`` starts the agents by a command in an environment; None: srun, in this Slurm job. Raises InputError,
+        with the missing agents, if one does not connect within ``timeout_s``.
         """
         self.count = count
         self.token = secrets.token_hex(16)
@@ -65,7 +69,7 @@ class Nodes:
             environment = {
                 **os.environ,
                 TOKEN: self.token,
-                "TOKENIZERS_PARALLELISM": "false",  # forking after its threads have started deadlocks
+                "TOKENIZERS_PARALLELISM": "false",  # A fork after the start of its threads would deadlock.
                 "PYTHONUNBUFFERED": "1",
             }
             self._process = (start or _srun(count))(command, environment)
@@ -88,9 +92,9 @@ class Nodes:
                 self._check(end_s, "import what the runs need", {agent.number})
             try:
                 agent.channel.receive_node_event(HELLO_S)
-            except (EOFError, OSError) as error:  # a timeout is an OSError
-                who = f"the agent of node {agent.number} ({agent.name})"
-                raise InputError(f"launch.torchrun.nnodes: {who} ended; its output is above") from error
+            except (EOFError, OSError) as error:  # including a timeout
+                agent_name = f"the agent of node {agent.number} ({agent.name})"
+                raise InputError(f"launch.torchrun.nnodes: {agent_name} ended; its output is above") from error
             del self._importing[0]
         return {"count": count, "address": self.address, "token": self.token}
 
@@ -99,11 +103,11 @@ class Nodes:
         for number in range(1, start["nodes"]["count"]):
             ranks = list(range(number * nproc, (number + 1) * nproc))
             order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}
-            with suppress(OSError):  # the node is gone: rank 0 reports its missing ranks
+            with suppress(OSError):  # The node is gone. Rank 0 reports its missing ranks.
                 self._agents[number].channel.send(order)
 
     def signal(self, run: str, number: signal.Signals) -> None:
-        """Send a signal to the ranks of ``run`` there, and their workers."""
+        """Send a signal to the ranks of ``run`` on the other machines, and to their workers."""
         for agent in self._agents.values():
             with suppress(OSError):
                 agent.channel.send({"do": "signal", "run": run, "signal": int(number)})
@@ -141,31 +145,31 @@ class Nodes:
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
-        """Raise InputError if no agent can connect any more."""
-        who = ", ".join(f"node {number}" for number in sorted(missing))
+        """Raise InputError if srun has ended or the time is over. ``what``: what the agents have to do in time."""
+        nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(
-                f"launch.torchrun.nnodes: srun ended with exit code {code} before {who} had come; its output is above"
+                f"launch.torchrun.nnodes: srun ended with exit code {code} before {nodes} had come; its output is above"
             )
         if time.monotonic() > end_s:
-            late = f"{who} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
+            late = f"{nodes} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
             raise InputError(f"launch.torchrun.nnodes: {late}")
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel notice a machine that is gone without a word, within a minute."""
+    """Let the kernel detect within a minute that the other machine is gone."""
     for option, value in KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def nodes_of(config: TrainerConfig) -> int:
-    """On how many machines a run of ``config`` trains."""
+    """Return the number of machines of a run of ``config``."""
     return 1 if config.launch is None else config.launch.torchrun.nnodes
 
 
 def nodes_of_record(config: JsonObject) -> int:
-    """Return the nodes of a recorded configuration, maybe of another state of the code."""
+    """Return the number of machines of a recorded configuration, maybe of another state of the code."""
     return _of_torchrun(config, "nnodes")
 
 
@@ -182,12 +186,12 @@ def _of_torchrun(config: JsonObject, key: str) -> int:
 
 
 def check_nodes(configs: Iterable[TrainerConfig]) -> int:
-    """Return the largest number of machines of a run. Raises InputError if this job has fewer, or there is no job."""
+    """Return the largest number of machines of a run. Raises InputError without a job of this size."""
     count = max((nodes_of(config) for config in configs), default=1)
-    there = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if count > 1 and (not there.isdigit() or int(there) < count):
-        here = f"this job has {there}" if there else "this is no job of Slurm"
-        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {here}; leave out --here")
+    job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if count > 1 and (not job_nodes.isdigit() or int(job_nodes) < count):
+        reason = f"this job has {job_nodes}" if job_nodes else "this is no job of Slurm"
+        raise InputError(f"launch.torchrun.nnodes: {count} machines, but {reason}; leave out --here")
     return count
 
 
@@ -195,7 +199,7 @@ def check_nodes(configs: Iterable[TrainerConfig]) -> int:
 def other_nodes(
     configs: Iterable[TrainerConfig], modules: Callable[[], Sequence[str]], timeout_s: float
 ) -> Iterator[Nodes | None]:
-    """Yield the other machines that these runs need; None if they need none."""
+    """Yield the other machines for these runs; None if they need only this one."""
     count = check_nodes(configs)
     if count == 1:
         yield None
@@ -208,10 +212,10 @@ def other_nodes(
 
 
 def _srun(count: int) -> StartAgents:
-    """Starts an agent on each node of this job but the first, where the launcher is."""
+    """Return a function that starts an agent on each node of this job except the first, where the launcher is."""
 
     def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        cores = environment.get("SLURM_CPUS_PER_TASK")  # since 22.05 srun does not take it from sbatch
+        cores = environment.get("SLURM_CPUS_PER_TASK")  # Since Slurm 22.05, srun does not inherit it from sbatch.
         options = [f"--nodes={count - 1}", f"--ntasks={count - 1}", "--ntasks-per-node=1", "--relative=1"]
         options += ["--overlap", "--cpu-bind=none", "--unbuffered", "--export=ALL", f"--chdir={Path.cwd()}"]
         options += [f"--cpus-per-task={cores}"] if cores else []

@@ -1,8 +1,8 @@
 """Opens a training in this process: data path, compute, evaluation, ledger, checkpoints, in the one order that works.
 
-Every process that trains comes through :func:`open_training`: the runs of a study (``launch.child``), ``harness train``
-and the trials of a sweep (``launch.training``), the steps that ``harness cost`` measures, and each further rank of
-these. A :class:`Start` holds what differs between them.
+Every process that trains calls :func:`open_training`: the runs of a study (``launch.child``), ``harness train`` and the
+trials of a sweep (``launch.training``), the steps of ``harness cost``, and their other ranks. The differences between
+them are in :class:`Start`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The state that a training resumes from."""
+    """State that a training resumes from."""
 
     checkpoint: Checkpoint
     states: Any
@@ -56,9 +56,9 @@ class Checkpoints:
 
     folder: Path
     about: Callable[[], JsonObject] | None = None
-    """Returns the checkpoint's own record; None: the configuration alone."""
+    """Returns the content of the checkpoint's record; None: only the configuration."""
     before_rename: Callable[[], None] = lambda: None
-    """Is called when a checkpoint is written, before it gets its final name."""
+    """Called when a checkpoint is written, before it gets its final name."""
     tokenizer: Path | None = None
 
 
@@ -73,28 +73,28 @@ class Start:
     """Folder of this run's ledger."""
     checkpoints: Checkpoints
     recorder: Callable[[Compute, RunQueue | None], StepRecorder | BareRecorder]
-    """Returns the recorder of steps. Called last, when the state that the training begins with is loaded."""
+    """Returns the recorder of steps. Called last, after the initial state is loaded."""
     rank: Rank = ALONE
     probes: RunProbes = field(default_factory=RunProbes)
     evaluates: bool = True
     takes_weights: bool = False
-    """True for the first part of a training, which begins with the weights that ``resume`` names."""
+    """True for the first part of a training, which begins with the weights named by ``resume``."""
     position: DataPosition | None = None
     """Position of the first batch; None: the beginning of the data."""
     resumed: Resumed | None = None
     begin_worker: Callable[[Callable[[int], None], int], None] | None = None
-    """Begins a loader worker, in its process: called with the ledger's own hook and the worker's number."""
+    """Called at the start of a loader worker, in its process, with the ledger's hook and the worker's number."""
     beat: Callable[[], None] = lambda: None
-    """Is called between the batches of an evaluation."""
+    """Called between the batches of an evaluation."""
     workers_started: Callable[[], None] = lambda: None
-    """Is called when the loader workers are forked: threads may start now."""
+    """Called when the loader workers are forked: from now on, threads may start."""
     built: Callable[[Batches, Compute, RunFacts], None] = lambda *_: None
-    """Is called when the compute is built, before any state is loaded."""
+    """Called when the compute is built, before any state is loaded."""
 
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """A training that is ready for its first step."""
+    """Training that is ready for its first step."""
 
     batches: Batches
     compute: Compute
@@ -105,7 +105,7 @@ class OpenTraining:
     saver: Saver | None = None
 
     def steps(self, config: TrainerConfig, rank: Rank, first: int = 0) -> Generator[int]:
-        """Train, and yield the index of each finished step; closing the generator reads the last losses."""
+        """Train, and yield the index of each finished step. Closing the generator reads the last losses."""
         from trainer.loop import train
 
         steps = train(config, self.compute, self.batches, first, self.saver, self.evaluator, prints=rank.is_first)
@@ -113,7 +113,7 @@ class OpenTraining:
 
 
 def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepared:
-    """Prepare the data of ``config``, or find them in the cache. ``files``: of the user's source."""
+    """Prepare the data of ``config``, or find them in the cache. ``files``: files of the user's data source."""
     from trainer.data.prepare import prepare
 
     prepared = prepare(config.data, files=files, evaluation=config.evaluation)
@@ -125,7 +125,7 @@ def open_training(config: TrainerConfig, start: Start) -> OpenTraining:
     from trainer.data.loader import open_batches
 
     data = config.data
-    # Loader workers first: they are forked before this process computes or tokenizes anything.
+    # Loader workers come first, because they must be forked before this process computes or tokenizes anything.
     parent = None if data.start_method == "forkserver" else os.getpid()
     attach: Callable[[int], None] = partial(attach_in_worker, parent, start.probes, start.folder)
     if start.begin_worker is not None:
@@ -171,7 +171,7 @@ def _open_with(batches: Batches, config: TrainerConfig, start: Start) -> OpenTra
 def make_saver(
     config: TrainerConfig, compute: Compute, batches: Batches, checkpoints: Checkpoints, rank: Rank = ALONE
 ) -> Saver | None:
-    """Return what saves checkpoints; None if none are due, or if there is no model: saving is no work of the data."""
+    """Return the saver of checkpoints; None if none are due or without a model: saving is not part of the data path."""
     if config.checkpoint is None or config.compute.work == "none":
         return None
     from trainer import checkpoint_ranks
@@ -185,7 +185,7 @@ def make_saver(
 
 
 def close_batches(batches: Batches) -> None:
-    """End the loader workers, also those that ignore torch's SIGTERM."""
+    """End the loader workers, also the ones that ignore torch's SIGTERM."""
     batches.close()
     for process in multiprocessing.active_children():
         process.kill()

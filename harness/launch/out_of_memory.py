@@ -1,4 +1,4 @@
-"""Advises a run that was out of memory which settings would fit, by the trainer's arithmetic."""
+"""Advises settings that would fit after a run was out of memory, by the trainer's arithmetic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: BaseException) -> str:
-    """Return the advice for this process after ``error``; "" if that is no lack of the memory it trains in."""
+    """Return the advice for this process after ``error``; "" unless the memory that it trains in was exhausted."""
     on_card = type(error).__name__ == "OutOfMemoryError"
     if not is_out_of_memory(error) or not (on_card or _trains_on_host(config)):
         return ""
@@ -39,7 +39,7 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
     """Return ``; by the arithmetic ...`` with what would fit; "" if the memory or the need is unknown.
 
-    ``vocab_size``: the tokenizer's; None if only the configuration is known. ``memory_bytes``: for one rank.
+    ``vocab_size``: size of the tokenizer; None if only the configuration is known. ``memory_bytes``: for one rank.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -48,22 +48,22 @@ def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | No
         shape = None if vocabulary is None else shape_of(config.model, vocabulary, config.data.sequence_length)
         if shape is None:
             return ""
-        elsewhere = NOTHING
-        if not on_card:  # a checkpoint's copy that is written during a step adds to it
+        other_memory = NOTHING
+        if not on_card:  # The copy of a checkpoint that is written during a step adds to it.
             copied = checkpoint_copy(config, footprint(config, shape)).high_bytes // config.ranks_of_a_node
-            elsewhere = PROCESS + SHARED + WORKER.times(config.data.workers) + ByteRange(0, copied)
-        return f"; {what_fits(config, shape, memory_bytes, elsewhere)}"
+            other_memory = PROCESS + SHARED + WORKER.times(config.data.workers) + ByteRange(0, copied)
+        return f"; {what_fits(config, shape, memory_bytes, other_memory)}"
     return ""
 
 
 def _trains_on_host(config: TrainerConfig) -> bool:
-    """True if the arithmetic is about the host's memory: a run on a card needs little of it."""
+    """True if the run trains in host memory. A run on a card needs little of it."""
     return config.compute.device == "cpu" or (config.compute.device == "auto" and not has_nvidia_driver())
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
-    """Return the advice for a killed run, by its recorded configuration."""
-    with suppress(ValueError):  # a record of another state of the code
+    """Return the advice for a killed run, from its recorded configuration."""
+    with suppress(ValueError):  # The record may be from another state of the code.
         config, free = TrainerConfig.model_validate(content), free_host_bytes()
         if _trains_on_host(config):
             return advice(config, None, None if free is None else free // config.ranks_of_a_node)
@@ -71,7 +71,7 @@ def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
 
 
 def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
-    """Return the bytes that this process has or could have: on its card, or in the host's memory for ``ranks``."""
+    """Return the bytes that this process uses or could use: on its card, or its part of host memory among ``ranks``."""
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
@@ -81,9 +81,9 @@ def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
 
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:
-    """Return the largest vocabulary of the tokenizer that sizes the model; 0 if none does, None if it is unknown."""
-    of_preset = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
-    fixed = config.model.vocab_size is not None or of_preset
+    """Return the largest vocabulary size if the model depends on the tokenizer. 0 if it does not; None if unknown."""
+    has_preset_size = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
+    fixed = config.model.vocab_size is not None or has_preset_size
     without_model = config.compute.work != "model" or config.compute.emulated is not None
     if fixed or without_model or config.data.source is not None:
         return 0

@@ -1,7 +1,7 @@
-"""Says which packages a state of the code runs with: what its pyproject.toml asks for, and the pins of its constraints.
+"""Finds the packages of a state of the code: the dependencies in its pyproject.toml, and the pins of its constraints.
 
-Two states that say the same share one environment. Only what a run imports counts, not what tests and linters need:
-the project's dependencies and, transitively, theirs.
+Two states with equal packages share one environment. Only packages of a run count, not those of tests and linters: the
+project's dependencies and, transitively, their dependencies.
 """
 
 from __future__ import annotations
@@ -14,69 +14,72 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 CONSTRAINTS = "constraints.txt"
-# A requirement or a pin: its name, its extras if any, and what follows (a marker stands behind a semicolon).
+# A requirement or a pin: its name, optional extras, and the rest (a marker follows a semicolon).
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^]]*)\])?([^#]*)")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 
 @dataclass(frozen=True)
 class Packages:
-    """Requirements of a run. Two states with equal ones run in one environment."""
+    """Requirements of a run. Two states with equal requirements run in one environment."""
 
-    asked: tuple[str, ...]  # requirements, as the project has them
-    pins: tuple[str, ...]  # lines of its constraints, for these packages and their own requirements
+    asked: tuple[str, ...]  # requirements as written in the project
+    pins: tuple[str, ...]  # lines of its constraints for these packages and their dependencies
 
 
 def packages_of(folder: Path) -> Packages | None:
-    """Return the requirements of the project in ``folder``; None if it has none."""
+    """Return the requirements of the project in ``folder``; None without any."""
     try:
         dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
-    except (OSError, KeyError, TypeError, ValueError):  # ValueError: no TOML, or no UTF-8
+    except (OSError, KeyError, TypeError, ValueError):  # ValueError: invalid TOML or UTF-8
         return None
     if not isinstance(dependencies, list):
         return None
-    asked = tuple(sorted(str(one) for one in dependencies))
+    asked = tuple(sorted(str(dependency) for dependency in dependencies))
     return Packages(asked, tuple(sorted(_pins(folder / CONSTRAINTS, needed(asked)))))
 
 
 def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
     lines = constraints.read_text(errors="replace").splitlines() if constraints.is_file() else []
     pins = {line.partition("#")[0].strip() for line in lines} - {""}
-    return {pin for pin in pins if needed is None or (found := _name(pin)) is None or found in needed}
+    return {pin for pin in pins if needed is None or (name := _name(pin)) is None or name in needed}
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Return the packages that ``asked`` takes, transitively, as installed here; None if one is not installed.
+    """Return the packages required by ``asked``, transitively, as installed here; None if one is not installed.
 
-    The packages of another state need the same ones as long as their pins are the same: a version that needs others
-    has another pin, which counts already.
+    This also holds for another state with equal pins. A package version with other requirements has another pin, which
+    already makes the states differ.
     """
     names: set[str] = set()
-    seen: set[tuple[str, frozenset[str]]] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     todo = list(asked)
     while todo:
         requirement = todo.pop()
         if (match := _REQUIREMENT.match(requirement)) is None:
             return None
-        name, extras = _normal(match[1]), frozenset(_normal(one) for one in (match[2] or "").split(",") if one.strip())
-        if (name, extras) in seen:
+        name, extras = (
+            _normal(match[1]),
+            frozenset(_normal(extra) for extra in (match[2] or "").split(",") if extra.strip()),
+        )
+        if (name, extras) in visited:
             continue
-        seen.add((name, extras))
+        visited.add((name, extras))
         try:
-            theirs = requires(name) or []
+            dependencies = requires(name) or []
         except PackageNotFoundError:
             if ";" in requirement:  # for another platform or Python
                 continue
             return None
         names.add(name)
-        todo += [one for one in theirs if _applies(one, extras)]
+        todo += [dependency for dependency in dependencies if _applies(dependency, extras)]
     return frozenset(names)
 
 
 def _applies(requirement: str, extras: frozenset[str]) -> bool:
     """True if a package's ``requirement`` is one of its own, or of the requested ``extras``."""
-    of = {_normal(one) for one in _EXTRA.findall(requirement)}
-    return not of or bool(of & extras)
+    required = {_normal(extra) for extra in _EXTRA.findall(requirement)}
+    return not required or bool(required & extras)
 
 
 def _name(pin: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Finds out before the first run whether every run can work, and prepares the data of all of them."""
+"""Checks before the first run that every run can work, and prepares the data of all runs."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from trainer.user_code import fingerprint
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
 
-MAX_SLICE_STEPS = 100_000  # allowed by scenarios
+MAX_SLICE_STEPS = 100_000  # maximum that scenarios allow
 
 
 @dataclass(frozen=True)
 class StudyData:
-    """Needs of a study's runs: memory, and the data that was prepared for them."""
+    """Memory needs of a study's runs, and the prepared data."""
 
-    needs: list[RunNeed]  # each run of a block, in the order of the arms
-    fingerprints: dict[str, str]  # each corpus and tokenizer, by its name in study.json
+    needs: list[RunNeed]  # one for each run of a block, in the order of the arms
+    fingerprints: dict[str, str]  # fingerprint of each corpus and tokenizer, by its name in study.json
     by_arm: dict[str, DataMessage]
     notes: tuple[str, ...] = ()  # for the report
 
 
 def check_writable(out: Path) -> None:
-    """Before any data is prepared: the nearest folder that exists must take a new one."""
-    there = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    """Raise InputError if no folder can be created at ``out``. Called before any data is prepared."""
+    folder = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: cannot write there; give a folder that can be written")
 
 
 def check_devices(configs: dict[str, TrainerConfig]) -> None:
-    """Raise InputError for CUDA arms without an NVIDIA driver, before anything is built: torch would fail later."""
+    """Raise InputError for CUDA arms without an NVIDIA driver. Otherwise torch would fail later."""
     for name, config in configs.items():
         if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(
@@ -68,8 +68,8 @@ def prepare_data(
 ) -> StudyData:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    ``start_s``: how long a trial of the user's own code may take. ``codes``: of the arms that run another state of that
-    code than the one here. Raises InputError if an arm cannot work.
+    ``start_s``: time limit of a trial of the user's code. ``codes``: states of the user's code, for arms that do not
+    run the current one. Raises InputError if an arm cannot work.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 
@@ -85,13 +85,13 @@ def prepare_data(
         data = config.data
         code = codes.get(name)
         places = None if code is None else code.places
-        of = data.source or data.corpus.model_dump()
+        source = data.source or data.corpus.model_dump()
         held_out = config.evaluation and config.evaluation.model_dump(include={"fraction", "documents", "corpus"})
-        kept = [held_out, of, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
+        kept = [held_out, source, data.tokenizer.model_dump(), data.path, data.sequence_length, places]
         key = json.dumps(kept, sort_keys=True)
         if key not in prepared:
-            what = data.source or data.path
-            with announced(f"preparing data: {what}, sequence length {data.sequence_length}"):
+            origin = data.source or data.path
+            with announced(f"preparing data: {origin}, sequence length {data.sequence_length}"):
                 prepared[key] = prepare(data, places, evaluation=config.evaluation)
         try:
             arm_data = by_arm[name] = prepared[key].with_objective(objective_of(config.model))
@@ -119,7 +119,7 @@ def prepare_data(
 
 
 def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
-    """Return the fingerprints of corpora and tokenizer, by what the study's record calls them."""
+    """Return the fingerprints of corpora and tokenizer, by their names in the study's record."""
     corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
     kind = data.tokenizer.model_dump_json(exclude_none=True)
     held_out = {}
@@ -133,7 +133,7 @@ def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
 
 
 def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
-    """Raise InputError if the model does not fit the data, or an emulated device the model."""
+    """Raise InputError if the model does not match the data, or an emulated device does not match the model."""
     from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
     from trainer.model import shape_of
@@ -148,9 +148,9 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """Raise InputError if an arm's multiple-choice questions cannot be asked: a run would fail after its start.
+    """Raise InputError if an arm's multiple-choice questions cannot be used: its run would fail after the start.
 
-    ``asked``: what was found to work for arms before this one; what works for this one is added.
+    ``asked``: question sets that work for earlier arms. The set of this arm is added.
     """
     from trainer.model import shape_of
     from trainer.multiple_choice import check_causal, load_choices
@@ -172,16 +172,16 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the message of a run's data. Adds the fingerprint of the user's code, all of it, to ``fingerprints``."""
+    """Return the message of a run's data. Add the fingerprints of all user code to ``fingerprints``."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 
     files = {}
-    places, at = (None, "") if code is None else (code.places, f" at {code.label}")
+    places, suffix = (None, "") if code is None else (code.places, f" at {code.label}")
     if (source := config.data.source) is not None:
         files["data.source"] = tried.files("data.source", source, code)
         prepared = prepare(config.data, places, files["data.source"])
-        fingerprints[f"code of data.source {source}{at}"] = prepared.corpus.fingerprint
+        fingerprints[f"code of data.source {source}{suffix}"] = prepared.corpus.fingerprint
     message: DataMessage = {
         "corpus": prepared.corpus.fingerprint,
         "tokenizer": prepared.tokenizer.fingerprint,
@@ -193,18 +193,18 @@ def _message(
     if (factory := config.model.factory) is not None:
         files["model.factory"] = tried.files("model.factory", factory, code)
         message["model"] = fingerprint("model.factory", factory, places, files["model.factory"])
-        fingerprints[f"code of model.factory {factory}{at}"] = message["model"]
+        fingerprints[f"code of model.factory {factory}{suffix}"] = message["model"]
     if (named := model_files(config.model)) is not None:
         message["model"] = named.fingerprint
         message["hashed"] = known_digests()
-        if not isinstance(config.model.config, dict):  # else the scenario itself says all of it
+        if not isinstance(config.model.config, dict):  # Otherwise the scenario itself contains it.
             size = config.model.vocab_size
             fingerprints[named.title + ("" if size is None else f", vocab_size {size}")] = named.fingerprint
     return message
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:
-    """The configuration of every arm; InputError (one line) where a changed study.json no longer says what to run."""
+    """Return the configuration of every arm. Raises InputError if an edited study.json is no longer valid."""
     names = {arm.name for arm in record.arms}
     if unknown := sorted({name for order in record.order for name in order} - names):
         raise InputError(f"{path}: order: no arm is called {unknown[0]}")

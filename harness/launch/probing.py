@@ -1,9 +1,9 @@
-"""Chooses the probes of a run, from what the scenario declares and what the run's control measures.
+"""Chooses the probes of a run, from the scenario and the run's control.
 
-:class:`OpenTime` decides after the measured steps if torch.profiler has to close what CUDA events leave open. Events do
-not separate work from waiting while the host is still launching what the device is at (``harness.explain.bounds``). If
-that is more than ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are profiled. They come last, because a
-profiler may slow its process for good.
+:class:`OpenTime` decides after the measured steps if torch.profiler has to explain time that CUDA events leave open.
+Events do not separate work from waiting while the host is still launching the current work of the device
+(``harness.explain.bounds``). If this open time exceeds ``LIMIT_SHARE_MIN`` of the measured time, a few more steps are
+profiled. They come last, because a profiler may slow its process permanently.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from trainer.json_types import JsonObject, section
 from trainer.telemetry import Blocked, Kernel
 
 AUTO = "auto"  # value of probes.torch_profiler
-CLOSING_WARMUP = 1  # steps that torch.profiler drops: its first events are slow
+CLOSING_WARMUP = 1  # steps that torch.profiler drops, because its first events are slow
 CLOSING_STEPS = 3
 
 
 def probes_of(declared: JsonObject, control: str | None, *, first: bool = False) -> RunProbes:
-    """The probes of one run; ``declared`` is the scenario's ``probes`` as plain data.
+    """Return the probes of one run. ``declared``: the scenario's ``probes`` as plain data.
 
-    A measured run is sampled (host and NVML). A profiled run is sampled too, and its probes that disturb have windows.
-    A bare run has not even the ledger; a run that measures the cost of one probe has the ledger and that probe.
-    ``first``: it is the first run of its arm, which may have a closing window.
+    A measured run is sampled (host and NVML). A profiled run is sampled, too, and its disturbing probes have windows. A
+    bare run does not even have the ledger. A run that measures the cost of one probe has the ledger and this probe.
+    ``first``: True for the first run of its arm, which may have a closing window.
     """
     if control == BARE:
         return RunProbes(ledger=False)
@@ -50,7 +50,7 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """Settings of the sampling process, if it reads anything; ``alone``: "host" or "nvml" if it reads only that."""
+    """Return the settings of the sampling process, if it is needed. ``alone``: "host" or "nvml" to read only this."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -61,26 +61,26 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
 
 
 class OpenTime:
-    """Time of a run that its events leave open, and its measured time, added up over repetitions."""
+    """Unexplained time and measured time of a run, summed over repetitions."""
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
 
     def add(self, kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> None:
-        """Add a repetition measured from ``since_ns`` until ``until_ns``, with what was recorded of its device."""
+        """Add a repetition measured from ``since_ns`` until ``until_ns``, with the records of its device."""
         self._open_ns += open_ns(kernels, blocking, since_ns, until_ns)
         self._measured_ns += until_ns - since_ns
 
     @property
     def noticeable(self) -> bool:
-        """True if it is enough for a closing window."""
+        """True if the unexplained time justifies a closing window."""
         from harness.explain.policy import LIMIT_SHARE_MIN
 
         return self._open_ns > LIMIT_SHARE_MIN * self._measured_ns
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
-    """Nanoseconds from ``since_ns`` until ``until_ns`` that events leave open, by the rule of the analysis."""
+    """Return the nanoseconds from ``since_ns`` to ``until_ns`` that events leave open, by the rule of the analysis."""
     import numpy as np
 
     from harness.explain.bounds import device_work, per_step
@@ -91,13 +91,13 @@ def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: in
     def spans(rows: Sequence[tuple[str, int, int]]) -> Spans:
         codes = np.array([names.setdefault(name, len(names)) for name, _, _ in rows], dtype=np.int32)
         times = np.array([times for _, *times in rows], dtype=np.int64).reshape(-1, 2)
-        none = np.full(len(rows), -1, dtype=np.int32)
-        return Spans(codes, times[:, 0], times[:, 1], none, none.astype(np.float32))
+        unknown = np.full(len(rows), -1, dtype=np.int32)
+        return Spans(codes, times[:, 0], times[:, 1], unknown, unknown.astype(np.float32))
 
-    worked = spans([(one.name, one.start_ns, one.end_ns) for one in kernels])
-    launched = spans([(one.name, one.launch_start_ns, one.launch_end_ns) for one in kernels])
-    waited, none = spans([(one.site, one.start_ns, one.end_ns) for one in blocking]), spans([])
-    spans_of_run = RunSpans(tuple(names), none, none, worked, launched, waited, none, none)
+    worked = spans([(kernel.name, kernel.start_ns, kernel.end_ns) for kernel in kernels])
+    launched = spans([(kernel.name, kernel.launch_start_ns, kernel.launch_end_ns) for kernel in kernels])
+    waited, empty = spans([(wait.site, wait.start_ns, wait.end_ns) for wait in blocking]), spans([])
+    spans_of_run = RunSpans(tuple(names), empty, empty, worked, launched, waited, empty, empty)
     work = device_work(begun_when_launched(spans_of_run))
     measured = Stretches(np.array([since_ns]), np.array([until_ns]))
     return int(per_step(measured, work.open)[0])

@@ -29,11 +29,11 @@ from trainer.json_types import JsonObject, integer, section
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
-    """A run ended by itself, before the launcher asked it to; its record says why."""
+    """A run ended before the launcher asked for it. Its record has the reason."""
 
 
 class RunProcess:
-    """One run in a process group of its own, so that its loader workers are suspended and end with it."""
+    """A run in its own process group, so that its loader workers are suspended and ended with it."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """``code``: to run, if not this code and the user's in this folder. ``nodes``: the other machines.
+        """``code``: state to run; None: this code and the user's code in this folder. ``nodes``: the other machines.
 
-        ``data``: the data that this code must find; not sent to another state of the harness.
+        ``data``: data that the run must find; not sent to another state of the harness.
         """
         self.record = record
         self.code = code
         self._data = data if code is None or code.directory is not None else None
         self._limits = limits
-        self._beats = False  # True if it has a heartbeat, which an older state of the code has not
+        self._beats = False  # True if the run sends heartbeats; older states of the code do not
         self._doing = "starting"
-        self.extra_steps = 0  # warm-up steps of the last repetition beyond those it was asked for
+        self.extra_steps = 0  # extra warm-up steps of the last repetition
         self._log_start = 0
         self._begun_ns = 0
         self._folder = folder
@@ -68,26 +68,26 @@ class RunProcess:
         self._start: StartMessage | None = None
 
     def start(self, server: ForkServer) -> None:
-        """Start building, which :meth:`wait_ready` waits for. Raises RunFailed if it cannot even start."""
+        """Start the run; :meth:`wait_ready` waits until it is built. Raises RunFailed if it cannot start."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)  # files of an earlier try: a resumed run starts clean
-        for left in folder.glob(RANK_FILES):
-            left.unlink(missing_ok=True)
-        for left in folder.glob(".*.tmp"):  # half written tables of one that was killed
-            left.unlink(missing_ok=True)
-        for left in folder.glob(".py-spy*"):  # its run was killed while it was sampled
-            shutil.rmtree(left, ignore_errors=True)
+            (folder / name).unlink(missing_ok=True)  # files of an earlier attempt
+        for leftover in folder.glob(RANK_FILES):
+            leftover.unlink(missing_ok=True)
+        for leftover in folder.glob(".*.tmp"):  # half-written tables of a killed run
+            leftover.unlink(missing_ok=True)
+        for leftover in folder.glob(".py-spy*"):  # from a run killed while it was sampled
+            shutil.rmtree(leftover, ignore_errors=True)
         log = folder / "log.txt"
         self._log_start = log.stat().st_size if log.exists() else 0
         self._begun_ns = time.monotonic_ns()
         imported = server.import_ns is not None
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        with theirs:
+        own_end, child_end = socket.socketpair()
+        self._channel = Channel(own_end)
+        with child_end:
             try:
-                self._pid = server.fork(theirs, log, self._limits.within(self._limits.start_s))
+                self._pid = server.fork(child_end, log, self._limits.within(self._limits.start_s))
             except ForkServerGone as gone:
                 if isinstance(gone, ForkServerSilent):
                     self._check_budget(str(gone))
@@ -95,7 +95,7 @@ class RunProcess:
                 self._fail(str(gone))
         self._server = server
         if not imported:
-            self._begun_ns = time.monotonic_ns()  # waiting for its imports is counted once, below
+            self._begun_ns = time.monotonic_ns()  # The wait for the imports is counted once, below.
         record = {key: value for key, value in self.record.to_json().items() if key in RECORD_FIELDS}
         start: StartMessage = {
             "record": record,
@@ -111,7 +111,7 @@ class RunProcess:
         self._send(start)
 
     def wait_ready(self) -> None:
-        """Wait until the run is warm. Raises RunFailed if it ended instead."""
+        """Wait until the run is warm. Raises RunFailed if it ends instead."""
         self._expect("ready", 0)
         assert self._server is not None
         import_ns = self._server.import_ns
@@ -119,9 +119,9 @@ class RunProcess:
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
-        """Run ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ended instead.
+        """Run ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends instead.
 
-        ``most_extra``: more of the unmeasured ones, at most, while it consumes prefetched batches.
+        ``most_extra``: maximum number of extra unmeasured steps while the run consumes prefetched batches.
         """
         self._doing = f"in repetition {repetition + 1}"
         order: RepetitionOrder = {"do": "turn", "turn": repetition, "settle": warmup, "steps": steps}
@@ -137,15 +137,15 @@ class RunProcess:
         return self._probes.windows
 
     def profile(self) -> None:
-        """Run the windows of the probes that disturb, or a closing one. Raises RunFailed if it ended instead."""
+        """Run the windows of the disturbing probes, or a closing window. Raises RunFailed if the run ends instead."""
         self._doing = "being profiled"
         self._send({"do": "profile"})
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run take a closing window, write its tables and end. Raises RunFailed if it could not."""
+        """Let the run take a closing window, write its tables and end. Raises RunFailed if this fails."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
-        if self._probes.closing is not None:  # its memory is none of the run's
+        if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
         self._doing = "writing its tables"
         begun_ns = time.monotonic_ns()
@@ -156,32 +156,32 @@ class RunProcess:
         self._complete_record()
 
     def _complete_record(self) -> None:
-        """Add what was seen from outside to the record that the run has written."""
+        """Add the launcher's measurements to the record that the run has written."""
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is None:
             place = self._folder.run(self.record.arm, self.record.block)
             self._fail(f"it ended well, but there is no run.json of it that can be read in {place}")
             return
-        seen = self.record
+        measured = self.record
         self.record = replace(
             written,
-            startup_ns=seen.startup_ns,
-            import_ns=seen.import_ns,
-            ending_ns=seen.ending_ns,
-            peak_memory_bytes=seen.peak_memory_bytes,
+            startup_ns=measured.startup_ns,
+            import_ns=measured.import_ns,
+            ending_ns=measured.ending_ns,
+            peak_memory_bytes=measured.peak_memory_bytes,
         )
         self._folder.write_run(self.record)
 
     def suspend(self) -> None:
-        """Suspend the run and its workers (SIGSTOP): they use no core until :meth:`resume`."""
+        """Suspend the run and its workers (SIGSTOP). They use no core until :meth:`resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let the run and its workers go on (SIGCONT)."""
+        """Resume the run and its workers (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the run and its workers at once; nothing more is written."""
+        """Kill the run and its workers. They write nothing more."""
         self._signal(signal.SIGKILL)
         self._wait()
 
@@ -190,7 +190,7 @@ class RunProcess:
         if self._server is not None and self._exit_code is None:
             try:
                 os.killpg(self._pid, number)
-            except ProcessLookupError:  # no process group of its own yet, or gone
+            except ProcessLookupError:  # It has no process group yet, or is gone.
                 with suppress(ProcessLookupError):
                     os.kill(self._pid, number)
         if self._nodes is not None:
@@ -201,7 +201,7 @@ class RunProcess:
         return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
-        """Wait until the run has ended; return its exit status, None if its fork server is gone."""
+        """Wait until the run has ended. Return its exit status; None if its fork server is gone."""
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
                 self._exit_code = self._server.wait(self._pid, timeout_s)
@@ -215,7 +215,7 @@ class RunProcess:
             self._fail(None)
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
-        """Wait for ``event``, which comes after at most ``steps`` steps; signs of life come before it."""
+        """Wait for ``event``, which comes after at most ``steps`` steps and maybe heartbeats."""
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
         while True:
@@ -249,18 +249,18 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how long this run may be silent. Without a heartbeat it has that long for each of its steps."""
+        """Return how long this run may be silent. Without heartbeats, the limit applies to each of its steps."""
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
         return self._limits.silence_s * (1 if self._beats else max(steps, 1))
 
     def _end_silence(self, event: str, limit_s: float) -> NoReturn:
-        """Kill a run that gave no sign of life, and say which of its processes hangs and why; raises."""
+        """Kill a run without a sign of life. Raise an error that names the hanging process and the cause."""
         assert self._server is not None
         key = "limits.start_s" if event == "ready" else "limits.silence_s"
         log = self._folder.run(self.record.arm, self.record.block) / "log.txt"
-        # Before its repetitions they may not have been started yet, and after them they have ended.
+        # Before the repetitions, the workers may not have started yet. After them, they have ended.
         repeating = self._doing.startswith("in repetition")
         workers = integer(section(self.record.config, "data"), "workers") if repeating else 0
         finding = diagnose(look_at(self._pid, workers, log, self._log_start), key)
@@ -273,13 +273,13 @@ class RunProcess:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
-        """Wait for the end, make sure that a run.json says why, and raise."""
-        self._signal(signal.SIGKILL)  # its channel is closed; its workers end with it
+        """Wait for the end, make sure that run.json has the reason, and raise RunFailed."""
+        self._signal(signal.SIGKILL)  # Its channel is closed. Its workers end with it.
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is not None:
             self.record = written
-        else:  # killed before it could say anything
+        else:  # It was killed before it could report anything.
             self.record = replace(
                 self.record,
                 status="failed",

@@ -1,4 +1,4 @@
-"""Shows progress: a line that rewrites itself on a terminal (rich), plain lines in a batch log."""
+"""Shows progress: a live line on a terminal (rich), plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 TERMINAL_INTERVAL_S = 0.5
-PLAIN_INTERVAL_S = 15.0  # often enough to see that it is alive, rare enough for a log file
-LONG_S = 10.0  # longer work is shown with its time
-ALIVE_INTERVAL_S = 30.0  # a log without a line for longer seems dead
+PLAIN_INTERVAL_S = 15.0  # seconds between two lines in a log
+LONG_S = 10.0  # Longer work is shown with its duration.
+ALIVE_INTERVAL_S = 30.0  # maximum seconds without a line in a log
 
 
 class SignsOfLife:
-    """Prints a line to a log, from a thread, whenever nothing else was printed for :data:`ALIVE_INTERVAL_S`.
+    """Prints a line to a log whenever nothing else was printed for :data:`ALIVE_INTERVAL_S`.
 
-    It uses no core in between: a thread that sleeps. On a terminal it prints nothing.
+    A thread prints, and sleeps in between. On a terminal it prints nothing.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:
@@ -49,19 +49,19 @@ class SignsOfLife:
         return time.monotonic() - self._shown_s
 
     def show(self, line: str) -> None:
-        """Print a line now; the next sign of life is due later."""
+        """Print a line now. This postpones the next sign of life."""
         self._shown_s = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
     def _run(self) -> None:
         while not self._ended.wait(max(ALIVE_INTERVAL_S - self.silent_s, 0.001)):
             if self.silent_s >= ALIVE_INTERVAL_S:
-                with suppress(OSError, ValueError):  # the log has no reader any more: the study continues
+                with suppress(OSError, ValueError):  # The log has no reader any more. The study continues.
                     self.show(self._line())
 
 
 def announced(what: str) -> SignsOfLife:
-    """Print what begins now. The signs of life say for how long it has run."""
+    """Print the work that begins now. The signs of life show how long it has been running."""
     begun_s = time.monotonic()
     signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
     signs.show(what)
@@ -74,7 +74,7 @@ def is_terminal() -> bool:
 
 
 class Progress:
-    """Counts runs and steps; shows runs done, steps per second and the time left."""
+    """Counts runs and steps, and shows finished runs, steps per second and the time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
         """``total_runs``: None if unknown. ``heard`` is called between repetitions."""
@@ -133,7 +133,7 @@ class Progress:
         self.note(f"run {arm}/{block} failed: {error}")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
         text = visible(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
@@ -149,8 +149,8 @@ class Progress:
         if self._total_runs is None:
             return f"{self._runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone | {doing}"
         share = min(self._steps / self._total_steps, 1.0)
-        left = _left(elapsed_s, share)
-        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone{left} | {doing}"
+        remaining = _left(elapsed_s, share)
+        return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone{remaining} | {doing}"
 
     def _maybe_show(self) -> None:
         if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
@@ -161,10 +161,10 @@ class Progress:
 
 
 class TextProgress:
-    """Counts documents and bytes of text; shows the share that is done, MB/s and the time left.
+    """Counts documents and bytes of text, and shows the finished share, MB/s and the time left.
 
-    It is called with what was done since the last call. On a terminal its line rewrites itself; in a log there is one
-    now and then, and none where all is done before the first is due.
+    Call it with the counts since the last call. A terminal shows a live line. A log gets a line at intervals, and none
+    if all is done before the first one is due.
     """
 
     def __init__(self, what: str, documents: int) -> None:
@@ -189,11 +189,11 @@ class TextProgress:
 
     @property
     def kept(self) -> int:
-        """Documents that an earlier process has done."""
+        """Number of documents finished by an earlier process."""
         return self._kept or 0
 
     def __call__(self, documents: int, text_bytes: int) -> None:
-        """The first call says what an earlier process has done."""
+        """Add to the counts. The first call gives the documents finished by an earlier process."""
         if self._kept is None:
             self._kept = documents
         self.documents += documents
@@ -206,17 +206,17 @@ class TextProgress:
         if self._kept is None:
             return f"{visible(self._what)}: {_clock(elapsed_s)} gone"
         done = self.documents - self.kept
-        left = _left(elapsed_s, done / (self._all - self.kept) if done else 0.0)
+        remaining = _left(elapsed_s, done / (self._all - self.kept) if done else 0.0)
         rate = f"{self._bytes / 1e6 / elapsed_s:.1f} MB/s | " if self._bytes else ""
         kept = f", {self.kept:,} of them before" if self.kept else ""
         return (
             f"{visible(self._what)}: {self.documents:,} of {self._all:,} documents{kept} | {rate}"
-            f"{_clock(elapsed_s)} gone{left}"
+            f"{_clock(elapsed_s)} gone{remaining}"
         )
 
 
 def fitted(line: str) -> str:
-    """Return ``line``, cut to the width of the terminal: a longer one would not rewrite itself."""
+    """Return ``line``, cut to the width of the terminal: a longer line could not be redrawn in place."""
     from rich.console import Console
     from rich.text import Text
 
@@ -227,12 +227,12 @@ def fitted(line: str) -> str:
 
 
 def _live(line: Callable[[], str]) -> Live:
-    """Return a display of ``line`` on standard error that rewrites itself, on one line of the terminal."""
+    """Return a live display of ``line`` on standard error, in one line of the terminal."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    # Four refreshes a second: drawing is load on the cores that are being measured.
+    # Only four refreshes per second, because drawing is load on the measured cores.
     return Live(
         console=Console(stderr=True),
         refresh_per_second=4,
@@ -241,7 +241,7 @@ def _live(line: Callable[[], str]) -> Live:
 
 
 def _left(elapsed_s: float, share: float) -> str:
-    """Return what a line adds after ``share`` of the work: the time that is left, or nothing once that is used up."""
+    """Return the text for the time left after ``share`` of the work; empty if none is left."""
     if share <= 0:
         return ", time left unknown yet"
     left_s = elapsed_s * (1 - share) / share

@@ -1,9 +1,9 @@
 """Defines the protocol between the launcher and the processes that it starts, which may run another state of the code.
 
 ``harness regress`` measures two states of this project side by side. The launcher of the state that runs the command
-starts both; the processes that it starts import modules of *their* state. So everything that one state must know of
-another stands here: module paths, command lines and messages. Whoever changes any of it raises :data:`VERSION`,
-and keeps the previous version in :data:`PATHS` while somebody may want to compare with it.
+starts both; the processes that it starts import modules of *their* state. So this module has everything that one state
+must know about another: module paths, command lines and messages. A change of any of them requires a higher
+:data:`VERSION`. The previous version stays in :data:`PATHS` as long as comparisons with it are supported.
 
     launcher -> fork server   packets of JSON: {"do": "fork"} with two descriptors ("entry": the module that the
                               process runs, if not the run's), {"do": "wait", "pid"}
@@ -16,10 +16,10 @@ and keeps the previous version in :data:`PATHS` while somebody may want to compa
     run -> launcher           {"event": "ready" | "turn" | "profile" | "done" | "failed", "error", "extra"}, and
                               {"event": "alive"} between steps, at least every "beat_s" seconds in which one ended
 
-"beat_s", "alive", "data" and "extra" came later without a new version, as each side does without the other: an older
-run ignores the keys, sends no sign of life and takes no extra step, and an older launcher asks for none. What ranks on
-several machines need ("nodes", "meet", "clock" and the messages of node agents) stays within one state of the code:
-such runs are not compared. So do "entry" and the messages of a sweep's trials.
+"beat_s", "alive", "data" and "extra" were added later without a new version, because both sides work without them. An
+older run ignores the keys, sends no heartbeat and takes no extra step. An older launcher does not ask for them. The
+keys for several machines ("nodes", "meet", "clock" and the messages of node agents) are only used within one state of
+the code, because such runs are not compared. So are "entry" and the messages of a sweep's trials.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Paths:
-    """Module paths of one state of the code, as Python imports them."""
+    """Module paths of a state of the code, as Python imports them."""
 
     fork_server: str  # run with -m: forks runs
     preloaded: tuple[str, ...]  # imported by every run
     environment: str  # has record_environment()
 
 
-# By version. Version 1 is every state before this file existed; to be deleted once comparisons with it end.
+# Paths by version. Version 1: all states before this file existed. Delete it once comparisons with it end.
 PATHS = {
     1: Paths(
         "harness.launch.template",
@@ -60,12 +60,12 @@ PATHS = {
     ),
 }
 OWN = PATHS[VERSION]
-# Fields of a run's record that are sent: an older state would refuse a field that it does not know.
+# Fields of a run's record that are sent. An older state would refuse unknown fields.
 RECORD_FIELDS = (
     "arm", "block", "status", "control", "of", "session", "position", "interleave", "pid", "started_utc", "ended_utc",
     "exit_code", "error", "config", "declared", "facts", "environment", "realtime_minus_monotonic_ns", "schema",
 )  # fmt: skip
-# The number is read from the line that begins so in the other state's file, without running its code.
+# The version is read from the line with this prefix in the other state's file, without running its code.
 _VERSION_LINE = "VERSION = "
 NOT_THIS_PROJECT = (
     "not a state of this project; code of your own is compared by a scenario that names some (data.source, "
@@ -77,39 +77,39 @@ class ForkRequest(TypedDict):
     """Launcher to fork server, with two descriptors: the run's channel and its log."""
 
     do: Literal["fork"]
-    entry: NotRequired[str]  # module whose main(channel, fork server's pid) the process runs, in place of a run's
+    entry: NotRequired[str]  # module whose main(channel, pid of the fork server) runs instead of a run's
 
 
 class WaitRequest(TypedDict):
-    """Launcher to fork server: wait until that run has ended."""
+    """Launcher to fork server: wait until a run has ended."""
 
     do: Literal["wait"]
     pid: int
 
 
 class ForkAnswer(TypedDict):
-    """Fork server to launcher: the run that was forked, or has ended, with its exit status."""
+    """Fork server to launcher: a run was forked, or has ended with an exit status."""
 
     pid: int
     code: NotRequired[int]
 
 
 class DataMessage(TypedDict):
-    """Part of the first message: what the launcher found when it prepared the run's data."""
+    """Part of the first message: results of the launcher's preparation of the run's data."""
 
     corpus: str  # fingerprint
     tokenizer: str  # fingerprint
     engine: NotRequired[str]  # chosen engine
     hashed: list[list[str | int]]  # see trainer.data.cache.known_digests
-    files: NotRequired[dict[str, list[str]]]  # files that the user's code imports, by its key; see user_code
-    model: NotRequired[str]  # fingerprint of the code or the files of a model of the user's own
+    files: NotRequired[dict[str, list[str]]]  # files imported by the user's code, by key; see user_code
+    model: NotRequired[str]  # fingerprint of the code or files of the user's model
 
 
 class NodesMessage(TypedDict):
     """Part of the first message of a run on several machines."""
 
     count: int
-    address: str  # this machine's, as the others reach it
+    address: str  # address of this machine, as reached by the others
     token: str  # required from a rank that connects
 
 
@@ -119,8 +119,8 @@ class StartMessage(TypedDict):
     record: JsonObject  # RECORD_FIELDS of the run
     study: str  # the study's folder
     probes: JsonObject  # see probes.run_probes
-    beat_s: NotRequired[float]  # the run says "alive" at its start, and then this often
-    data: NotRequired[DataMessage]  # the run fails if it finds other data; not sent to another state of the code
+    beat_s: NotRequired[float]  # interval of the run's heartbeat
+    data: NotRequired[DataMessage]  # The run fails if its data differ. Not sent to another state of the code.
     nodes: NotRequired[NodesMessage]
 
 
@@ -131,36 +131,36 @@ class RepetitionOrder(TypedDict):
     turn: int
     settle: int
     steps: int
-    extra: NotRequired[int]  # warm-up steps more, at most, while the run consumes prefetched batches
+    extra: NotRequired[int]  # maximum extra warm-up steps while the run consumes prefetched batches
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: run the windows of the probes that disturb, or write the tables and end.
+    """Launcher to run: run the windows of the disturbing probes, or write the tables and end.
 
-    Rank 0 to the other ranks alone: take one step (of a training, or an unmeasured one that it is profiled in), or
-    stop a training before its end; evaluate: stop it after a last pass over held-out data.
+    Only from rank 0 to the other ranks: "step" takes one step (of a training, or an unmeasured one in which rank 0 is
+    profiled), "stop" ends a training early, "evaluate" ends it after a last pass over held-out data.
     """
 
     do: Literal["profile", "finish", "step", "stop", "evaluate"]
 
 
 class ClockAnswer(TypedDict):
-    """Rank 0 to a rank on another machine: what its clock shows."""
+    """Rank 0 to a rank on another machine: the time of rank 0's clock."""
 
     do: Literal["clock"]
     t_ns: int
 
 
 class TrainOrder(TypedDict):
-    """Rank 0 of a training to the others: go on from this checkpoint, as that part of it."""
+    """Rank 0 of a training to the other ranks: continue from a checkpoint, as a new part."""
 
     do: Literal["train"]
-    checkpoint: str | None  # its folder
+    checkpoint: str | None  # folder of the checkpoint
     block: int
 
 
 class LackingOrder(TypedDict):
-    """Rank 0 of a resumed training to the others: make these passes first, which the part before may not have made."""
+    """Rank 0 of a resumed training to the other ranks: first make passes that the earlier part may have missed."""
 
     do: Literal["lacking"]
     passes: list[Kind]
@@ -187,7 +187,7 @@ class ForkRanksOrder(TypedDict):
 
 
 class SignalOrder(TypedDict):
-    """Launcher to node agent: send a signal to the ranks of a run, and their workers."""
+    """Launcher to node agent: send a signal to the ranks of a run and to their workers."""
 
     do: Literal["signal"]
     run: str
@@ -195,7 +195,7 @@ class SignalOrder(TypedDict):
 
 
 class ImportOrder(TypedDict):
-    """Launcher to node agent: import what the runs will need."""
+    """Launcher to node agent: import the modules of the runs."""
 
     do: Literal["import"]
     modules: list[str]
@@ -205,37 +205,37 @@ NodeOrder: TypeAlias = ForkRanksOrder | SignalOrder | ImportOrder
 
 
 class NodeEvent(TypedDict):
-    """Node agent to launcher: who it is, or that it has everything imported; a rank to rank 0: which one it is."""
+    """Node agent to launcher: its identity, or the end of its imports. Rank to rank 0: its identity."""
 
     event: Literal["hello", "ready"]
     token: NotRequired[str]
-    number: NotRequired[int]  # the node's, or the rank's
-    name: NotRequired[str]  # of the node
+    number: NotRequired[int]  # number of the node or rank
+    name: NotRequired[str]  # name of the node
 
 
 class RunEvent(TypedDict):
     """Run to launcher: an event."""
 
     event: Literal["ready", "turn", "profile", "done", "failed", "alive", "meet", "clock"]
-    error: NotRequired[str | None]  # why it failed
-    extra: NotRequired[int]  # "turn": how many warm-up steps more it took
-    steps: NotRequired[int]  # "alive": that the device may still have to do, for which the run now waits
+    error: NotRequired[str | None]  # reason of a failure
+    extra: NotRequired[int]  # "turn": number of extra warm-up steps
+    steps: NotRequired[int]  # "alive": maximum steps of the device that the run now waits for
     meet: NotRequired[MeetingPlace]  # "meet": rank 0 waits for the ranks of other machines
-    clock_error_ns: NotRequired[int]  # "done" of a rank of another machine: of its times on rank 0's clock, at most
+    clock_error_ns: NotRequired[int]  # "done" on another machine: maximum error of its times
 
 
 class TrialStart(TypedDict):
     """Sweep to trial: the first message."""
 
-    scenario: str  # the name that its training's folder has
+    scenario: str  # name of its training's folder
     arm: str
     config: JsonObject
     steps: int
     folder: str
     command: list[str]
-    milestones: list[int]  # after so many steps it reports and waits for an order
-    above_start: float | None  # share above the first loss at which the mean of the last ones ends it
-    window: int  # steps of that mean
+    milestones: list[int]  # numbers of steps after which it reports and waits for an order
+    above_start: float | None  # ends the trial if the mean of the last losses exceeds the first by this share
+    window: int  # number of steps in this mean
     beat_s: float  # interval of the heartbeat while it steps
 
 
@@ -245,26 +245,28 @@ class TrialEvent(TypedDict):
     event: Literal["alive", "milestone", "ended"]
     steps: int
     tokens: int
-    loss: float | None  # milestone: mean since the last one; ended: of the last step; None if it is not finite
+    loss: float | None  # milestone: mean since the last one; ended: last step; None: not finite
     status: NotRequired[Literal["done", "interrupted", "failed", "diverged"]]
     validation_loss: NotRequired[float | None]
     error: NotRequired[str | None]
-    right: NotRequired[float | None]  # share of the multiple-choice questions, after the last step
-    wrong_input: NotRequired[bool]  # "error" is what the user wrote, so no other trial can work either
+    right: NotRequired[float | None]  # share of correct multiple-choice answers after the last step
+    wrong_input: NotRequired[bool]  # The user's input causes "error", so all trials would fail.
 
 
 def protocol_of(folder: Path) -> int:
-    """The version that the state of the code in ``folder`` speaks.
+    """Return the protocol version of the state of the code in ``folder``.
 
-    Raises InputError (one line) where it holds no state of this project, or one that speaks an unknown protocol.
+    Raises InputError if ``folder`` has no state of this project, or one with an unknown protocol.
     """
     file = folder / "harness" / "launch" / "protocol.py"
     if file.is_file():
         lines = [line for line in file.read_text().splitlines() if line.startswith(_VERSION_LINE)]
         number = lines[0].removeprefix(_VERSION_LINE).strip() if lines else "none"
         if not number.isdecimal() or int(number) not in PATHS:
-            known = ", ".join(map(str, PATHS))
-            raise InputError(f"{folder}: speaks protocol {number} between launcher and runs; this state knows {known}")
+            versions = ", ".join(map(str, PATHS))
+            raise InputError(
+                f"{folder}: speaks protocol {number} between launcher and runs; this state knows {versions}"
+            )
         version = int(number)
     else:
         version = 1

@@ -1,4 +1,4 @@
-"""Measures before block 0 how many cores other processes use; warns about it, or waits until they use few."""
+"""Measures the load of other processes before block 0. Warns about a busy machine, or waits until it is quiet."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OPTION = "--wait-until-quiet"
 
 @dataclass(frozen=True)
 class LoadCheck:
-    """Check of the load of others before block 0. ``wait_minutes``: how long to wait for a quiet machine; None: not."""
+    """Check of the load of other processes before block 0. ``wait_minutes``: limit of the wait; None: do not wait."""
 
     wait_minutes: float | None = None
     measure: Callable[[float], Load | None] | None = None
-    """Returns the load over so many seconds. None: that of this machine."""
+    """Returns the load over the given seconds; None: measure this machine."""
 
     def notes(self) -> list[str]:
-        """Print what a busy machine means for the study, or wait; return the lines that the study keeps."""
+        """Print a warning about a busy machine, or wait. Return the notes for the study."""
         allowed = allowed_cpus()
         measure = self.measure or partial(_load_for, allowed)
         limit = max(QUIET_CORES, OTHER_SHARE * len(allowed))
@@ -53,7 +53,7 @@ class LoadCheck:
 
 
 def load_check(wait_minutes: float | None, command: str) -> LoadCheck:
-    """Return the check that ``--wait-until-quiet`` asks for. Raises InputError if its value is out of range."""
+    """Return the check for ``--wait-until-quiet``. Raises InputError if its value is out of range."""
     if wait_minutes is not None and not 0 < wait_minutes <= MOST_MINUTES:
         raise InputError(f"{command}: {OPTION} {wait_minutes:g}: allowed: more than 0, at most {MOST_MINUTES:,.0f}")
     return LoadCheck(wait_minutes)

@@ -1,9 +1,9 @@
-"""Starts and drives the other ranks of a run: rank 0 is the process that the launcher drives, and passes its orders on.
+"""Starts and drives the other ranks of a run. The launcher drives rank 0, which passes its orders on.
 
-Those of this machine are forked before this process computes anything, in its process group, so that they are suspended
-and end with it. Those of other machines are forked there (``launch.nodes``), and connect to this process.
-Each speaks the launcher's protocol (``launch.protocol``) with rank 0. What a rank reports is read by a thread: where
-one fails while rank 0 waits for it in an exchange that never ends, the run must end, and say which rank it was.
+Ranks of this machine are forked before this process computes anything. They are in its process group, so that they are
+suspended and ended with it. Ranks of other machines are forked there (``launch.nodes``) and connect to this process.
+Each uses the launcher's protocol (``launch.protocol``) with rank 0. A thread reads the reports of each rank. If a rank
+fails while rank 0 waits for it in an exchange, the exchange never ends. Then the run must end and name the failed rank.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from harness.machine.network import interface_of
 from harness.machine.processes import RANK_NAME
 from trainer.ranks import LOCAL, Rank, is_of_the_exchange, meeting_place
 
-# For an error to arrive that another one comes from: a rank that ends closes its connections before it is waited for.
+# Time for the original error to arrive: an ending rank closes its connections before its end is noticed.
 CAUSE_S = 5.0
-# For rank 0 to come out of an exchange by itself once another rank has failed.
+# Time for rank 0 to leave an exchange by itself after another rank has failed.
 STUCK_S = 20.0
-EXCHANGE = "exchange"  # begins the error of a rank that failed because another one was late or gone
+EXCHANGE = "exchange"  # prefix of an error caused by another rank that was late or gone
 
 Serve = Callable[[StartMessage, Channel, Rank], int]
 
 
 class RankFailedError(Exception):
-    """A rank failed, or did not answer: the line names it and says why."""
+    """A rank failed or did not answer. The message names the rank and the reason."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class _Other:
     pid: int  # 0 on another machine
     channel: Channel
     connection: socket.socket
-    node: str = ""  # the other machine's name
+    node: str = ""  # name of the other machine
 
 
 class OtherRanks:
-    """Ranks 1 and up, as rank 0 sees them."""
+    """Ranks 1 and up, as seen by rank 0."""
 
     def __init__(
         self,
@@ -64,21 +64,22 @@ class OtherRanks:
         own: int,
         meet: Callable[[MeetingPlace], None] | None = None,
     ) -> None:
-        """Fork them. ``serve``: what each calls, with the end of its channel; ``own``: a descriptor not theirs.
+        """Fork the ranks of this machine.
 
-        ``meet``: asks for those of other machines, where the message ``start`` says that there are some.
+        ``serve``: function that each calls with its end of the channel. ``own``: descriptor that they close. ``meet``:
+        requests the ranks of other machines, if the message ``start`` names any.
         """
         parent = os.getpid()
         nodes = start.get("nodes")
         address = LOCAL if nodes is None else nodes["address"]
         listening = meeting_place(address)
         port = listening.getsockname()[1]
-        here = ranks if nodes is None else ranks // nodes["count"]
-        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s, address, 0, here, interface_of(address))
+        local_ranks = ranks if nodes is None else ranks // nodes["count"]
+        self.rank = Rank(0, ranks, port, listening.detach(), timeout_s, address, 0, local_ranks, interface_of(address))
         self._timeout_s = timeout_s
         self._others: list[_Other] = []
-        for number in range(1, here):
-            ours, theirs = socket.socketpair()
+        for number in range(1, local_ranks):
+            own_end, rank_end = socket.socketpair()
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()
@@ -88,23 +89,23 @@ class OtherRanks:
                     die_with_parent(parent)
                     _call_process(f"{RANK_NAME}{number}")
                     assert self.rank.listening is not None
-                    for descriptor in (own, self.rank.listening, ours.fileno()):
+                    for descriptor in (own, self.rank.listening, own_end.fileno()):
                         os.close(descriptor)
-                    for other in self._others:
-                        other.connection.close()
+                    for sibling in self._others:
+                        sibling.connection.close()
                     rank = replace(self.rank, number=number, local=number, listening=None)
-                    code = serve(start, Channel(theirs), rank)
+                    code = serve(start, Channel(rank_end), rank)
                     sys.stdout.flush()
                     sys.stderr.flush()
                 except BaseException:
                     traceback.print_exc()
                 finally:
                     os._exit(code)
-            theirs.close()
-            self._others.append(_Other(number, pid, Channel(ours), ours))
-        self.clock_error_ns: int | None = None  # largest, over ranks of other machines
+            rank_end.close()
+            self._others.append(_Other(number, pid, Channel(own_end), own_end))
+        self.clock_error_ns: int | None = None  # maximum over ranks of other machines
         if nodes is not None and meet is not None:
-            self._meet(nodes, range(here, ranks), port, meet)
+            self._meet(nodes, range(local_ranks, ranks), port, meet)
         self._events: queue.Queue[tuple[int, RunEvent]] = queue.Queue()
         self._failed: dict[int, str] = {}
         self._news = threading.Event()  # set when a rank has failed
@@ -112,16 +113,16 @@ class OtherRanks:
         self._lost: Callable[[str], None] | None = None
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
-        """Ask for the ranks of the other machines, and wait until they have connected."""
+        """Request the ranks of the other machines, and wait until they have connected."""
         missing = set(numbers)
         with socket.create_server((nodes["address"], 0), backlog=len(missing)) as listening:
             meet({"store": port, "control": listening.getsockname()[1]})
             end_s = time.monotonic() + self._timeout_s
             while missing:
                 if time.monotonic() > end_s:
-                    who = ", ".join(f"rank {number}" for number in sorted(missing))
+                    names = ", ".join(f"rank {number}" for number in sorted(missing))
                     raise RankFailedError(
-                        f"{who} of other machines did not come within {self._timeout_s:g} s (launch.timeout_s)"
+                        f"{names} of other machines did not come within {self._timeout_s:g} s (launch.timeout_s)"
                     )
                 if not readable(listening, 1.0):
                     continue
@@ -130,10 +131,10 @@ class OtherRanks:
                 try:
                     hello = channel.receive_node_event(HELLO_S)
                     number = int(hello["number"])
-                    known = hello.get("token") == nodes["token"] and number in missing
+                    is_expected = hello.get("token") == nodes["token"] and number in missing
                 except (EOFError, OSError, KeyError, ValueError):
-                    known = False
-                if not known:  # a port scanner
+                    is_expected = False
+                if not is_expected:  # for example a port scanner
                     connection.close()
                     continue
                 keep_alive(connection)
@@ -141,21 +142,22 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Begin to read their reports. ``lost`` is called when a rank failed and this process hangs in an exchange with
-        it; it must end the process."""
+        """Begin to read the reports of the ranks.
+
+        ``lost`` is called if a rank failed and this process hangs in an exchange with it. It must end the process."""
         self._lost = lost
-        for other in self._others:
-            threading.Thread(target=self._read, args=(other,), daemon=True).start()
+        for rank in self._others:
+            threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
     def send(self, order: RunOrder) -> None:
-        """Pass the launcher's order on."""
-        for other in self._others:
-            with suppress(OSError):  # it has ended: the next wait reports it
-                other.channel.send(order)
+        """Send the launcher's order to the other ranks."""
+        for rank in self._others:
+            with suppress(OSError):  # The rank has ended. The next wait reports it.
+                rank.channel.send(order)
 
     def wait(self, event: str) -> None:
-        """Wait until all have reported ``event``. Raises RankFailedError if one does something else, or nothing."""
-        missing = {other.number for other in self._others}
+        """Wait until all ranks have reported ``event``. Raises RankFailedError if one does not report it in time."""
+        missing = {rank.number for rank in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
                 try:
@@ -177,22 +179,22 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Return the rank that an error of rank 0 comes from, and its error; None if it is rank 0's own."""
+        """Return the rank that caused an error of rank 0, and its error; None if rank 0 caused it."""
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
         if self._failed:
             return self.cause() or self._worst()
-        states = "; ".join(f"rank {other.number}: {self._described(other.number)}" for other in self._others)
+        states = "; ".join(f"rank {rank.number}: {self._described(rank.number)}" for rank in self._others)
         return f"the ranks waited for one another in vain ({str(error).splitlines()[0]}); {states}"
 
     def cause(self) -> str | None:
-        """Return the line of the first rank that failed by itself; None if none did."""
+        """Return the line of the first rank that failed by itself; None without one."""
         own = [(number, text) for number, text in self._failed.items() if not text.startswith(EXCHANGE)]
         return f"rank {own[0][0]}: {own[0][1]}" if own else None
 
     def end(self) -> None:
-        """Nothing more is waited for: that they end is no failure from now on."""
+        """Accept from now on that ranks end: nothing more is expected from them."""
         self._ending.set()
 
     def _worst(self) -> str:
@@ -200,13 +202,13 @@ class OtherRanks:
         return f"rank {number}: {text}"
 
     def _described(self, number: int) -> str:
-        other = next(other for other in self._others if other.number == number)
-        if other.node:
-            return f"its process is on {other.node}, where nobody looked at it"
-        return describe_process(other.pid, f"rank {number}")
+        rank = next(entry for entry in self._others if entry.number == number)
+        if rank.node:
+            return f"its process is on {rank.node}, where nobody looked at it"
+        return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """Put the reports of ``other`` into the queue until it has ended. Runs in a thread of its own."""
+        """Put the reports of ``other`` into the queue until it has ended. Runs in its own thread."""
         while True:
             try:
                 message = other.channel.receive_event()
@@ -219,7 +221,7 @@ class OtherRanks:
                 other.channel.send({"do": "clock", "t_ns": time.monotonic_ns()})
                 continue
             self._events.put((other.number, message))
-            if message["event"] == "done":  # its end is no failure from now on
+            if message["event"] == "done":  # From now on, its end is not a failure.
                 return
         if not self._ending.is_set():
             if other.number not in self._failed:
@@ -231,18 +233,20 @@ class OtherRanks:
 
 
 def _call_process(name: str) -> None:
-    """Give this process a name that others see (proc_pid_comm(5)), if the kernel allows it."""
+    """Set the process name that others see (proc_pid_comm(5)), if the kernel allows it."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def _end_of(other: _Other) -> str:
-    """Return how a rank ended that sent no message."""
+    """Return how a rank without a last message ended."""
     if other.node:
         return f"its process on {other.node} is gone, or that machine is; the job's log has what was printed there"
     pid = other.pid
     with suppress(ChildProcessError):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"
-        return f"its process {how}; {explain_end(code)}" if code < 0 else f"its process {how}"
+        ending = (
+            f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"
+        )
+        return f"its process {ending}; {explain_end(code)}" if code < 0 else f"its process {ending}"
     return "its process is gone"

@@ -1,8 +1,8 @@
 """Finds the hours and the cost of trainings, studies, cost probes and sweeps below a folder.
 
-A study or a training with a budget notes what it spent (cost.json). A cost probe is one study, from its start to its
-end. Of others the runs say when they began and ended: runs that took turns count once, and a part of a training that
-was killed, which wrote no record, does not count.
+A study or a training with a budget records its cost (cost.json). A cost probe counts as one study, from its start to
+its end. For other studies, the begin and end of each run count: runs that took turns count once, and a killed part of a
+training, which has no record, does not count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SWEEP, TRIALS, PILOT, TRIAL_SPENT = (
     "trials",
     "pilot",
     "spent.json",
-)  # names that harness.sweep.store writes
+)  # names used by harness.sweep.store
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Expense:
     folder: Path
     seconds: float
     usd: float | None
-    """None if no price is known."""
+    """None without a known price."""
     faults: tuple[InputError, ...] = ()
     """One error for each part that is not counted, because its record is missing or damaged."""
 
@@ -48,9 +48,8 @@ class Expense:
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
     """Yield the expense of every folder at or below ``place``, by name, and an error for each damaged part.
 
-    The errors stand in place of an expense of which no part is counted. Trials and pilots are parts
-    of their sweep. Any other folder counts by itself, also within another one. ``price_usd_per_hour``: in place of
-    recorded ones.
+    A folder without any counted part has only errors. Trials and pilots are parts of their sweep. Any other folder
+    counts by itself, also within another one. ``price_usd_per_hour`` replaces recorded prices.
     """
     for folder, below, files in os.walk(place):
         below[:] = sorted(name for name in below if not name.startswith("."))
@@ -103,9 +102,9 @@ def seconds_of(record: RunRecord) -> float | None:
 
 def _parted(parts: Iterator[Part | InputError]) -> tuple[list[Part], tuple[InputError, ...]]:
     """Return the parts, and the errors."""
-    whole = list(parts)
-    errors = tuple(one for one in whole if isinstance(one, InputError))
-    return [one for one in whole if not isinstance(one, InputError)], errors
+    results = list(parts)
+    errors = tuple(result for result in results if isinstance(result, InputError))
+    return [result for result in results if not isinstance(result, InputError)], errors
 
 
 def _in_total(spans: Sequence[tuple[float, float]]) -> float:
@@ -119,10 +118,10 @@ def _in_total(spans: Sequence[tuple[float, float]]) -> float:
 
 def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[float, float] | InputError]:
     """Yield begin and end of every run. A run that did not begin has none."""
-    for one in records:
-        if one.status == "done" or one.started_utc or one.ended_utc:
+    for record in records:
+        if record.status == "done" or record.started_utc or record.ended_utc:
             try:
-                yield _span_of(store.run_json(one.arm, one.block), one)
+                yield _span_of(store.run_json(record.arm, record.block), record)
             except InputError as error:
                 yield error
 
@@ -138,9 +137,9 @@ def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
 
 
 def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
-    """Return both times in Unix seconds. Raises InputError if one is no time, or the end comes before the begin."""
+    """Return both times in Unix seconds. Raises InputError if one is not a time, or if the end is before the begin."""
     try:
-        begin_s, end_s = (datetime.fromisoformat(one).timestamp() for one in (begin_utc, end_utc))
+        begin_s, end_s = (datetime.fromisoformat(time_utc).timestamp() for time_utc in (begin_utc, end_utc))
     except (ValueError, OverflowError) as error:
         raise InputError(f"{path}: begin or end of the run is no time ({in_words(error)})") from error
     if end_s < begin_s:
@@ -149,7 +148,7 @@ def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
 
 
 def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | InputError]:
-    """Yield the record of every run that began. Every part of a training did; other runs have a folder once they do."""
+    """Yield the record of every run that began. All parts of a training did; any other run then has a folder."""
     for block, names in enumerate(study.order):
         for name in names:
             path = store.run_json(name, block)
@@ -163,11 +162,13 @@ def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | Inp
 
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
-    """Return US dollars per hour: the scenario's price, else that of the devices. Emulated devices have none."""
-    given = study.scenario_text.get("price_usd_per_hour")
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return float(given)
-    facts = next((one.facts for one in records if one.facts.price_per_hour_usd and not one.facts.emulated), None)
+    """Return US dollars per hour, from the scenario or else from the devices. Emulated devices have no price."""
+    price = study.scenario_text.get("price_usd_per_hour")
+    if isinstance(price, int | float) and not isinstance(price, bool):
+        return float(price)
+    facts = next(
+        (record.facts for record in records if record.facts.price_per_hour_usd and not record.facts.emulated), None
+    )
     if facts is None or facts.price_per_hour_usd is None:
         return None
     return facts.price_per_hour_usd * (facts.device_count or 1)
@@ -184,7 +185,7 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
     """Yield the seconds of the pilots and of each trial."""
     parts = [
         (folder / SWEEP, "lost_s"),
-        *((one / TRIAL_SPENT, "seconds") for one in sorted(folder.glob(f"{TRIALS}/*/"))),
+        *((trial / TRIAL_SPENT, "seconds") for trial in sorted(folder.glob(f"{TRIALS}/*/"))),
     ]
     for path, key in parts:
         try:
@@ -195,7 +196,7 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
 
 
 def _amount(path: Path, key: str, value: object) -> float:
-    """Return an amount of time. Raises InputError if ``value`` is none."""
+    """Return an amount of time. Raises InputError if ``value`` is not one."""
     parsed = _number(value)
     if parsed is None or not 0 <= parsed < math.inf:
         raise InputError(f"{path}: {key}: {value!r:.40} is no amount of time; allowed: a number from 0")

@@ -1,4 +1,4 @@
-"""Runs a study: prepares the data, then runs every block. Finished runs are kept in any case."""
+"""Runs a study: prepares the data, then runs all blocks. Finished runs are kept in any case."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Folder of the study and its status: done, failed (some run did), interrupted, or only submitted.
+    """Folder of the study and its status: done, failed (at least one run), interrupted, or only submitted.
 
-    ``cut``: what ran when its time was spent in the middle of a block. ``in_queue``: its jobs go on without us.
+    ``cut``: the work that was interrupted when the time was over. ``in_queue``: True if its jobs continue.
     """
 
     folder: Path
@@ -59,10 +59,10 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """A study that runs block by block until ``enough``, called with the number of finished blocks, is true.
+    """Study that runs block by block until ``enough`` returns True. It is called with the number of finished blocks.
 
-    ``arms``: records by name, in place of those that the plan alone would give. ``end_ns``: when it ends in any case,
-    in the middle of a block (CLOCK_MONOTONIC); blocks that had ended by then are kept.
+    ``arms``: records by name that replace the records from the plan. ``end_ns``: time limit (CLOCK_MONOTONIC). It may
+    end a block early; finished blocks are kept.
     """
 
     enough: Enough
@@ -71,7 +71,7 @@ class Sequential:
 
 
 def arm_record(arm: Arm) -> ArmRecord:
-    """Return the record of a planned arm in study.json."""
+    """Return the record of a planned arm for study.json."""
     return ArmRecord(arm.name, arm.control, arm.of, arm.declared, arm.config.model_dump(mode="json"))
 
 
@@ -85,16 +85,16 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of a study's runs that the scenario does not have."""
+    """Options of a study's runs that are not in the scenario."""
 
     force: bool = False
-    """Also start what cannot fit into memory."""
+    """Also start runs that cannot fit into memory."""
     until: Deadline | None = None
-    """The study ends then in any case; finished runs are kept."""
+    """Time limit of the study. Finished runs are kept."""
     extra_warmup: bool = True
-    """Repetitions warm up until they no longer consume prefetched batches; False: for a fixed number of steps."""
+    """True: repetitions warm up until they no longer consume prefetched batches. False: a fixed number of steps."""
     load_check: LoadCheck | None = None
-    """Runs before block 0."""
+    """Check that runs before block 0."""
 
 
 DEFAULTS = StudyOptions()
@@ -108,7 +108,7 @@ def run_study(
     sequential: Sequential | None = None,
     options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` into a new folder under ``out``. Raises InputError before anything ran if it cannot work."""
+    """Run ``plan`` into a new folder under ``out``. Raises InputError before any run if it cannot work."""
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
@@ -126,10 +126,10 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Prepare everything that the runs of ``plan`` need, and make their study's folder, which is still empty."""
+    """Prepare everything for the runs of ``plan``, and create their study's folder, which is still empty."""
     if sequential is not None or elsewhere is not None:
-        which = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
-        refuse_auto([arm.config for arm in plan.arms], which)
+        cause = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
+        refuse_auto([arm.config for arm in plan.arms], cause)
     refuse_resume({arm.name: arm.config for arm in plan.arms})
     if elsewhere is None:
         check_devices({arm.name: arm.config for arm in plan.arms})
@@ -140,7 +140,7 @@ def begin_study(
     configs = {arm.name: arm.config for arm in plan.arms}
     arms = {**{arm.name: arm_record(arm) for arm in plan.arms}, **(sequential.arms if sequential else {})}
     codes = {name: code for name, arm in arms.items() if (code := _code(arm)) and code.directory is not None}
-    with terminable():  # else a batch system's notice would leave half a file in the cache
+    with terminable():  # Otherwise a signal of a batch system would leave half a file in the cache.
         data = prepare_data(configs, plan.scenario.limits.start_s, codes)
     measured = [need for arm, need in zip(plan.arms, data.needs, strict=True) if arm.control != PROFILED]
     if elsewhere is None:
@@ -148,7 +148,7 @@ def begin_study(
         profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
         check_memory(data.needs, profiled, interleave, None if sequential else force)
         _warn_of_limits([arm.config for arm in plan.arms if arm.control != PROFILED], interleave)
-    else:  # each job checks its own machine
+    else:  # Each job checks its own machine.
         interleave, reason = choose_interleave(
             plan.scenario.interleave, measured, elsewhere.free_bytes, elsewhere.place
         )
@@ -178,7 +178,7 @@ def begin_study(
 
 
 def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
-    """Raise InputError if an arm begins at a later step: each run of a study begins anew."""
+    """Raise InputError if an arm resumes at a later step: each run of a study starts from the beginning."""
     for name, config in configs.items():
         if config.resume is not None:
             raise InputError(
@@ -188,12 +188,12 @@ def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
 
 
 def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
-    """Return the jobs that ``config`` asks for; None: it runs on this machine."""
+    """Return the job settings of ``config``; None: it runs on this machine."""
     return None if config.launch is None else config.launch.slurm
 
 
 def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEFAULTS) -> Outcome:
-    """Run what a study still lacks: interrupted, failed or never started runs."""
+    """Run the missing runs of a study: interrupted, failed or never started ones."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     data = _prepare_again(folder, record, options.force)
@@ -204,9 +204,9 @@ def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEF
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
-    """Run the missing runs in a job, of ``block`` alone or of all, and leave study.json as it is.
+    """Run the missing runs of ``block``, or of all blocks, in a job, and leave study.json unchanged.
 
-    Other jobs may run other blocks at the same time. Returns whether all of it is done now.
+    Other jobs may run other blocks at the same time. Return True if all these runs are done now.
     """
     folder = StudyFolder(path)
     record = read_resumable(folder)
@@ -214,18 +214,18 @@ def run_part(path: Path, block: int | None, force: bool = False) -> bool:
         raise InputError(f"{path}: there is no block {block}; allowed: 0 to {len(record.order) - 1}")
     chosen = [block] if block is not None else list(range(len(record.order)))
     with ExitStack() as held, terminable():
-        for one in chosen:
-            held.enter_context(only_one(folder, f"slurm/block-{one}.lock"))
+        for locked_block in chosen:
+            held.enter_context(only_one(folder, f"slurm/block-{locked_block}.lock"))
         data = _prepare_again(folder, record, force)
         _run_missing(folder, record, chosen, data)
-    return all(folder.is_done(name, one) for one in chosen for name in record.order[one])
+    return all(folder.is_done(name, number) for number in chosen for name in record.order[number])
 
 
 def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int], data: StudyData) -> None:
     repetitions = _repetitions(record)
-    missing = {one: [name for name in record.order[one] if not folder.is_done(name, one)] for one in blocks}
+    missing = {number: [name for name in record.order[number] if not folder.is_done(name, number)] for number in blocks}
     todo = [name for names in missing.values() for name in names]
-    print(f"{len(todo)} runs of {', '.join(f'block {one}' for one in blocks)}", file=sys.stderr)
+    print(f"{len(todo)} runs of {', '.join(f'block {number}' for number in blocks)}", file=sys.stderr)
     progress = Progress(len(todo), sum(repetitions[name].total_steps for name in todo))
     limits = _limits(record, None)
     with _other_nodes(record, todo, limits) as nodes, progress if todo else nullcontext():
@@ -236,19 +236,19 @@ def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int]
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
-    """The record of a study that can be gone on with; InputError for one that cannot."""
+    """Return the record of a study that can be resumed. Raises InputError if it cannot."""
     record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
     if any(COMMAND in arm.declared for arm in record.arms):
         raise InputError(f"{path}: a study of commands is not resumed; run it again")
-    if any(arm.code is not None for arm in record.arms):  # the code may have changed or be gone
+    if any(arm.code is not None for arm in record.arms):  # The code may have changed or be gone.
         raise InputError(f"{path}: a study of two states of the code is not resumed; run harness regress again")
     return record
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """Prepare the data of a study that was begun before. Raises InputError if they, or this machine, do not suit it."""
+    """Prepare the data of a resumed study. Raises InputError if the data or this machine do not match it."""
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -257,10 +257,10 @@ def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> Stu
         raise InputError(f"{path}: cannot write there, so nothing can be added to this study")
     with terminable():
         data = prepare_data(configs, _limits(record, None).start_s)
-    for what, before in record.fingerprints.items():
-        if data.fingerprints.get(what) != before:
+    for name, before in record.fingerprints.items():
+        if data.fingerprints.get(name) != before:
             raise InputError(
-                f"{path}: {what} is no longer what the study was begun with: the two must not be mixed; start a new one"
+                f"{path}: {name} is no longer what the study was begun with: the two must not be mixed; start a new one"
             )
     check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)
@@ -293,14 +293,14 @@ def _execute(
             record = _run_blocks(folder, record, data, options, sequential)
         except BudgetSpent as spent:
             cut = str(spent)
-            if until is None:  # otherwise the study is as long as it was planned, and may be completed
+            if until is None:  # Otherwise the study keeps its planned length and can be completed.
                 record = _end_after(record, _finished_blocks(folder, record))
             else:
-                interrupted = until.stopped = True  # nothing failed: it is completed as one that was interrupted
+                interrupted = until.stopped = True  # Nothing failed: it can be completed like an interrupted study.
             record = replace(record, notes=[*record.notes, f"the time was spent while {cut}"])
-        except KeyboardInterrupt:  # the study can be reported and resumed from here on
+        except KeyboardInterrupt:  # From here on, the study can be reported and resumed.
             interrupted = True
-            if sequential is not None:  # the number of blocks that it would have taken is unknown
+            if sequential is not None:  # The total number of blocks is unknown.
                 record = _end_after(record, _finished_blocks(folder, record))
             print("interrupted: finished runs are kept", file=sys.stderr)
         except BaseException:
@@ -328,7 +328,7 @@ def _run_blocks(
     options: StudyOptions,
     sequential: Sequential | None,
 ) -> StudyRecord:
-    """Run every missing run, or block by block until there are enough; return the record with the blocks that ran."""
+    """Run all missing runs, or block by block until there are enough. Return the record with the blocks that ran."""
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
     repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
@@ -354,7 +354,7 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """Return the repetitions of each arm. If arms run two states of the code, both warm up as the older one can."""
+    """Return the repetitions of each arm. If arms run two states of the code, both warm up like the older one."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     by_arm = {}
@@ -367,7 +367,7 @@ def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str,
 
 
 def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:
-    """The other machines that the runs ``todo`` need, if any."""
+    """Return the other machines for the runs ``todo``, if any."""
     contents = [arm.config for arm in record.arms if arm.name in todo]
     configs = [recorded_config(content) for content in contents]
     return other_nodes(configs, lambda: [*OWN.preloaded, *modules_of(contents)], limits.start_s)
@@ -382,12 +382,12 @@ def _code(arm: ArmRecord) -> Code | None:
 
 
 def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
-    """One commit for all runs: that of the user's code where any of them runs some, else this code's."""
+    """Return the environment, with the commit of the user's code if any run uses it, else the commit of this code."""
     return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
-    """Return the limits of waits; an older study has the defaults."""
+    """Return the limits of waits. An older study has the defaults."""
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
     return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 
@@ -397,7 +397,7 @@ def _end_after(record: StudyRecord, blocks: int) -> StudyRecord:
 
 
 class _BlockRunner:
-    """Runs blocks of a study on this machine, and on the other machines that its ranks need."""
+    """Runs blocks of a study on this machine, and on other machines for its ranks."""
 
     def __init__(
         self,
@@ -412,15 +412,15 @@ class _BlockRunner:
         self._folder, self._record, self._data = folder, record, data
         self._repetitions, self._limits, self._progress, self._nodes = repetitions, limits, progress, nodes
         self._arms = {arm.name: arm for arm in record.arms}
-        # Now, not when the study began: a resumed one may find another.
+        # Checked now, because a resumed study may differ from its start.
         self._environment = _environment(recorded_config(arm.config) for arm in record.arms)
 
     def run(self, block: int, names: list[str]) -> None:
-        """Run ``names`` of ``block``."""
+        """Run the arms ``names`` of ``block``."""
         session = session_of(self._record.id, f"{block}-{secrets.token_hex(3)}")
         processes = [self._process(name, block, session, position) for position, name in enumerate(names)]
-        # A regression check compares startups: then runs start one after the other. Runs on several machines do so too:
-        # each waits for its ranks there.
+        # Runs start one after the other if a regression check compares their startups, or on several machines, where
+        # each run waits for its ranks.
         compared = any(arm.contest is not None for arm in self._record.arms)
         at_once = 1 if compared or self._nodes is not None else os.cpu_count() or 1
         run_block(processes, self._repetitions, self._record.interleave, self._progress, at_once)
@@ -436,8 +436,8 @@ class _BlockRunner:
             session=session,
             position=position,
             interleave=record.interleave,
-            # Every block sees another order of the documents (and other initial weights), the same for all its arms:
-            # otherwise the interval over blocks would say nothing about the data.
+            # Each block has another order of the documents and other initial weights, equal for all its arms. Otherwise
+            # the interval over blocks would not cover the influence of the data.
             config={**arm.config, "seed": integer(arm.config, "seed") + block},
             declared=arm.declared,
             environment=arm.environment or self._environment,
@@ -449,20 +449,20 @@ class _BlockRunner:
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Hold a lock of the study, which the kernel frees when this process ends. Raises InputError if it is taken."""
+    """Hold a lock of the study. The kernel releases it when this process ends. Raises InputError if it is taken."""
     with open(folder.path / name, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"{folder.path}: this study is being run by another process; wait for it") from error
-        except OSError as error:  # some network file systems have no locks
+        except OSError as error:  # Some network file systems have no locks.
             reason = error.strerror or str(error)
             print(f"warning: {folder.path} cannot be locked ({reason}): let no other process run it", file=sys.stderr)
         yield
 
 
 def create_folder(out: Path, scenario: str) -> StudyFolder:
-    """Make a folder for a study of ``scenario`` under ``out``. Raises InputError if that fails."""
+    """Create a folder for a study of ``scenario`` under ``out``. Raises InputError if this fails."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     path = out / scenario / name
     try:
@@ -475,5 +475,5 @@ def create_folder(out: Path, scenario: str) -> StudyFolder:
 
 
 def now() -> str:
-    """UTC, to the second."""
+    """Return the UTC time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,8 +1,8 @@
-"""Writes what the ledger of one run recorded into the contract's tables, raw: nothing is computed from it here.
+"""Writes the raw records of a run's ledger into the contract's tables. Nothing is computed from them here.
 
-Spans go to disk in portions, between repetitions. So a long run needs little more memory than a short one: what the
-recorder holds of a repetition or up to :data:`PENDING_EVENTS` events, and the rows of its steps, which wait for the
-losses of the last ones. How much was measured: results/reference/long-runs/README.md.
+Spans go to disk in portions, between repetitions. So a long run needs little more memory than a short one: the recorder
+keeps a repetition or up to :data:`PENDING_EVENTS` events, and the rows of the steps wait for the last losses. For
+measured sizes see results/reference/long-runs/README.md.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
-# Most events of a recorder before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
+# Maximum events of a recorder before its rows are written: about 40 MB, 10,000 steps of an ordinary loop.
 PENDING_EVENTS = 250_000
 COUNTS = ("tokens", "trained_tokens", "samples")
 SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
 
 
 class RunTables:
-    """The steps and spans tables of one rank of a run in ``folder``; ``pid``, ``tid`` are those of its main thread.
+    """Steps and spans tables of one rank of a run in ``folder``. ``pid``, ``tid``: ids of its main thread.
 
-    Rank 0's tables are the run's: its own times, and in the steps what all ``ranks`` together counted. So are those of
-    a rank that is a run by itself (of an attached program each is an arm): ``ranks`` is 1.
+    Rank 0's tables are the tables of the run: times of rank 0, and counts of all ``ranks`` in the steps. A rank of an
+    attached program is an arm and a run by itself, with ``ranks`` 1.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class RunTables:
         self._recorder = recorder
         self._pid, self._tid, self._rank, self._ranks = pid, tid, rank, ranks
         self._folder = folder
-        self._steps: list[Columns] = []  # small, and the losses of their last steps are read later
-        self._losses: list[tuple[Int, Float]] = []  # numbers of steps, and their losses
+        self._steps: list[Columns] = []  # small; the losses of their last steps are read later
+        self._losses: list[tuple[Int, Float]] = []  # step numbers and losses
         self._rates: list[tuple[Int, Float]] = []  # learning rates by step
-        self._place = rank if ranks > 1 else 0  # rank of these files in the folder
+        self._place = rank if ranks > 1 else 0  # rank in the file names
         self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
-        """Move a large recording out of the recorder. Call it only between repetitions, as it takes a moment."""
+        """Move a large recording out of the recorder. Call this only between repetitions, because it takes time."""
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
@@ -77,9 +77,9 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables, once. An unfinished step has spans but no row.
+        """Write both tables. Call this once. An unfinished step has spans but no row.
 
-        Where spans cannot be written (a full disk), the steps are written all the same before the error is raised.
+        If the spans cannot be written (a full disk), the steps are written before the error is raised.
         """
         try:
             try:
@@ -89,7 +89,7 @@ class RunTables:
                     self.collect(least_events=0)
             finally:
                 self._write_steps()
-            if self._recorder.validations and not self._rank:  # every rank evaluates the same
+            if self._recorder.validations and not self._rank:  # All ranks evaluate the same data.
                 rows = zip(*self._recorder.validations, strict=True)
                 columns = dict(zip(Validation._fields, map(list, rows), strict=True))
                 write_table(self._folder / "evaluations.parquet", EVALUATION_COLUMNS, columns)
@@ -98,7 +98,7 @@ class RunTables:
             self._spans.discard()
 
     def discard(self) -> None:
-        """Leave nothing half written; harmless after :meth:`write`."""
+        """Remove unfinished files. Harmless after :meth:`write`."""
         self._spans.discard()
 
     def _write_steps(self) -> None:
@@ -106,17 +106,17 @@ class RunTables:
         try:
             losses = _by_step([*self._losses, _arrays(self._recorder.losses)])
             rates = _by_step([*self._rates, _arrays(self._recorder.learning_rates)])
-            others = [] if self._rank else counted_by_others(self._folder, self._ranks)
+            rank_counts = [] if self._rank else counted_by_others(self._folder, self._ranks)
             for part in self._steps:
                 numbers = np.asarray(part["step"], dtype=np.int64)
-                whole = {**part, **with_others(part, numbers, others)}
-                steps.append({**whole, "loss": losses(numbers), "learning_rate": rates(numbers)})
+                columns = {**part, **with_others(part, numbers, rank_counts)}
+                steps.append({**columns, "loss": losses(numbers), "learning_rate": rates(numbers)})
             steps.close()
         finally:
             steps.discard()
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
-        """Phases of the main thread, the stages of every batch it received, what the device did, and blocking calls."""
+        """Return the spans of the main thread's phases, stages of received batches, device work and blocking calls."""
         pid, tid, rank = self._pid, self._tid, self._rank
         table: list[tuple[Any, ...]] = [
             (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
@@ -131,12 +131,12 @@ class RunTables:
             origin = (trace.pid, trace.tid, trace.role, rank)
             table += [(*origin, s.name, received.batch, s.start_ns, s.end_ns, _cpu_ns(s)) for s in trace.stages()]
             table += [(pid, tid, SAMPLER, rank, name, received.batch, *times) for name, *times in trace.drawn]
-            if not trace.spans:  # its builder did nothing (a replayed batch): not the same as an unknown one
+            if not trace.spans:  # A replayed batch has no stages. This differs from unknown stages.
                 table.append((*origin, "transfer", received.batch, received.wait_end_ns, received.wait_end_ns, None))
         received_ns = [batch.wait_end_ns for batch in rows.received]
 
         def batch_at(moment_ns: int) -> int:
-            """The last batch that the host had received by then."""
+            """Return the last batch that the host had received at a given time."""
             return rows.first_batch + bisect_right(received_ns, moment_ns) - 1
 
         kernels, blocking = recorder.take_device()
@@ -156,7 +156,7 @@ class RunTables:
 
 
 def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
-    """Return the counts of the other ranks by step: their tables are written before rank 0's. Nulls are -1."""
+    """Return the counts of the other ranks by step. Their tables are written before those of rank 0. Nulls are -1."""
     import pyarrow.parquet as pq
 
     parts = []
@@ -176,18 +176,20 @@ def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -
 
     summed: Columns = {}
     for name in COUNTS if others else ():
-        whole = (
+        total = (
             pa.array(part[name]).fill_null(-1).to_numpy().astype(np.int64) if name in part else -np.ones_like(numbers)
         )
-        for other in others:
-            place = np.searchsorted(other["step"], numbers)
-            there = place < len(other["step"])
-            there[there] &= other["step"][place[there]] == numbers[there]
-            more = (
-                np.where(there, other[name][np.minimum(place, len(other["step"]) - 1)], -1) if len(there) else numbers
+        for counts in others:
+            place = np.searchsorted(counts["step"], numbers)
+            matches = place < len(counts["step"])
+            matches[matches] &= counts["step"][place[matches]] == numbers[matches]
+            addend = (
+                np.where(matches, counts[name][np.minimum(place, len(counts["step"]) - 1)], -1)
+                if len(matches)
+                else numbers
             )
-            whole = np.where((whole < 0) | (more < 0), -1, whole + more)
-        summed[name] = pa.array(whole, mask=whole < 0)
+            total = np.where((total < 0) | (addend < 0), -1, total + addend)
+        summed[name] = pa.array(total, mask=total < 0)
     return summed
 
 
@@ -196,7 +198,7 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """Return a function that gives the values of steps by number: the last one, null if there is none."""
+    """Return a function that returns the values of steps by step number: the last value, or null without one."""
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -205,14 +207,14 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
         import pyarrow as pa
 
         place = np.searchsorted(numbers, steps, side="right") - 1
-        known = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
-        return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~known)
+        matches = (place >= 0) & (numbers[place] == steps) if len(numbers) else np.zeros(len(steps), dtype=np.bool_)
+        return pa.array(values[place] if len(values) else np.zeros(len(steps)), mask=~matches)
 
     return found
 
 
 def step_columns(rows: Rows) -> Columns:
-    """One row per finished step; batches received in a step that never finished are left out."""
+    """Return one row per finished step. Batches received in an unfinished step are left out."""
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
@@ -228,14 +230,14 @@ def step_columns(rows: Rows) -> Columns:
         counts: list[int | None] = [0] * len(steps)
         for batch in rows.received:
             if batch.step_row < len(steps):
-                so_far, more = counts[batch.step_row], getattr(batch, name)
-                counts[batch.step_row] = None if so_far is None or more is None else so_far + more
+                total, addend = counts[batch.step_row], getattr(batch, name)
+                counts[batch.step_row] = None if total is None or addend is None else total + addend
         columns[name] = counts
     return columns
 
 
 def bare_columns(recorder: BareRecorder) -> Columns:
-    """Return the columns of a run that only marks its steps."""
+    """Return the columns of a run that records only its steps."""
     rows = recorder.rows().steps
     return {
         "step": [row.step for row in rows],
@@ -249,7 +251,7 @@ def bare_columns(recorder: BareRecorder) -> Columns:
 
 
 def _compact(columns: Columns) -> Columns:
-    """Return the columns with at most 8 bytes a value, without the empty ones."""
+    """Return the non-empty columns with at most 8 bytes per value."""
     import pyarrow as pa
 
     kinds = dict(STEP_COLUMNS)
@@ -258,5 +260,5 @@ def _compact(columns: Columns) -> Columns:
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """CPU time within the span: what was read or taken a little before it (NEAR_NS) may have more or less."""
+    """Return the CPU time, limited to the span: a reading slightly before it (NEAR_NS) may be off."""
     return None if span.cpu_ns is None else max(0, min(span.cpu_ns, span.end_ns - span.start_ns))

@@ -1,4 +1,4 @@
-"""Checks the one arm that ``harness train`` trains, and trains it (harness.launch.training)."""
+"""Checks the arm of ``harness train`` and trains it (harness.launch.training)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def train_arm(
     source: str,
     options: TrainingOptions,
 ) -> Trained:
-    """Train the one arm of ``plan`` in the folder ``out``. Raises InputError before anything ran if it cannot work.
+    """Train the single arm of ``plan`` in the folder ``out``. Raises InputError before any step if it cannot work.
 
-    ``goal``: None for the steps of the scenario. ``source``: the scenario's file.
+    ``goal``: None for the steps of the scenario. ``source``: file of the scenario.
     """
     resume = options.resume
     arm = only_arm(plan)
@@ -56,7 +56,7 @@ def train_arm(
     begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
     if begun and not resume:
         raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
-    if resume and not begun:  # the same line of a batch script begins and resumes it
+    if resume and not begun:  # One line of a batch script begins and resumes it.
         print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
     allowance = options.allowed(config, goal)
     try:
@@ -68,7 +68,7 @@ def train_arm(
         from trainer.remote_model import brought_here
 
         with brought_here(config.resume.llmc, "resume.llmc") as path:
-            read_header(path)  # before the data of the steps before it is made
+            read_header(path)  # Checked before the data of the earlier steps are read.
     with only_one(folder):
         records = TrainingRecords(arm, config, folder, command, source)
         training = Training(records, goal, options, allowance)
@@ -76,7 +76,7 @@ def train_arm(
 
 
 def only_arm(plan: Plan) -> Arm:
-    """Return the one arm of ``plan``, controls aside. Raises InputError if there are several."""
+    """Return the arm of ``plan``, without controls. Raises InputError if there are several arms."""
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
@@ -85,7 +85,7 @@ def only_arm(plan: Plan) -> Arm:
 
 
 def _check_begin(config: TrainerConfig, goal: Goal) -> None:
-    """Raise InputError if nothing is left to train after the step that it begins with."""
+    """Raise InputError if no steps are left after the first step of the training."""
     if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
         raise InputError(
             f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
@@ -94,7 +94,7 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario has its length."""
+    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario sets its length."""
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config

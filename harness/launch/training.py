@@ -1,14 +1,14 @@
 """Trains one arm to its end in this process, under the ledger: no study around it, no repetitions, no controls.
 
     DIR/checkpoints/    the newest checkpoints: see trainer.checkpoint_folder
-    DIR/tokenizer/      of the model, for harness generate, AutoTokenizer and others; each checkpoint has a copy
+    DIR/tokenizer/      tokenizer of the model, for harness generate or AutoTokenizer; each checkpoint has a copy
     DIR/losses.csv      a row for each step
     DIR/evaluations.csv a row for each pass over held-out documents or multiple-choice questions
     DIR/samples.jsonl   a line for each text that the model wrote (sample)
     DIR/runs/ARM/K/     the ledger of the K-th part: a training that was stopped and resumed has several
-    DIR/study.json      so `harness report DIR` shows where the time went, as of a study of one arm
+    DIR/study.json      lets `harness report DIR` show where the time went, as for a study of one arm
 
-Ctrl-C, SIGTERM and SIGHUP end it after the step that is going on, with a last checkpoint.
+Ctrl-C, SIGTERM and SIGHUP end it after the current step, with a last checkpoint.
 """
 
 from __future__ import annotations
@@ -82,27 +82,27 @@ class Trained:
     validation: Validation | None = None  # last pass of this part over held-out documents
     choices: Validation | None = None  # last pass over multiple-choice questions
     part: int | None = None  # number of this part, if its ledger was written
-    stopped: bool = False  # by its budget
-    diverged: bool = False  # its gradient norm was not finite
+    stopped: bool = False  # True if its budget ended it
+    diverged: bool = False  # True if its gradient norm was not finite
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a training that the scenario does not have."""
+    """Options of a training that are not in the scenario."""
 
     resume: bool = False
     force: bool = False
-    """Also begin what cannot fit into memory."""
+    """Also begin a training that cannot fit into memory."""
     allowed: Callable[[TrainerConfig, Goal], Allowance | None] = lambda _config, _goal: None
-    """Returns the budget, which ends the training when it is spent. Called before it begins."""
+    """Returns the budget, which ends the training when it is spent. Called before the training begins."""
     uploader: Uploader | None = None
-    """Uploads each checkpoint."""
+    """Uploader of each checkpoint."""
     watch: Watch | None = None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a training as it begins: its records, and the checkpoint that it resumes from."""
+    """One part of a training at its start: its records, and the checkpoint that it resumes from."""
 
     prepared: Prepared
     model: str | None
@@ -111,9 +111,9 @@ class _Part:
     study: StudyRecord
     record: RunRecord
     first: int
-    """The step that it begins with."""
+    """First step of this part."""
     lost: str
-    """Steps of a killed part that are in no ledger; empty if there are none."""
+    """Steps of a killed part that are not in a ledger; empty without any."""
     begins: bool
     """True if the folder has no study yet."""
 
@@ -131,7 +131,7 @@ class _PartEnding:
 
 
 class Training:
-    """One part of a training: from where it stands to its end, or until it is stopped."""
+    """One part of a training: from the current state to its end, or until it is stopped."""
 
     def __init__(
         self,
@@ -148,15 +148,15 @@ class Training:
         self._ranks = TrainingRanks(self.config, goal)
         self._state = self._new_state()
         self._loss: float | None = None
-        self._passes: dict[str, Validation] = {}  # the last pass of this part, by its kind
-        self._compiled = 0  # graphs, before this part's measured steps
+        self._passes: dict[str, Validation] = {}  # last pass of this part, by kind
+        self._compiled = 0  # graphs compiled before this part's measured steps
 
     def _new_state(self) -> TrainingState:
         return TrainingState(self.config, self.goal, self.folder.path, self._ranks, self._stopping, self._options.watch)
 
     def run(self, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
-        """Train, and write the measurements in any case."""
-        self._ranks.fork(self._serve_rank)  # before this process tokenizes anything
+        """Train. Write the measurements in any case."""
+        self._ranks.fork(self._serve_rank)  # must come before this process tokenizes anything
         part = self._begin(scenario, price_usd_per_hour)
         ending = _PartEnding()
         try:
@@ -183,7 +183,7 @@ class Training:
         )
 
     def _begin(self, scenario: str, price_usd_per_hour: float | None) -> _Part:
-        """Prepare the data, find the checkpoint, and make the records of this part."""
+        """Prepare the data, find the checkpoint, and create the records of this part."""
         from trainer import checkpoint_folder
         from trainer.data.prepare import warnings_of
 
@@ -255,7 +255,7 @@ class Training:
             close_batches(training.batches)
 
     def _failed(self, error: Exception, vocab_size: int) -> _PartEnding:
-        """Return the ending by ``error``. Raises it again if it is a fault of the code."""
+        """Return the ending caused by ``error``. Raise it again if it is a bug."""
         if isinstance(error, RankFailedError | RanksDifferError):
             line = str(error)
         elif isinstance(error, LostBatchError | EndedWorkerError | FloatingPointError | OSError):
@@ -267,7 +267,7 @@ class Training:
         return _PartEnding("failed", RunEnding("failed", line), line, isinstance(error, FloatingPointError))
 
     def _write(self, part: _Part, ending: _PartEnding) -> _PartEnding:
-        """Write the records of this part if it trained a step; otherwise everything stays as it was."""
+        """Write the records of this part if it trained a step. Otherwise leave everything unchanged."""
         telemetry.attach(None)
         study = replace(part.study, status=ending.status, ended_utc=now())
         if self._state.training is not None and self._state.steps > part.first:
@@ -312,7 +312,7 @@ class Training:
                 if self._state.steps == first + max(1, self.config.warmup_steps):
                     self._compiled = compilations()
                     if queue is not None:
-                        queue.find_threads()  # they start at the first parallel region
+                        queue.find_threads()  # They start at the first parallel region.
                 if recorder.pending_events >= PENDING_EVENTS:
                     _pause(training)
                     training.tables.collect()
@@ -323,8 +323,10 @@ class Training:
         _pause(training)
         self._loss = recorder.last_loss
         if order != "stop" and evaluator is not None:
-            evaluator.finish()  # before the last checkpoint: a training that has one is whole
-        self._passes = {"loss" if one.questions is None else "choices": one for one in recorder.validations}
+            evaluator.finish()  # A training with a last checkpoint has all passes.
+        self._passes = {
+            "loss" if validation.questions is None else "choices": validation for validation in recorder.validations
+        }
         if self._state.steps != saver.last:
             saver.save(self._state.steps)
         saver.wait()
@@ -337,7 +339,7 @@ class Training:
         if uploader is not None and self._ranks.rank.is_first:
             uploader.begin()
             saver.saved = uploader.ask
-        # A checkpoint of the last step would say that the last evaluation is done. Ranks agree before they save.
+        # A checkpoint of the last step means that the last evaluation is done. Ranks agree before they save.
         if training.evaluator is not None or self._ranks.agree:
             position = training.batches.position
             saver.ends = lambda steps: self._ranks.share(steps, recorder.tokens, position) >= 1
@@ -362,7 +364,7 @@ class Training:
         return self._ranks.lacking(lambda: frozenset() if passes is None else passes.lacking(step))
 
     def _decide(self, share: float) -> BareOrder:
-        """Return what rank 0 does next."""
+        """Return the next action of rank 0."""
         watch = self._options.watch
         if (allowance := self._allowance) is not None and share < 1:
             allowance.note()
@@ -400,9 +402,9 @@ class Training:
         except Exception as error:
             if not isinstance(error, InputError):  # Rank 0 reports the same.
                 traceback.print_exc()
-            of_another = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
+            prefix = f"{EXCHANGE}: " if is_of_the_exchange(error) else ""
             with suppress(OSError):  # Rank 0 may have refused the same before, and be gone.
-                channel.send({"event": "failed", "error": f"{of_another}{in_words(error)}"})
+                channel.send({"event": "failed", "error": f"{prefix}{in_words(error)}"})
             return 1
         return 0
 

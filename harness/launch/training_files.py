@@ -1,4 +1,4 @@
-"""Reads and writes the files of a training besides its checkpoints, and has the recorder that fills them."""
+"""Reads and writes the files of a training besides its checkpoints, and contains the recorder that fills them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = ("step", "tokens", "loss")
 
 
 class LossRow(NamedTuple):
-    """The loss of one step; ``tokens``: positions computed since the training began, this step included."""
+    """Loss of one step. ``tokens``: positions computed since the start of the training, including this step."""
 
     step: int
     tokens: int
@@ -37,18 +37,18 @@ class LossRow(NamedTuple):
 
 
 class LossTable:
-    """losses.csv: a row for each step, without gap or repeat, however often the training was resumed."""
+    """Table losses.csv: one row per step, without gaps or repeats, even after resumes."""
 
     def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
-        """Go on after ``steps`` steps: rows beyond are of steps that are done again.
+        """Resume after ``steps`` steps. Remove later rows, because their steps are repeated.
 
-        ``first_step``: of the training.
+        ``first_step``: first step of the training.
         """
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
         if [row.step for row in kept] != list(range(first_step, steps)):
-            which = f"the first {steps} steps" if not first_step else f"steps {first_step} to {steps - 1}"
-            print(f"warning: {path}: of {which} it has {len(kept)} losses", file=sys.stderr)
+            span = f"the first {steps} steps" if not first_step else f"steps {first_step} to {steps - 1}"
+            print(f"warning: {path}: of {span} it has {len(kept)} losses", file=sys.stderr)
         lines = [",".join(COLUMNS), *(f"{row.step},{row.tokens},{row.loss!r}" for row in kept)]
         write_text(path, "\n".join(lines) + "\n")
         self._file: TextIO = open(path, "a")  # noqa: SIM115  # open as long as the training
@@ -57,11 +57,11 @@ class LossTable:
         self._file.write(f"{row.step},{row.tokens},{row.loss!r}\n")
 
     def flush(self) -> None:
-        """Hand what was added to the system: it outlives this process."""
+        """Hand the added rows to the operating system. They then survive the end of this process."""
         self._file.flush()
 
     def synchronize(self) -> None:
-        """Wait until what was handed over is on the disk: it outlives the machine. Also called from another thread."""
+        """Wait until flushed rows are on the disk. They then survive a crash of the machine. Thread-safe."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class EvaluationRow(NamedTuple):
     loss: float | None
     accuracy: float | None
     tokens: int | None
-    """Labels that the loss is the mean over; None where another trainer's log does not say."""
+    """Number of labels in the mean loss; None if another trainer's log does not contain it."""
     questions: int | None = None
     acc: float | None = None
     acc_norm: float | None = None
@@ -87,18 +87,18 @@ class EvaluationRow(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pass: a diverged model has a loss too, which is NaN."""
+        """Kind of the pass. A diverged model also has a loss: NaN."""
         return "choices" if self.loss is None else "loss"
 
 
 class SampleTable:
-    """samples.jsonl: a line for each text that the model wrote."""
+    """File samples.jsonl: one line per text written by the model."""
 
     def __init__(self, path: Path, steps: int) -> None:
         """Resume after ``steps`` steps. Remove later lines, as their texts are written again."""
         self._path = path
         if path.exists():
-            lines = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also cut within texts.
+            lines = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also split within texts.
             write_text(path, "".join(line + "\n" for line in lines if _step(line) < steps))
 
     def add(self, sample: Sample) -> None:
@@ -108,33 +108,33 @@ class SampleTable:
 
 
 def _step(line: str) -> float:
-    """Return the step of a line of samples.jsonl; infinity for a line that a killed process left half written."""
+    """Return the step of a line of samples.jsonl; infinity for an incomplete line of a killed process."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
 
 
-OLD_COLUMNS = EvaluationRow._fields[:4]  # before there were questions
+OLD_COLUMNS = EvaluationRow._fields[:4]  # columns before multiple-choice questions existed
 
 
 class EvaluationTable:
-    """evaluations.csv: a row for each pass, also of a part of the training that was killed and has no ledger."""
+    """Table evaluations.csv: one row per pass, also for killed parts of the training without a ledger."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Go on after ``steps`` steps: rows beyond are of passes that are done again."""
-        self.is_whole = not steps or path.exists()  # else an older state of the code began the training, without it
+        """Resume after ``steps`` steps. Remove later rows, because their passes are repeated."""
+        self.is_whole = not steps or path.exists()  # False: begun without this table, by older code
         kept = [row for row in read_evaluations(path) if row.step < steps] if path.exists() else []
         self.last: dict[Kind, int] = {row.kind: row.step for row in kept}
         write_text(path, "\n".join([",".join(EvaluationRow._fields), *map(_evaluation_line, kept)]) + "\n")
         self._path = path
 
     def lacking(self, step: int) -> frozenset[Kind]:
-        """Return the passes after ``step``, before this part, that may be missing: checkpoints are saved first."""
+        """Return the passes after ``step`` that an earlier part may have missed: checkpoints are saved first."""
         return frozenset(kind for kind in KINDS if step >= 0 and self.is_whole and self.last.get(kind) != step)
 
     def add(self, row: EvaluationRow) -> None:
-        """Passes are rare: each is handed to the system at once."""
+        """Append a pass and flush it at once, because passes are rare."""
         with open(self._path, "a") as file:
             file.write(_evaluation_line(row) + "\n")
         self.last[row.kind] = row.step
@@ -150,15 +150,15 @@ def read_evaluations(path: Path) -> list[EvaluationRow]:
     def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
         if shares and len(shares) != len(EvaluationRow._fields) - 5:
             raise ValueError("a row that is not whole")
-        values = [float(one) if one else None for one in (loss, accuracy, *shares)]
-        labels, asked = (int(one) if one else None for one in (tokens, questions))
+        values = [float(text) if text else None for text in (loss, accuracy, *shares)]
+        labels, asked = (int(text) if text else None for text in (tokens, questions))
         return EvaluationRow(int(step), values[0], values[1], labels, asked, *values[2:])
 
     return _rows(path, EvaluationRow._fields, made, OLD_COLUMNS)
 
 
 def has_rows(path: Path) -> bool:
-    """True if a table of a training exists and has more than its first line. Reads two lines."""
+    """True if a table of a training exists and has rows. Reads only two lines."""
     try:
         with open(path, "rb") as file:
             return len(list(islice(file, 2))) == 2
@@ -167,9 +167,9 @@ def has_rows(path: Path) -> bool:
 
 
 def read_losses(path: Path) -> list[LossRow]:
-    """The rows of a loss table; what a killed process left half written at its end is left out.
+    """Return the rows of a loss table, without an incomplete last row of a killed process.
 
-    Raises InputError for any other file.
+    Raises InputError for a file with another content.
     """
     return _rows(path, COLUMNS, lambda step, tokens, loss: LossRow(int(step), int(tokens), float(loss)))
 
@@ -177,7 +177,7 @@ def read_losses(path: Path) -> list[LossRow]:
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """``older``: the columns of a table of before some of them."""
+    """Return the parsed rows of a table. ``older``: columns of an older version of the table."""
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))
@@ -197,7 +197,7 @@ def _rows(
 
 
 class TrainingRecorder(StepRecorder):
-    """The ledger's recorder, which also writes each loss to the table, with the tokens until then."""
+    """Recorder of the ledger that also writes each loss to the table, with the tokens so far."""
 
     def __init__(
         self,
@@ -207,9 +207,9 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """``table``: None in all ranks but the first of ``ranks``, which count the same tokens each.
+        """``table``: only in the first of ``ranks``; all ranks count equal numbers of tokens.
 
-        ``tokens``: before this part of the training. ``evaluations``: where passes are due.
+        ``tokens``: number of tokens before this part. ``evaluations``: table of passes, if any are due.
         """
         super().__init__(run_queue)
         self.evaluations = evaluations
@@ -220,7 +220,7 @@ class TrainingRecorder(StepRecorder):
         self._tokens_at: dict[int, int] = {}  # tokens of steps without a known loss
         self.tokens = tokens
         self.last_loss: float | None = None
-        self.loss_seen: Callable[[int, float], None] | None = None  # is called with each step's
+        self.loss_seen: Callable[[int, float], None] | None = None  # called with each step and its loss
 
     def step(self, index: int) -> None:
         super().step(index)
@@ -243,6 +243,6 @@ class TrainingRecorder(StepRecorder):
     def validated(self, validation: Validation) -> None:
         super().validated(validation)
         if self.evaluations is not None:
-            one = validation
-            known = {name: getattr(one, name) for name in EvaluationRow._fields}
-            self.evaluations.add(EvaluationRow(**known))
+            result = validation
+            fields = {name: getattr(result, name) for name in EvaluationRow._fields}
+            self.evaluations.add(EvaluationRow(**fields))

@@ -1,4 +1,4 @@
-"""The goal of a training, and the line that shows its progress: loss, tokens per second and the time left."""
+"""Defines the goal of a training, and the line that shows its progress: loss, tokens per second and the time left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Goal:
     tokens: int | None = None
 
     def share(self, steps: int, tokens: int, epochs: float | None) -> float:
-        """Return the share of the training that is done, from 0 to 1.
+        """Return the finished share of the training, from 0 to 1.
 
         Raises InputError for epochs of unknown length.
         """
@@ -42,10 +42,10 @@ class Goal:
 
 
 class TrainingProgress:
-    """Shows a line at times: one that rewrites itself on a terminal, plain ones in a log."""
+    """Shows a progress line at intervals: a live line on a terminal, plain lines in a log."""
 
     def __init__(self, goal: Goal, share: float, tokens: int) -> None:
-        """``share`` and ``tokens``: what earlier parts of the training did."""
+        """``share`` and ``tokens``: share and tokens of earlier parts of the training."""
         self._goal = goal
         self._rewrites = is_terminal()
         self._interval_s = TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S
@@ -56,34 +56,36 @@ class TrainingProgress:
     def step(
         self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
     ) -> None:
-        """Show the line after a step, if it is due. ``passes``: over held-out data, in this part so far."""
+        """Show the line after a step, if it is due. ``passes``: passes over held-out data in this part so far."""
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
-            evaluating_s = sum(one.end_ns - one.start_ns for one in passes) / 1e9 + self._sampling_s
+            evaluating_s = (
+                sum(validation.end_ns - validation.start_ns for validation in passes) / 1e9 + self._sampling_s
+            )
             self._print(self.line(steps, tokens, share, loss, now_s - self._begun_s, evaluating_s))
 
     def line(
         self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
     ) -> str:
-        """Return the line after ``seconds`` of this part, of which ``evaluating_s`` went to evaluation."""
+        """Return the line after ``seconds`` of this part. ``evaluating_s``: seconds of evaluation among them."""
         done = share - self._share
         left_s = (1 - share) * seconds / done if done > 0 else 0.0
-        left = f", {_clock(left_s)} left" if left_s >= 1 else ""
+        remaining = f", {_clock(left_s)} left" if left_s >= 1 else ""
         value = "" if loss is None else f"loss {loss:.4f}, "
         training_s = seconds - evaluating_s
         speed = (tokens - self._tokens) / training_s if training_s > 0 else 0.0
-        return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{left}"
+        return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{remaining}"
 
     def sampled(self, sample: Sample) -> None:
-        """Show what the model wrote after a step."""
+        """Show the text that the model wrote after a step."""
         self._sampling_s += sample.seconds
         cleared = "\r\x1b[K" if self._rewrites else ""
         text = visible(sample.text).strip()
         print(f"{cleared}after {sample.step + 1:,} steps it writes: {text}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """End the line that rewrites itself."""
+        """End the live line."""
         if self._rewrites:
             print(file=sys.stderr)
 

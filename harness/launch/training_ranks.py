@@ -1,4 +1,4 @@
-"""The ranks of a training, as each of them sees the others: rank 0 decides what comes next, the others follow."""
+"""Connects the ranks of a training: rank 0 decides the next action, the other ranks follow."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 
 class TrainingRanks:
-    """One rank, and its way to the others; also of a training that has no others."""
+    """One rank and its connections to the other ranks. Also used for a training with a single rank."""
 
     def __init__(self, config: TrainerConfig, goal: Goal, rank: Rank = ALONE, orders: Channel | None = None) -> None:
-        """``orders``: from rank 0; None in rank 0 itself."""
+        """``orders``: channel with the orders of rank 0; None in rank 0 itself."""
         self.rank = rank
         self._config, self._goal = config, goal
         self._orders = orders
         self._others: OtherRanks | None = None
-        self._group: Any = None  # set if each rank would count its own tokens or epochs
-        self._begun_at = 0, 0  # tokens at the checkpoint: counted by rank 0, and of all ranks
-        self._agreed = (-1, 0.0, 0)  # steps, share done, tokens of all ranks
+        self._group: Any = None  # set if ranks may differ in tokens or epochs
+        self._begun_at = 0, 0  # tokens at the checkpoint: counted by rank 0, and by all ranks
+        self._agreed = (-1, 0.0, 0)  # steps, finished share, tokens of all ranks
 
     def fork(self, serve: Serve) -> None:
-        """Fork the other ranks, with everything imported: by each rank it would take six seconds of CPU."""
+        """Import all modules, then fork the other ranks. Imports in each rank would take six seconds of CPU."""
         launch = self._config.launch
         if launch is None or self._config.ranks == 1:
             return
         for module in (*OWN.preloaded, *modules_of([self._config.model_dump(mode="json")])):
             importlib.import_module(module)
-        start = cast("StartMessage", {})  # a forked rank has all that the message would contain
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        self._others = OtherRanks(start, self._config.ranks, launch.timeout_s, serve, nothing)
-        os.close(nothing)
+        start = cast("StartMessage", {})  # A forked rank has the message's content already.
+        null_device = os.open(os.devnull, os.O_RDONLY)
+        self._others = OtherRanks(start, self._config.ranks, launch.timeout_s, serve, null_device)
+        os.close(null_device)
         self.rank = self._others.rank
 
     def watch(self) -> None:
-        """Begin to read what the other ranks report. Starts threads, so call it after loader workers are forked."""
+        """Begin to read the reports of the other ranks. Starts threads, so call it after loader workers are forked."""
         if self._others is not None:
             self._others.watch(_exit_at_once)
 
@@ -58,13 +58,13 @@ class TrainingRanks:
             self._others.send(order)
 
     def wait_until_done(self) -> bool:
-        """Wait until the other ranks are done. False if there are none."""
+        """Wait until the other ranks are done. Return False without other ranks."""
         if self._others is not None:
             self._others.wait("done")
         return self._others is not None
 
     def explain(self, error: Exception) -> str | None:
-        """Return which rank an error of rank 0 comes from, and why that rank failed; None if it is rank 0's own."""
+        """Return the rank that caused an error of rank 0, and the reason; None if rank 0 caused it."""
         return None if self._others is None else self._others.explain(error)
 
     def end(self) -> None:
@@ -73,8 +73,9 @@ class TrainingRanks:
             self._others.end()
 
     def join(self) -> None:
-        """Open the group in which ranks agree how far they are: shards may differ by a document, and the batches of a
-        user's source by their size. Every rank must call this.
+        """Open the group in which ranks agree on their progress. Every rank must call this.
+
+        Progress may differ: shards by a document, and batches of a user's source by their size.
         """
         by_tokens = self._goal.tokens is not None and self._config.data.source
         if self.rank.of > 1 and (self._goal.epochs is not None or by_tokens):
@@ -82,18 +83,18 @@ class TrainingRanks:
 
     @property
     def agree(self) -> bool:
-        """True if the ranks exchange how far they are."""
+        """True if the ranks exchange their progress."""
         return self._group is not None
 
     def begin_at(self, tokens: int, of_all: int) -> None:
-        """Begin at a checkpoint with ``tokens`` as rank 0 counted them, and ``of_all`` ranks."""
+        """Begin at a checkpoint with ``tokens`` counted by rank 0, and ``of_all`` counted by all ranks."""
         self._begun_at = tokens, of_all
 
     def share(self, steps: int, tokens: int, position: DataPosition) -> float:
-        """Return the share of the training that is done; by epochs, that of the rank that is least far.
+        """Return the finished share of the training; with a goal in epochs, the share of the slowest rank.
 
-        ``tokens``: counted by this rank, as if all others had received as many. Every rank must call this at the same
-        places.
+        ``tokens``: tokens counted by this rank, if all other ranks had received as many. Every rank must call this at
+        the same places.
         """
         if self._agreed[0] != steps or self._group is None:
             if self._group is not None:
@@ -105,11 +106,11 @@ class TrainingRanks:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all ranks at the last :meth:`share`."""
+        """Tokens of all ranks at the last call of :meth:`share`."""
         return self._agreed[2]
 
     def lacking(self, find: Callable[[], frozenset[Kind]]) -> frozenset[Kind]:
-        """Return which passes may be missing: rank 0 finds them in its table and sends them to the others."""
+        """Return the passes that may be missing. Rank 0 finds them in its table and sends them to the other ranks."""
         if self._orders is not None:
             order = self._orders.receive_order()
             assert order["do"] == "lacking"
@@ -119,7 +120,7 @@ class TrainingRanks:
         return passes
 
     def next_order(self, decide: Callable[[], BareOrder]) -> str:
-        """Return what comes next: rank 0 decides, and sends it to the others."""
+        """Return the next action. Rank 0 decides and sends it to the other ranks."""
         if self._orders is not None:
             return self._orders.receive_order()["do"]
         order = decide()
@@ -128,6 +129,6 @@ class TrainingRanks:
 
 
 def _exit_at_once(line: str) -> None:
-    """End this process, which hangs in an exchange with a rank that failed: the last checkpoint is kept."""
+    """End this process, which hangs in an exchange with a failed rank. The last checkpoint is kept."""
     print(f"failed: {line}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Records of a training, as a study of one arm with a block for each part between two ends."""
+"""Writes the records of a training: a study of one arm with a block for each part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Makes and writes the records of one part of a training."""
+    """Creates and writes the records of one part of a training."""
 
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
@@ -37,14 +37,14 @@ class TrainingRecords:
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
-        """The record of the training as a study of one arm, with one more block for this part of it."""
+        """Return the record of the training as a study of one arm, with a new block for this part."""
         environment = self._environment()
         name = self.arm.name
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
         if resume and self.folder.study_json.exists():
             before = self.folder.read_study()
-            if [one.name for one in before.arms] != [name]:
-                trained = ", ".join(one.name for one in before.arms)
+            if [arm_record.name for arm_record in before.arms] != [name]:
+                trained = ", ".join(arm_record.name for arm_record in before.arms)
                 raise InputError(f"--out {self.folder.path}: the arm {trained} is trained there, not {name}")
             blocks = sum(self.folder.read_record(name, block) is not None for block in range(before.blocks))
             note = f"resumed {self._begun_utc}: {' '.join(self._command)}"
@@ -70,7 +70,7 @@ class TrainingRecords:
         return replace(study, blocks=blocks + 1, order=[[name] for _ in range(blocks + 1)])
 
     def run(self, study: StudyRecord, block: int) -> RunRecord:
-        """The record of this part, as it begins."""
+        """Return the record of this part at its start."""
         return RunRecord(
             arm=self.arm.name,
             block=block,
@@ -84,7 +84,7 @@ class TrainingRecords:
         )
 
     def steps_before(self, blocks: int) -> int:
-        """Return the steps at the end of the last part's ledger; 0 if there is none."""
+        """Return the number of steps at the end of the last part's ledger; 0 without a ledger."""
         from pyarrow.parquet import read_table
 
         for block in reversed(range(blocks)):
@@ -95,7 +95,7 @@ class TrainingRecords:
         return 0
 
     def write(self, study: StudyRecord, record: RunRecord, tables: RunTables, compute: Compute | None) -> None:
-        """Write the ledger of this part; run.json after its tables."""
+        """Write the ledger of this part: its tables, then run.json."""
         record = replace(
             record,
             ended_utc=now(),
@@ -112,7 +112,7 @@ class TrainingRecords:
 
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-    """Print and note the weights that the training begins with, and that its optimizer state begins at zero."""
+    """Print and note the initial weights of the training, and that the optimizer state begins at zero."""
     with brought_here(resume.llmc, "resume.llmc") as path:
         fingerprint = file_fingerprint(path)
     note = (

@@ -1,4 +1,4 @@
-"""Opens a training where it stands: at its beginning, or at a checkpoint, with the tables that it goes on filling."""
+"""Opens a training at its beginning or at a checkpoint, with the tables that it continues to fill."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ TOKENS_OF_ALL, EPOCHS_ARE_OVER = "tokens_of_all", "epochs_are_over"
 
 
 class Watch(Protocol):
-    """Sees a training step by step, and may end it."""
+    """Observer of a training's steps that may end the training."""
 
     def loss(self, step: int, value: float) -> None:
-        """The loss of a step, in their order; when it is known depends on the device and on compute.sync."""
+        """Receive the losses in order of steps. The time of the call depends on the device and on compute.sync."""
         ...
 
     def step(self, steps: int, tokens: int) -> bool:
-        """So many steps are done; True ends the training, as a signal does."""
+        """Receive the number of finished steps. Return True to end the training, like a signal does."""
         ...
 
     @property
     def evaluates(self) -> bool:
-        """True if a training that :meth:`step` ends still makes its final passes."""
+        """True if a training ended by :meth:`step` still makes its final passes."""
         ...
 
 
@@ -114,7 +114,7 @@ class TrainingState:
         return self.training
 
     def _resume(self, checkpoint: Checkpoint, prints: dict[str, str | None]) -> tuple[Resumed, DataPosition]:
-        """Read the state of ``checkpoint``. Raises InputError if it is of another training."""
+        """Read the state of ``checkpoint``. Raises InputError if it is from another training."""
         from trainer.checkpoint import check_identity
         from trainer.checkpoint_folder import remove_newer
         from trainer.checkpoint_ranks import make_store
@@ -122,7 +122,7 @@ class TrainingState:
 
         check_identity(checkpoint, self._config, prints)
         if self._ranks.rank.is_first:
-            remove_newer(checkpoint)  # now it is certain that this training resumes from it
+            remove_newer(checkpoint)  # From here on, this training resumes from it.
         states, about = checkpoint.states(make_store(self._ranks.rank)), checkpoint.about
         try:
             data, self.tokens = states["data"], integer(about, "tokens")
@@ -137,13 +137,13 @@ class TrainingState:
     def _built(self, resumed: bool, batches: Batches, _compute: Compute, facts: RunFacts) -> None:
         self.facts = facts
         self._ranks.join()
-        if not resumed and self._config.resume is not None:  # last: weights that do not fit are known by now
+        if not resumed and self._config.resume is not None:  # last, because weights that do not fit are rejected before
             self._pass_over(batches)
 
     def _recorder(
         self, prepared: Prepared, resumed: bool, compute: Compute, queue: RunQueue | None
     ) -> TrainingRecorder:
-        """Open the tables of this rank, and return the recorder that fills them."""
+        """Open the tables of this rank. Return the recorder that fills them."""
         from trainer.sample import TextSampler
 
         first, path = self._ranks.rank.is_first, self._folder
@@ -161,7 +161,7 @@ class TrainingState:
         return recorder
 
     def _about(self, prints: dict[str, str | None]) -> JsonObject:
-        """Return what a checkpoint's own record says of the training; its losses are in the table by then."""
+        """Return the content of a checkpoint's record. The losses until then are in the table already."""
         from trainer.checkpoint import identity
 
         assert self.losses is not None
@@ -179,9 +179,9 @@ class TrainingState:
             self.losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Receive and drop the batches of the steps before the first one, to begin at the right place in the data.
+        """Receive and drop the batches before the first step, to begin at the right place in the data.
 
-        They are made as for training, so that every data path comes to the same place.
+        They are made as for training, so that all data paths reach the same place.
         """
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
@@ -198,7 +198,7 @@ class TrainingState:
 
 
 def _begin_worker(attach: Callable[[int], None], worker: int) -> None:
-    """Ignore signals to the whole group in a loader worker: the last checkpoint needs the batch that it makes."""
+    """Ignore signals to the process group in a loader worker: the last checkpoint needs its current batch."""
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)

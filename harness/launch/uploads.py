@@ -1,13 +1,14 @@
-"""Copies a folder (a training, a sweep, a corpus) behind a URL (s3://, gs://, what fsspec knows).
+"""Copies a folder (a training, a sweep, a corpus) to a URL (s3://, gs://, or any filesystem of fsspec).
 
-It does so in a thread that no step waits for.
+A thread copies, and no step waits for it. Local files stay unchanged.
 
-Nothing is moved: the local files stay as they are. A copy that fails is tried again, a few times with growing pauses,
-then with the next checkpoint, and once more at the end. Before anything is trained a small file is written there and
-removed: a place that takes nothing is better known then. What was copied is kept in ``uploads.json``, so that
-``harness train --resume`` and ``harness upload`` copy only what is new. The first and the last pass compare it with
-what lies at the URL (name, size, time of change), and copy again what is gone or was replaced. A checkpoint that was
-removed here, as newer ones are kept, is removed there once these are whole.
+- Retries: a failed copy is tried again a few times with growing pauses, then with the next checkpoint, and once more at
+  the end.
+- Check: before the training, a small file is written to the URL and removed, to detect an unwritable URL early.
+- Resume: ``uploads.json`` lists the copied files, so that ``harness train --resume`` and ``harness upload`` copy only
+  new files. The first and the last pass compare it with the files at the URL (name, size, time of change). Removed or
+  replaced files are copied again.
+- Removal: an old checkpoint that was removed locally is removed at the URL once the newer ones are complete.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from trainer.files import read_json
 
 KEPT = "uploads.json"
 KEY = "upload"
-MARKER, UNFINISHED = ".upload-check-", ".uploading"  # names of what an upload itself leaves there for a moment
-ATTEMPTS = 5  # tries of each file, in one pass over the folder
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before the second attempt, doubled before each further one
-UPLOAD_END_S = 600.0  # limit for the last files after the training
-CHECK_S = 60  # for a place to take a small file before anything is trained
-NICE = 10  # niceness of the thread: steps get the core first
+MARKER, UNFINISHED = ".upload-check-", ".uploading"  # names of an upload's own temporary files
+ATTEMPTS = 5  # attempts for each file, in one pass over the folder
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # pause before the second attempt, then doubled
+UPLOAD_END_S = 600.0  # limit for the remaining files after the training
+CHECK_S = 60  # limit for the check with a small file before the training
+NICE = 10  # niceness of the thread, so that steps have priority
 WITHOUT = "or go on without --upload and call harness upload later"
 STUDY, SWEEP = "study.json", "sweep.json"
 IDENTITIES = {STUDY: "id", SWEEP: "created_utc"}  # identity of a folder, by file
-# Said to be there last: they say that the files around them are whole.
+# Files that are copied last: their presence means that the files around them are complete.
 LAST = ("checkpoint.json", "run.json", STUDY, SWEEP)
-_OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # object stores: files are whole or absent, and folders are names
+_OBJECTS = ("s3", "gs", "gcs", "abfs", "abfss")  # object stores: no incomplete files, no real folders
 _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
@@ -73,16 +74,16 @@ class Uploaded:
 
 
 class _BlockedError(Exception):
-    """A folder stands where a file belongs: no other attempt helps, and other files can still be copied."""
+    """A folder has the name of a file. Further attempts do not help, but other files can be copied."""
 
 
 class Destination:
-    """A folder behind a URL, and what of a local folder is there."""
+    """Folder at a URL, with the state of a local folder's copy there."""
 
     def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
-        """Open the URL. ``verify``: :meth:`compare` also reads every copied file back.
+        """Open the URL. ``verify``: :meth:`compare` also reads all copied files.
 
-        Raises InputError for a URL that nothing here can open, or one within ``folder``.
+        Raises InputError for a URL without a known filesystem, or one within ``folder``.
         """
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
@@ -97,17 +98,17 @@ class Destination:
         self.unlisted = ""  # why the files at the URL could not be compared
 
     def missing(self) -> list[str]:
-        """The files that are new or have changed since they were copied, those of :data:`LAST` last."""
+        """Return the files that are new or have changed since their copy. Files of :data:`LAST` come last."""
         return [name for name, state in self._local() if name not in self._there or self._there[name].state != state]
 
     def left_out(self) -> list[str]:
-        """Names in the folder that cannot be copied, each with its reason: ``pipe (not a plain file)``."""
-        return [f"{visible(name)} ({why})" for name, why in _walk(self.folder) if why]
+        """Return the names in the folder that cannot be copied, with reasons, like ``pipe (not a plain file)``."""
+        return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
         """Mark copies that were removed or changed at the URL as missing.
 
-        Where the URL cannot be listed, nothing is forgotten, and :attr:`unlisted` says why.
+        If the URL cannot be listed, no copy is marked, and :attr:`unlisted` has the reason.
         """
         if not self._there:
             return
@@ -118,30 +119,30 @@ class Destination:
             return
         self.unlisted = ""
         for name, copy in list(self._there.items()):
-            alike = remote.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
-            if not alike or (self._verify and not self._same_content(name)):
+            is_unchanged = remote.get(name) in ((copy.state[0], copy.there_ns), (copy.state[0], None))
+            if not is_unchanged or (self._verify and not self._same_content(name)):
                 del self._there[name]
 
     def _same_content(self, name: str) -> bool:
         """Return True if the local file, unless it was removed, has the bytes of the remote one."""
         try:
             with (
-                open(self.folder / name, "rb") as ours,
-                self._filesystem.open_input_stream(f"{self._root}/{name}") as one,
+                open(self.folder / name, "rb") as local,
+                self._filesystem.open_input_stream(f"{self._root}/{name}") as remote,
             ):
-                return hashlib.file_digest(ours, "sha256").digest() == hashlib.file_digest(one, "sha256").digest()
+                return hashlib.file_digest(local, "sha256").digest() == hashlib.file_digest(remote, "sha256").digest()
         except FileNotFoundError:
             return not (self.folder / name).exists()
 
     @property
     def files(self) -> int:
-        """Number of copied files."""
+        """Return the number of copied files."""
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy the missing files up to the first failure. Returns False after one, unless a folder blocks the file.
+        """Copy the missing files until a copy fails. Return False then, unless a folder blocks the file.
 
-        ``pause`` waits the given seconds before another attempt, and returns False if there is to be none.
+        ``pause`` waits the given seconds before another attempt. It returns False to stop the attempts.
         """
         blocked = ""
         for name in self.missing():
@@ -157,20 +158,21 @@ class Destination:
         return not blocked
 
     def check(self) -> None:
-        """Write a small file there and remove it. Raises InputError if that cannot be, tried a few times, or where
-        another training or study lies there."""
+        """Write a small file to the URL and remove it, in a few attempts.
+
+        Raises InputError if this fails, or if the URL has another training or study."""
         if not self._begun:
             try:
                 self._refuse_another()
             except InputError as error:
                 raise InputError(f"{KEY}: {self.url}: {error}") from error
         wait_s = PAUSE_S
-        for left in reversed(range(ATTEMPTS)):
+        for remaining in reversed(range(ATTEMPTS)):
             try:
                 self._write_marker()
                 break
             except Exception as error:  # each filesystem has errors of its own
-                if not left:
+                if not remaining:
                     raise InputError(
                         f"{KEY}: {self.url}: cannot be written ({plain_reason(error)}); give a URL that can, {WITHOUT}"
                     ) from error
@@ -184,14 +186,14 @@ class Destination:
             with self._filesystem.open_output_stream(marker) as file:
                 file.write(b"written and removed by harness --upload\n")
         finally:
-            with suppress(Exception):  # copying does not need the right to remove
+            with suppress(Exception):  # Copies do not need the right to remove files.
                 self._filesystem.delete_file(marker)
             for folder in made:
-                with suppress(Exception):  # one that somebody else uses by now stays
+                with suppress(Exception):  # A folder that others use by now stays.
                     self._remove_empty(folder)
 
     def _make_folders(self) -> list[str]:
-        """Make the folder of the copy; those that were not there, the deepest first."""
+        """Create the folder of the copy. Return the new folders, deepest first."""
         import pyarrow.fs as fs
 
         made: list[str] = []
@@ -220,7 +222,7 @@ class Destination:
                 self.reason = str(error)
                 return False
             except FileNotFoundError as error:
-                if not (self.folder / name).exists():  # a checkpoint that has been removed meanwhile
+                if not (self.folder / name).exists():  # a checkpoint that was removed meanwhile
                     return True
                 self.reason = plain_reason(error)
             except Exception as error:  # each filesystem has errors of its own
@@ -259,50 +261,50 @@ class Destination:
         for name, key in IDENTITIES.items():
             try:
                 with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
-                    theirs = json.loads(file.read()).get(key, "")
-            except Exception:  # nothing, or nothing that may be read: each filesystem has errors of its own
+                    remote_id = json.loads(file.read()).get(key, "")
+            except Exception:  # missing or unreadable; each filesystem has its own errors
                 continue
             try:
-                ours = read_json(self.folder / name).get(key, "")
+                local_id = read_json(self.folder / name).get(key, "")
             except (OSError, ValueError, AttributeError):
-                ours = None  # one that has just begun
-            if theirs == ours:
+                local_id = None  # a folder without an identity yet
+            if remote_id == local_id:
                 return
-            what = "sweep" if name == SWEEP else "training or study"
-            raise InputError(f"another {what} lies there ({name}); give another URL, or remove that one")
+            kind = "sweep" if name == SWEEP else "training or study"
+            raise InputError(f"another {kind} lies there ({name}); give another URL, or remove that one")
         with suppress(OSError):  # The place may forbid listing.
             if listed := self._listed():
                 files = "1 file lies" if len(listed) == 1 else f"{len(listed):,} files lie"
                 raise InputError(f"{files} there already; give another URL, or remove what is there")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
-        """Size in bytes and time of change in ns of every file there, but for what an upload itself leaves."""
+        """Return the size in bytes and time of change in ns of all files there, except an upload's temporary files."""
         import pyarrow.fs as fs
 
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
-        files = [one for one in self._filesystem.get_file_info(selector) if one.type == fs.FileType.File]
+        files = [file for file in self._filesystem.get_file_info(selector) if file.type == fs.FileType.File]
         start = len(self._root.rstrip("/")) + 1
-        whole = (
-            one for one in files if not one.base_name.startswith(MARKER) and not one.base_name.endswith(UNFINISHED)
+        finished = (
+            file for file in files if not file.base_name.startswith(MARKER) and not file.base_name.endswith(UNFINISHED)
         )
-        return {one.path[start:]: (one.size, one.mtime_ns) for one in whole}
+        return {file.path[start:]: (file.size, file.mtime_ns) for file in finished}
 
     def _remove_gone(self) -> None:
-        here = {name for name, _ in self._local()}
-        gone = [one for one in self._there if one not in here and _may_go(one, here)]
+        local = {name for name, _ in self._local()}
+        gone = [copied for copied in self._there if copied not in local and _may_go(copied, local)]
         for name in gone:
-            with suppress(Exception):  # stale files do no harm
+            with suppress(Exception):  # Stale files do no harm.
                 self._filesystem.delete_file(f"{self._root}/{name}")
             del self._there[name]
-        if self._scheme not in _OBJECTS:  # elsewhere the folders of removed checkpoints would stay, empty
-            for parent in {one.rpartition("/")[0] for one in gone}:
+        if self._scheme not in _OBJECTS:  # Other filesystems would keep empty folders of removed checkpoints.
+            for parent in {removed.rpartition("/")[0] for removed in gone}:
                 if parent and not (self.folder / parent).exists():
                     with suppress(Exception):
                         self._filesystem.delete_dir(f"{self._root}/{parent}")
 
     def _local(self) -> Iterator[tuple[str, _State]]:
-        names = [name for name, why in _walk(self.folder) if not why and name != KEPT]
-        for name in sorted(names, key=lambda one: (one.rpartition("/")[2] in LAST, one)):
+        names = [name for name, reason in _walk(self.folder) if not reason and name != KEPT]
+        for name in sorted(names, key=lambda path: (path.rpartition("/")[2] in LAST, path)):
             with suppress(FileNotFoundError):
                 yield name, _state(self.folder / name)
 
@@ -313,8 +315,8 @@ class Destination:
             if kept["url"] != self.url:
                 return None
             return {
-                str(name): _CopiedFile((int(size), int(changed)), None if there is None else int(there))
-                for name, (size, changed, there) in kept["files"].items()
+                str(name): _CopiedFile((int(size), int(changed)), None if copied_ns is None else int(copied_ns))
+                for name, (size, changed, copied_ns) in kept["files"].items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -343,55 +345,56 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """True if a file removed here is removed there too: a checkpoint after a newer one, never a whole table.
+    """True if a file that was removed locally is also removed at the URL.
 
-    Making room on this disk must not remove the copy.
+    A table at the top level stays. A checkpoint is removed only if a newer complete one exists, because freeing local
+    space must not remove the copy. Other files in folders are removed.
     """
     folder, _, rest = name.partition("/")
     if folder != CHECKPOINTS:
         return bool(rest)
     step = rest.partition("/")[0]
-    newer = (one.split("/") for one in here if one.startswith(f"{CHECKPOINTS}/"))
+    newer = (path.split("/") for path in here if path.startswith(f"{CHECKPOINTS}/"))
     return any(parts[1] > step and parts[-1] == LAST[0] for parts in newer)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of every file in ``folder``, links followed, and why it cannot be copied ("": it can).
+    """Yield the name of every file in ``folder``, and why it cannot be copied ("": it can). Links are followed.
 
-    Names are relative, with slashes. Temporary files and locks of this project are passed over. Links lead into each
-    folder once, so folders that link to one another have an end.
+    Names are relative, with slashes. Temporary files and locks of this project are skipped. Links are followed into
+    each folder once, so that cyclic links end.
     """
     linked: set[str] = set()
 
     def entries(inside: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         above = (*above, os.path.realpath(inside))
         with os.scandir(inside) as listed:
-            names = sorted(one.name for one in listed if not _is_temporary(one.name))
-        for one in names:
-            path, whole = inside / one, f"{name}{one}"
+            names = sorted(entry.name for entry in listed if not _is_temporary(entry.name))
+        for base in names:
+            path, relative = inside / base, f"{name}{base}"
             try:
-                whole.encode()
+                relative.encode()
                 mode = path.stat().st_mode
             except UnicodeEncodeError:
-                yield whole, "its name is no UTF-8"
+                yield relative, "its name is no UTF-8"
             except OSError as error:
                 if path.is_symlink():
-                    yield whole, f"a broken link: {error.strerror}"
-                elif path.exists():  # else it was removed meanwhile
-                    yield whole, str(error.strerror)
+                    yield relative, f"a broken link: {error.strerror}"
+                elif path.exists():  # Otherwise it was removed meanwhile.
+                    yield relative, str(error.strerror)
             else:
                 if stat.S_ISDIR(mode):
                     real = os.path.realpath(path)
                     if real in above:
-                        yield whole, "a link to a folder that contains it"
+                        yield relative, "a link to a folder that contains it"
                     elif path.is_symlink() and real in linked:
-                        yield whole, "a second link to a folder"
+                        yield relative, "a second link to a folder"
                     else:
                         if path.is_symlink():
                             linked.add(real)
-                        yield from entries(path, f"{whole}/", above)
+                        yield from entries(path, f"{relative}/", above)
                 else:
-                    yield whole, "" if stat.S_ISREG(mode) else "not a plain file"
+                    yield relative, "" if stat.S_ISREG(mode) else "not a plain file"
 
     with suppress(FileNotFoundError):  # a checkpoint that is removed meanwhile
         yield from entries(folder, "", ())
@@ -407,7 +410,7 @@ def _state(path: Path) -> _State:
 
 
 class Uploader:
-    """The thread. ``ask`` whenever there is something new; ``end`` when there will be nothing more."""
+    """Thread that copies. Call ``ask`` after new files, and ``end`` after the last ones."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -418,7 +421,7 @@ class Uploader:
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
     def begin(self) -> None:
-        """Start it, after the processes that are forked."""
+        """Start the thread. Call this after all forks."""
         if not self._thread.is_alive():
             self._thread.start()
         self.ask()
@@ -434,7 +437,7 @@ class Uploader:
         self._asked.set()
         if self._thread.is_alive():
             self._thread.join(limit_s)
-        elif self._thread.ident is None:  # training ended before there was anything to copy
+        elif self._thread.ident is None:  # The training ended before the first copy.
             self._pass()
         destination = self._destination
         missing = tuple(destination.missing())
@@ -448,7 +451,7 @@ class Uploader:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             self._asked.wait()
-            self._asked.clear()  # before it is looked whether this is the last pass: end() sets the two the other way
+            self._asked.clear()  # cleared before _ending is read: end() sets them in the other order
             ending = self._ending.is_set()
             self._pass()
             if ending:
@@ -460,15 +463,15 @@ class Uploader:
             if not self._compared:
                 self._destination.compare()
                 self._compared = True
-            whole = self._destination.copy_all(self._pause)
+            complete = self._destination.copy_all(self._pause)
             if ending:
                 self._destination.compare()
                 if self._destination.missing():
-                    whole = self._destination.copy_all(self._pause)
+                    complete = self._destination.copy_all(self._pause)
                     self._destination.compare()
-        except Exception as error:  # the training goes on in any case here
-            whole, self._destination.reason = False, plain_reason(error)
-        reason = "" if whole else self._destination.reason
+        except Exception as error:  # The training continues in any case.
+            complete, self._destination.reason = False, plain_reason(error)
+        reason = "" if complete else self._destination.reason
         if reason and reason != self._warned and not ending:
             print(f"warning: upload to {self._destination.url}: {reason}; tried again later", file=sys.stderr)
         self._warned = reason

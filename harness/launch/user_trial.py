@@ -1,4 +1,4 @@
-"""Tries a user's data source before the first run, so that an error is one line and no study begins."""
+"""Tries a user's data source before the first run. An error then is one line, and no study begins."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from trainer.model import shape_of
 
 KEY = "data.source"
 TRIAL = ("-m", "trainer.data.user_trial")
-VARIABLE = "HARNESS_TRIAL"  # marks every process that a trial has started
-PRINTED_LINES_SHOWN = 6  # last lines of what he printed
+VARIABLE = "HARNESS_TRIAL"  # environment variable that marks all processes of a trial
+PRINTED_LINES_SHOWN = 6  # last lines of the trial's output
 
 
 class TriedSources:
-    """Each source is tried once for all arms that use it alike; a model of the user's own is imported once."""
+    """Trials of the user's sources and models. Each source runs once for all arms with equal settings."""
 
     def __init__(self, start_s: float) -> None:
-        """``start_s``: how long one trial may take, the user's imports among it (``limits.start_s``)."""
+        """``start_s``: time limit of one trial, including the user's imports (``limits.start_s``)."""
         self._start_s = start_s
         self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
         self._files: dict[tuple[str, str, Code | None], set[str]] = {}
         self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
-        """The user's files that ``name`` of the scenario's ``key`` imported when it was tried."""
+        """Return the user's files that ``name`` (of the scenario's ``key``) imported in its trial."""
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
-        """Raise InputError if the factory cannot be imported. It is not called: its model may be large."""
+        """Raise InputError if the factory cannot be imported. It is not called, because its model may be large."""
         key = "model.factory"
         if (key, name, code) not in self._files:
             with announced(f"importing {key} {name}{_at(code)}"):
@@ -51,9 +51,9 @@ class TriedSources:
             self._files[key, name, code] = set(answer["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
-        """Raise InputError if the source gives no batch, or one that the arm's model cannot take.
+        """Raise InputError if the source returns no batch, or one that does not match the arm's model.
 
-        ``code``: the state of the user's code, if not the one here.
+        ``code``: state of the user's code; None: the current one.
         """
         data = config.data
         assert data.source is not None
@@ -73,7 +73,7 @@ class TriedSources:
                 print(f"note: {note}", file=sys.stderr)
         shape = shape_of(config.model, 0, data.sequence_length)
         if shape is None:
-            return  # the model defines its own vocabulary
+            return  # The model defines its own vocabulary.
         smallest, largest = self._tried[asked]
         if not shape.vocab_size:
             raise InputError(
@@ -101,7 +101,7 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """Return the answer of a trial's process to ``given``. Raises InputError without one, or for its error."""
+    """Return the answer of a trial's process to ``given``. Raises InputError without an answer, or for an error."""
     try:
         return _ask(key, name, arguments, given, start_s, code)
     except InputError as error:
@@ -109,7 +109,7 @@ def _answer(key: str, name: str, arguments: list[str], given: str, start_s: floa
 
 
 def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    # Files, no pipes: a process that the source has started keeps its end of a pipe open for as long as it lives.
+    # Files instead of pipes: child processes of the source would keep their end of a pipe open.
     with TemporaryFile() as asked, TemporaryFile() as answer, NamedTemporaryFile(prefix="harness-trial-") as errors:
         asked.write(given.encode())
         asked.seek(0)
@@ -126,13 +126,13 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         try:
             if not _ends(process, start_s):
                 finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
-                due = "gave no batch" if key == KEY else "was not imported"
-                raise InputError(f"{key}: {name} {due} within {start_s:g} s (limits.start_s): {finding}")
+                failure = "gave no batch" if key == KEY else "was not imported"
+                raise InputError(f"{key}: {name} {failure} within {start_s:g} s (limits.start_s): {finding}")
         finally:
-            with suppress(ProcessLookupError):  # nothing that it started is left
+            with suppress(ProcessLookupError):  # No process of the group is left.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            for pid in with_variable(VARIABLE, token):  # processes with a session of their own
+            for pid in with_variable(VARIABLE, token):  # child processes in other sessions
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         answer.seek(0)
@@ -143,19 +143,19 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
     except ValueError as error:
         last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "it said nothing"
         number = process.returncode
-        how = f"{name} ended its process (exit code {number})"
+        ending = f"{name} ended its process (exit code {number})"
         if number < 0:
-            how = f"the process of {name} was {killed_by(-number)}"
-        raise InputError(f"{key}: {how}: {last}") from error
+            ending = f"the process of {name} was {killed_by(-number)}"
+        raise InputError(f"{key}: {ending}: {last}") from error
     if "error" in content:
         if printed:
-            print(printed, file=sys.stderr)  # the traceback of the user's own code, above the one line
+            print(printed, file=sys.stderr)  # traceback of the user's code, above the error
         raise InputError(content["error"])
     return content
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Wait in several polls until it has ended; return False if it has not."""
+    """Wait in several polls until the process has ended. Return False after the time limit."""
     parts = looks(limit_s)
     for _ in range(parts):
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Defines how long the launcher waits for a run, and what ends a study whose time is spent."""
+"""Defines the time limits of the launcher for runs and studies."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 import time
 from dataclasses import dataclass
 
-# A run that takes its steps sends a sign of life this often at least. It costs one clock reading a step.
+# Maximum seconds between two heartbeats of a run that takes steps. They cost one clock reading per step.
 BEAT_S = 10.0
-LOOK_S = 10.0  # one poll of the launcher; the limit counts timed-out polls, not elapsed time
-BEATS_PER_LIMIT = 4  # so that a beat that comes late ends no run
-# A run of a state of the code that sends none is given the limit for each of its steps; for a profiled run, this many.
+LOOK_S = 10.0  # one poll of the launcher; limits count timed-out polls, not elapsed time
+BEATS_PER_LIMIT = 4  # so that a late beat does not end a run
+# A run without heartbeats (older code) gets the limit for each of its steps; a profiled run gets it this many times.
 PROFILED_STEPS = 100
-KILLED_S = 30.0  # for the kernel to end a killed process; one that waits for a dead disk stays longer
+KILLED_S = 30.0  # time for a killed process to end; with a dead disk it takes longer
 
 
 def looks(limit_s: float) -> int:
-    """Return the number of polls of a limit: a paused container loses one of them, not a run."""
+    """Return the number of polls of a limit. A paused container loses one poll instead of the run."""
     return max(1, math.ceil(limit_s / LOOK_S))
 
 
 class BudgetSpent(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The time that the study was given is over, in the middle of a block."""
+    """The study's time was over in the middle of a block."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WaitLimits:
     start_s: float
     silence_s: float
     end_ns: int | None = None
-    """CLOCK_MONOTONIC; None: the study may take as long as it takes."""
+    """End of the study's time (CLOCK_MONOTONIC); None: no limit."""
 
     @property
     def beat_s(self) -> float:
@@ -39,7 +39,7 @@ class WaitLimits:
         return min(BEAT_S, self.silence_s / BEATS_PER_LIMIT)
 
     def within(self, limit_s: float) -> float:
-        """Return how long to wait now: ``limit_s``, or less where the study's time ends before."""
+        """Return the seconds to wait now: ``limit_s``, or less if the study's time ends earlier."""
         return limit_s if self.end_ns is None else max(min(limit_s, (self.end_ns - time.monotonic_ns()) / 1e9), 0.0)
 
     @property

@@ -21,7 +21,7 @@ class ProbeSettings:
     @classmethod
     def from_json(cls, content: JsonObject) -> Self:
         """Take the fields from ``content``. Missing fields get their default; unknown fields are ignored."""
-        return cls(**{one.name: content[one.name] for one in fields(cls) if one.name in content})
+        return cls(**{setting.name: content[setting.name] for setting in fields(cls) if setting.name in content})
 
     def to_json(self) -> dict[str, Json]:
         return asdict(self)

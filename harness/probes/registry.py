@@ -18,8 +18,8 @@ class ProbeKind:
 
     def load(self) -> type[Probe]:
         module, _, name = self.path.partition(":")
-        found: type[Probe] = getattr(importlib.import_module(module), name)
-        return found
+        probe: type[Probe] = getattr(importlib.import_module(module), name)
+        return probe
 
 
 # Order in which probes are attached and have their windows

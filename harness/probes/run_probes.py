@@ -42,7 +42,7 @@ class RunProbes:
         settings = {kind.name: self.settings.get(kind.name) for kind in PROBES}
         return {
             "ledger": self.ledger,
-            **{name: None if one is None else one.to_json() for name, one in settings.items()},
+            **{name: None if chosen is None else chosen.to_json() for name, chosen in settings.items()},
             "windows": self.windows,
             **({} if self.closing is None else {"closing": self.closing.to_json()}),
         }

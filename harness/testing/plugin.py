@@ -47,15 +47,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the result of each check: pytest itself shows no reason for a test that passed or was skipped."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    found = [
+    results = [
         f"{report.nodeid}: {value}"
         for report in reports
         for name, value in getattr(report, "user_properties", ())
         if name == PROPERTY and report.when == "call"
     ]
-    if found:
+    if results:
         terminalreporter.section("harness")
-        for line in found:
+        for line in results:
             terminalreporter.write_line(line)
 
 

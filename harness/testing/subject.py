@@ -85,9 +85,9 @@ class Subject:
 
         base = self.config.getoption("--harness-base")
         scenario = open_scenario(self.path, self.sets)
-        an_arm = not isinstance(scenario, CommandScenario) and other in {one.name for one in variants(scenario)}
+        is_arm = not isinstance(scenario, CommandScenario) and other in {arm.name for arm in variants(scenario)}
         limits = Limits(
-            read_share(within or (ALTERNATED_WITHIN if base or an_arm else APART_WITHIN), "within"),
+            read_share(within or (ALTERNATED_WITHIN if base or is_arm else APART_WITHIN), "within"),
             read_limit(memory, "memory_within"),
             read_limit(startup, "startup_within"),
         )
@@ -104,7 +104,7 @@ class Subject:
                     f"{shlex.join(['pytest', self.test.nodeid, '--harness-base=main'])}"
                 )
             return self._command(scenario, base, limits, budget_s)
-        if an_arm:
+        if is_arm:
             from harness.regress.run import between_arms
 
             asked = between_arms(scenario, str(self.path), other, self.arm, self.control)
@@ -119,10 +119,10 @@ class Subject:
             asked = between_states(scenario, str(self.path), [self.arm], self.control)
             if is_of_user_code(asked, base):
                 with self._shown():
-                    found = run_user_states(asked, base, ".", *self._study(), limits, budget_s)
-                return self._compared(found)
-            head, here = Path(__file__).parents[2], Path.cwd()
-            repository = here if holds_code(base, here) is False else head  # with_codes() then refuses it
+                    result = run_user_states(asked, base, ".", *self._study(), limits, budget_s)
+                return self._compared(result)
+            head, directory = Path(__file__).parents[2], Path.cwd()
+            repository = directory if holds_code(base, directory) is False else head  # with_codes() then refuses it
             asked, arms = with_codes(asked, base, str(head), repository)
             return self._comparison(asked, limits, budget_s, arms)
         return self._kept(scenario, limits, budget_s)
@@ -139,8 +139,8 @@ class Subject:
             raise unknown_arm(str(self.path), self.arm, arms)
         plan = replace(plan, arms=(arms[self.arm],))
         with self._shown():
-            found = run_command_states(plan, base, ".", *self._study(), limits, budget_s)
-        return self._compared(found)
+            result = run_command_states(plan, base, ".", *self._study(), limits, budget_s)
+        return self._compared(result)
 
     def _study(self) -> tuple[Path, list[str], str]:
         """Return the study's folder, the command that asked for it, and its scenario."""
@@ -156,8 +156,8 @@ class Subject:
         from harness.regress.run import run_comparisons
 
         with self._shown():
-            found = run_comparisons(asked, *self._study(), limits, budget_s, arms)
-        return self._compared(found)
+            result = run_comparisons(asked, *self._study(), limits, budget_s, arms)
+        return self._compared(result)
 
     def _compared(self, found: RegressionResult) -> StateComparison:
         from harness.regress import report as regression
@@ -276,9 +276,9 @@ class Subject:
             return
         from harness.regress.text import sentence
 
-        found = _rounds_of(folder, arm)
+        arm_rounds = _rounds_of(folder, arm)
         # pytest-benchmark times functions and has no public way to import times measured elsewhere.
-        if not found or not baseline.step_ms:
+        if not arm_rounds or not baseline.step_ms:
             self.benchmark.has_error = True
             return
         self.benchmark.group = self.benchmark.group or self.test.nodeid
@@ -293,11 +293,14 @@ class Subject:
             "side": "candidate",
             "verdict": comparison.verdict,
             "sentence": sentence(comparison),
-            "ledger_ms": {phase: sum(one.mean_ms(phase) or 0.0 for one in found) / len(found) for phase in PHASES},
+            "ledger_ms": {
+                phase: sum(run_rounds.mean_ms(phase) or 0.0 for run_rounds in arm_rounds) / len(arm_rounds)
+                for phase in PHASES
+            },
             "environment": next(run.record.environment for run in folder.runs() if run.record.arm == arm),
             "emulated": comparison.emulated,
         }
-        self._add_row(_step_ms(found))
+        self._add_row(_step_ms(arm_rounds))
 
     def _add_row(self, step_ms: Sequence[float]) -> None:
         stats = self.benchmark._make_stats(1)
@@ -314,8 +317,8 @@ class _Row:
 
 
 def _rounds_of(folder: StudyFolder, arm: str) -> list[Rounds]:
-    return [one for run in folder.runs() if run.record.arm == arm and (one := rounds(run)) is not None]
+    return [run_rounds for run in folder.runs() if run.record.arm == arm and (run_rounds := rounds(run)) is not None]
 
 
 def _step_ms(found: Sequence[Rounds]) -> list[float]:
-    return [float(value) for one in found for value in one.parts[STEP]]
+    return [float(value) for run_rounds in found for value in run_rounds.parts[STEP]]

@@ -111,8 +111,8 @@ def _hide_from_dynamo() -> None:
 
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == __name__:
-            for found in vars(module).values():
-                inner = isinstance(found, type)
-                for one in vars(found).values() if inner else (found,):
-                    if isinstance(one, FunctionType) and one.__module__.partition(".")[0] == __name__:
-                        hide(one.__code__, inner)
+            for member in vars(module).values():
+                inner = isinstance(member, type)
+                for function in vars(member).values() if inner else (member,):
+                    if isinstance(function, FunctionType) and function.__module__.partition(".")[0] == __name__:
+                        hide(function.__code__, inner)

@@ -166,39 +166,39 @@ def watched() -> bool:
 
 
 def enter(name: str) -> None:
-    this = state
-    if this.marks:
+    recording = state
+    if recording.marks:
         _mark()
-    core = this.core
+    core = recording.core
     now = monotonic_ns()
     if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = _read_core()
-    this.events.append((ENTER, name, now, cpu_ns))
-    this.open.append(name)
+    recording.events.append((ENTER, name, now, cpu_ns))
+    recording.open.append(name)
 
 
 def leave(name: str) -> None:
-    this = state
-    open_ = this.open
+    recording = state
+    open_ = recording.open
     if not open_ or open_[-1] != name:
         if name not in open_:
             return
         leave(open_[-1])  # close inner phases first
         leave(name)
         return
-    core = this.core
+    core = recording.core
     now = monotonic_ns()
     if now < core.near_ns and core.here[0] and core.count[0] == core.counted:
         cpu_ns = now + core.ahead_ns
     else:
         cpu_ns, now = _read_core()
-    if this.marks:
+    if recording.marks:
         _mark()
-        this.last = name
+        recording.last = name
     del open_[-1]
-    this.events.append((EXIT, name, now, cpu_ns))
+    recording.events.append((EXIT, name, now, cpu_ns))
 
 
 def _read_core() -> tuple[int, int]:
@@ -209,13 +209,13 @@ def _read_core() -> tuple[int, int]:
 
 def making() -> stages.Making:
     """Return the calling thread's batch in preparation. For the recorded thread, also store it in the state."""
-    found = stages.making()
+    current = stages.making()
     if get_ident() == recorded_thread:
-        state.making, state.core = found, found.core
+        state.making, state.core = current, current.core
         if forks.known and (count := switches.count()) is not None:
-            found.core.counts(count, switches.LASTS_NS, forks.here)
-            run_queue.follow(found.core)
-    return found
+            current.core.counts(count, switches.LASTS_NS, forks.here)
+            run_queue.follow(current.core)
+    return current
 
 
 def here() -> tuple[str, int, int, int]:
@@ -265,12 +265,12 @@ def fetching(source: int, loader: bool = True) -> bool:
     DataLoader. A ``settled`` source skips all checks: it is trained on, an optimizer was seen, no batch was doubtful.
     Anything that makes this uncertain clears ``settled``.
     """
-    this = state
-    if source in this.settled and is_grad_enabled():
-        if this.closed and not this.open:
+    recording = state
+    if source in recording.settled and is_grad_enabled():
+        if recording.closed and not recording.open:
             _open_step()
         return True
-    this.settled.clear()
+    recording.settled.clear()
     if state.ran_without_gradients:  # without a backward pass: earlier batches were not for training
         state.ran_without_gradients = False
         state.sources &= state.trained_on
@@ -305,9 +305,12 @@ def resolve(*, training: bool) -> None:
     """Decide the use of the doubtful batches: for training if a backward pass followed, else for evaluation."""
     if not state.doubtful:
         return
-    at = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
-    (_, asked_ns, reading), since = state.events[at], [event for event in state.events[at:] if event[0] != PERHAPS]
-    del state.events[at:]
+    first = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
+    (_, asked_ns, reading), since = (
+        state.events[first],
+        [event for event in state.events[first:] if event[0] != PERHAPS],
+    )
+    del state.events[first:]
     batches, state.doubtful = state.doubtful, 0
     loaders, state.doubtful_loaders = state.doubtful_loaders, []
     if not training:
@@ -355,11 +358,11 @@ def begins_anew(source: int) -> bool:
 
     Return True if the previous iterator had no batches left.
     """
-    this = state
-    ended = source in this.ended
-    if source in this.trained_on:
-        this.anew, this.early = True, not ended
-    this.ended.discard(source)
+    recording = state
+    ended = source in recording.ended
+    if source in recording.trained_on:
+        recording.anew, recording.early = True, not ended
+    recording.ended.discard(source)
     return ended
 
 
@@ -375,17 +378,17 @@ def trains() -> None:
 
 def backward_of(loss: Tensor) -> None:
     """Check the loss of a backward pass on the CPU only: on another device, the program would have to wait."""
-    this, on_cpu = state, loss.is_cpu
-    if not (this.trained and on_cpu):
+    recording, on_cpu = state, loss.is_cpu
+    if not (recording.trained and on_cpu):
         _trains_on(loss.device)
     if not on_cpu or type(loss) is not Tensor or loss.numel() != 1:
         return
     if isfinite(loss.item()):
-        this.not_finite = 0
+        recording.not_finite = 0
         return
-    this.not_finite += 1
-    if this.not_finite >= LASTING:
-        this.events.append((NOT_FINITE,))
+    recording.not_finite += 1
+    if recording.not_finite >= LASTING:
+        recording.events.append((NOT_FINITE,))
 
 
 def made_by(trace: Trace | None) -> None:
@@ -396,23 +399,23 @@ def made_by(trace: Trace | None) -> None:
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """Record a training batch. ``loader`` served it. ``items`` that this process collated into it; 0 if unknown."""
-    this = state
-    if this.doubtful:
-        this.doubtful_loaders.append(loader)
-    elif loader not in this.noted:
+    """Record a training batch. ``loader`` served it. ``items``: collated by this process; 0 if unknown."""
+    recording = state
+    if recording.doubtful:
+        recording.doubtful_loaders.append(loader)
+    elif loader not in recording.noted:
         _note_loader(loader)
     arrived = (RECEIVED, trace, tokens, items, samples)
-    if this.anew:
-        this.anew = False
-        this.events.append((BEGUN_ANEW, this.early))
-    unpacked, this.unpacked = this.unpacked, None
-    if this.marked is not None:  # a single wait, maybe for several batches
-        this.marked.append(arrived)
+    if recording.anew:
+        recording.anew = False
+        recording.events.append((BEGUN_ANEW, recording.early))
+    unpacked, recording.unpacked = recording.unpacked, None
+    if recording.marked is not None:  # a single wait, maybe for several batches
+        recording.marked.append(arrived)
         return
     if unpacked is not None:
-        this.events.append((UNPACKED, *unpacked))
-    this.events.append(arrived)
+        recording.events.append((UNPACKED, *unpacked))
+    recording.events.append(arrived)
 
 
 def _note_loader(loader: Loader) -> None:
@@ -461,21 +464,25 @@ def later(number: int) -> int:
 
 def _open_step() -> None:
     """Begin a step. In a program that takes turns, first let the others have theirs."""
-    this = state
-    if this.most_steps is not None and this.steps - this.unmeasured >= this.most_steps and not this.by_hand:
-        this.enough = all(may_end(this.steps) for may_end in before_end)
-    if this.alternates and not gate.state.over:
+    recording = state
+    if (
+        recording.most_steps is not None
+        and recording.steps - recording.unmeasured >= recording.most_steps
+        and not recording.by_hand
+    ):
+        recording.enough = all(may_end(recording.steps) for may_end in before_end)
+    if recording.alternates and not gate.state.over:
         warmed_up = gate.state.warmup
-        if not gate.before_step(this.steps, _unmeasured(), _pause):
-            this.enough = True
+        if not gate.before_step(recording.steps, _unmeasured(), _pause):
+            recording.enough = True
             return
         if warmed_up and not gate.state.warmup:
             _drain()  # The host may run ahead: unfinished warm-up work would count in measured steps.
     _begin(monotonic_ns(), run_queue.read())
-    this = state  # a forked child has a new state now
-    number = this.steps - 1
-    if number >= this.due:
-        this.due = number + 1 if number < EARLY else later(number)
+    recording = state  # a forked child has a new state now
+    number = recording.steps - 1
+    if number >= recording.due:
+        recording.due = number + 1 if number < EARLY else later(number)
         for action in on_some_steps:
             action(number)
     for action in on_step:
@@ -521,32 +528,34 @@ def leave_by_hand(name: str) -> None:
         _, trace, _, items, _ = within[-1]
         if trace is not None and trace[0] == "main":
             trace = (*trace[:4], (*trace[4], *pieces))
-        state.events.append((RECEIVED, trace, sum(one[2] for one in within), items, sum(one[4] for one in within)))
+        state.events.append(
+            (RECEIVED, trace, sum(batch[2] for batch in within), items, sum(batch[4] for batch in within))
+        )
 
 
 def _begin(now: int, reading: tuple[bytes, ...]) -> None:
-    this = state
-    this.closed = this.backward_since = False
-    number = this.steps
-    this.steps = number + 1
+    recording = state
+    recording.closed = recording.backward_since = False
+    number = recording.steps
+    recording.steps = number + 1
     warmup, repetition = False, 0
-    if this.warming or this.alternates or this.window_from is not None:
+    if recording.warming or recording.alternates or recording.window_from is not None:
         warmup, repetition = _is_warmup(number), gate.state.repetition or 0
-        this.unmeasured += warmup
-    if this.doubtful:
+        recording.unmeasured += warmup
+    if recording.doubtful:
         resolve(training=False)
-    if this.marks:
-        this.events += device.collect()
+    if recording.marks:
+        recording.events += device.collect()
     # Writing resets this state in a child that was not forked by Python.
-    whole = len(this.events) >= FRAME_EVENTS or now - this.written_ns > FRAME_NS or not forks.here[0]
-    if whole or now - this.begun_ns > LONG_NS:
+    ends_frame = len(recording.events) >= FRAME_EVENTS or now - recording.written_ns > FRAME_NS or not forks.here[0]
+    if ends_frame or now - recording.begun_ns > LONG_NS:
         for action in on_step_end:
-            this.events += action()
-    this.events.append((STEP, now, reading, number, repetition, warmup))
-    this.begun_ns = now
-    if whole:
-        this.written_ns = now
-        events, this.events = this.events, []
+            recording.events += action()
+    recording.events.append((STEP, now, reading, number, repetition, warmup))
+    recording.begun_ns = now
+    if ends_frame:
+        recording.written_ns = now
+        events, recording.events = recording.events, []
         record.write("events", events)
 
 

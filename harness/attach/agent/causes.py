@@ -81,8 +81,10 @@ def batch_arrived(batch: Any) -> None:
     try:
         from _harness_agent import loading
 
-        tensors = [one for one in loading.tensors(batch) if isinstance(one, torch.Tensor) and one.is_cpu]
-        current.pageable_bytes += sum(one.numel() * one.element_size() for one in tensors if not one.is_pinned())
+        tensors = [tensor for tensor in loading.tensors(batch) if isinstance(tensor, torch.Tensor) and tensor.is_cpu]
+        current.pageable_bytes += sum(
+            tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_pinned()
+        )
     except Exception as error:
         guard.let_through(error)
         _give_up(error)
@@ -171,10 +173,10 @@ class _WaitAudit:
     def note(self) -> None:
         """Note the places with the longest waits, and the bytes copied from pageable memory."""
         # Compiling and autotuning wait hundreds of times, but in one step only.
-        found = [one for one in self.places.items() if len(one[1].steps) >= LEAST_CAUSE_STEPS]
-        found.sort(key=lambda one: (-one[1].wait_ns, -one[1].calls))
+        waits = [entry for entry in self.places.items() if len(entry[1].steps) >= LEAST_CAUSE_STEPS]
+        waits.sort(key=lambda entry: (-entry[1].wait_ns, -entry[1].calls))
         per_step = self.pageable_bytes // CAUSE_STEPS
-        for (file, line, before_forward), place in found[:MOST_NOTED]:
+        for (file, line, before_forward), place in waits[:MOST_NOTED]:
             code = " ".join(linecache.getline(file, line).split())
             is_copy = before_forward and not _VALUE.search(code)
             size, per_step = (per_step, 0) if is_copy else (0, per_step)
@@ -192,12 +194,12 @@ class _WaitAudit:
             record.note("cause", {"kind": PAGEABLE, "bytes": per_step})
 
     def _add(self, frame: FrameType | None, wait_ns: int | None) -> None:
-        at = watching.users_frame(frame)
-        if at is None:
+        caller = watching.users_frame(frame)
+        if caller is None:
             return
         state = boundaries.state
         before_forward = state.last == "fetch" and not state.open
-        place = self.places.setdefault((at.f_code.co_filename, at.f_lineno, before_forward), _Place())
+        place = self.places.setdefault((caller.f_code.co_filename, caller.f_lineno, before_forward), _Place())
         place.calls += 1
         place.steps.add(state.steps)
         if wait_ns is not None:
@@ -341,7 +343,7 @@ class _CallTimes:
     def start(self) -> None:
         if self.monitoring is None:
             return
-        self.tool = next((one for one in _TOOLS if self.monitoring.get_tool(one) is None), None)
+        self.tool = next((tool for tool in _TOOLS if self.monitoring.get_tool(tool) is None), None)
         if self.tool is not None:
             self.monitoring.use_tool_id(self.tool, "harness")
             for event in (self.monitoring.events.LINE, self.monitoring.events.CALL):
@@ -384,12 +386,12 @@ def _step_ended() -> list[tuple[Any, ...]]:
 
 
 def _counted() -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
+    counted: list[tuple[Any, ...]] = []
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)
     compiled = counters.get("stats", {}).get("unique_graphs", 0) if counters else 0
     if _counts.compiled is not None and compiled > _counts.compiled:
-        found.append((COUNTED, COMPILED, compiled - _counts.compiled))
+        counted.append((COUNTED, COMPILED, compiled - _counts.compiled))
     if compiled != _counts.compiled:
         _note_reasons(dynamo)
     _counts.compiled = compiled
@@ -398,28 +400,28 @@ def _counted() -> list[tuple[Any, ...]]:
         retries = _retries()
         if _counts.retries is not None and retries > _counts.retries:
             if _counts.each_step:
-                found.append((COUNTED, RETRIES, retries - _counts.retries))
+                counted.append((COUNTED, RETRIES, retries - _counts.retries))
             _counts.each_step = True
         _counts.retries = retries
-    return found
+    return counted
 
 
 def _note_reasons(dynamo: Any) -> None:
     """Note the reasons of recompilations since the last call."""
-    for one in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
-        begun_us, reason = getattr(one, "start_time_us", None) or 0, getattr(one, "recompile_reason", None)
+    for metrics in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
+        begun_us, reason = getattr(metrics, "start_time_us", None) or 0, getattr(metrics, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
             _counts.compiled_us, _counts.reasons = begun_us, _counts.reasons + 1
             # A compiled module is called by a function of torch, which is not a place in the program.
-            of_program = not watching.is_library(one.co_filename or "")
-            place = f"{os.path.basename(one.co_filename)}:{one.co_firstlineno}" if of_program else ""
-            record.note(RECOMPILED, (place, _first_line(reason), one.entire_frame_compile_time_s or 0.0))
+            is_program_code = not watching.is_library(metrics.co_filename or "")
+            place = f"{os.path.basename(metrics.co_filename)}:{metrics.co_firstlineno}" if is_program_code else ""
+            record.note(RECOMPILED, (place, _first_line(reason), metrics.entire_frame_compile_time_s or 0.0))
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
     """Note all graph breaks so far in the functions that steps call. ``called`` holds (file, name) pairs."""
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
-    places = [(frame, one.reason) for one in reasons for frame in one.user_stack[-1:]]
+    places = [(frame, graph_break.reason) for graph_break in reasons for frame in graph_break.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]
     if places:
         frame, reason = places[-1]

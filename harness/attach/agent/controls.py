@@ -59,17 +59,17 @@ def thrown_away(source: int, batch: Any) -> bool:
 def _again(batch: Any) -> Any:
     """Copy a batch's containers but not its tensors: a program may add to its batch or take from it."""
     if isinstance(batch, tuple):
-        members = [_again(one) for one in batch]
+        members = [_again(member) for member in batch]
         return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)
     if isinstance(batch, list):
-        return [_again(one) for one in batch]
+        return [_again(member) for member in batch]
     if type(batch) is dict:
-        return {name: _again(one) for name, one in batch.items()}
+        return {name: _again(member) for name, member in batch.items()}
     if isinstance(batch, Mapping):
         return copy.copy(batch)
     if hasattr(batch, "numel") or not hasattr(batch, "__dict__"):
         return batch
     again = copy.copy(batch)
-    for name, one in vars(batch).items():
-        object.__setattr__(again, name, _again(one))  # works on a frozen dataclass, too
+    for name, value in vars(batch).items():
+        object.__setattr__(again, name, _again(value))  # works on a frozen dataclass, too
     return again

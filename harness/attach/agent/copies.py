@@ -55,10 +55,10 @@ class FirstBatches:
         if not self.left:
             return
         self.left -= 1
-        found = self.by_worker.setdefault(worker, [])
-        if len(found) < BATCHES:
+        contents = self.by_worker.setdefault(worker, [])
+        if len(contents) < BATCHES:
             try:
-                found.append(_Content(batch))
+                contents.append(_Content(batch))
             except _IncomparableError:
                 self.left = 0
             else:
@@ -67,10 +67,10 @@ class FirstBatches:
             self.by_worker.clear()
 
     def _compare(self) -> None:
-        known = [tuple(one.digest for one in made) for made in self.by_worker.values() if _is_distinct(made)]
-        if len(known) < 2:
+        digests = [tuple(content.digest for content in made) for made in self.by_worker.values() if _is_distinct(made)]
+        if len(digests) < 2:
             return
-        alike = max(Counter(known).values())
+        alike = max(Counter(digests).values())
         if alike > self.written:
             self.written = alike
             record.note("copies", alike)
@@ -79,7 +79,7 @@ class FirstBatches:
 def _is_distinct(made: list[_Content]) -> bool:
     """Return True if a worker's batches differ enough that no other worker makes the same ones by chance."""
     return len(made) == BATCHES and all(
-        len(one.values - other.values) >= LEAST_NEW for one in made for other in made if other is not one
+        len(first.values - second.values) >= LEAST_NEW for first in made for second in made if second is not first
     )
 
 

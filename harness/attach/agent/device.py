@@ -117,12 +117,12 @@ def mark(ended: str | None) -> None:
 
 def collect() -> list[tuple[Any, ...]]:
     """Return the work completed since the last call, in order."""
-    found: list[tuple[Any, ...]] = []
+    completed: list[tuple[Any, ...]] = []
     if state.stream is None:
-        return found
+        return completed
     try:
         if torch.cuda.is_current_stream_capturing():  # querying an event would end the capture
-            return found
+            return completed
         while state.pending and state.pending[0][3].query():
             name, launched_ns, until_ns, event = state.pending.popleft()
             start_ns = state.clock_ns
@@ -130,12 +130,12 @@ def collect() -> list[tuple[Any, ...]]:
             state.free.append(state.reached)
             state.reached = event
             if name is not None:
-                found.append((WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
+                completed.append((WORK, name, launched_ns, until_ns, round(start_ns), round(state.clock_ns)))
                 state.open.add(state.look_ns + start_ns, state.look_ns + state.clock_ns, launched_ns, until_ns)
     except Exception as error:
         guard.let_through(error)
         _give_up(error)
-    return found
+    return completed
 
 
 def last() -> list[tuple[Any, ...]]:
@@ -150,11 +150,11 @@ def last() -> list[tuple[Any, ...]]:
             if time.monotonic() > until:
                 raise _late()
             time.sleep(0.0005)
-        found = collect()
+        completed = collect()
         event, now = _look()
         record.note("device_clock", (now, round(state.clock_ns + state.reached.elapsed_time(event) * 1e6)))
         state.stream = None
-        return found
+        return completed
     except Exception as error:
         guard.let_through(error)
         _give_up(error)

@@ -108,8 +108,8 @@ def _ranks_here() -> int:
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(here) if here.isdecimal() else int(distributed.get_world_size())
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(processes) if processes.isdecimal() else int(distributed.get_world_size())
 
 
 def _beat() -> None:

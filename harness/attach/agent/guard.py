@@ -83,12 +83,12 @@ def _frames(at: TracebackType | None) -> Iterator[FrameType]:
 
 def _called_as_handler(frame: FrameType) -> bool:
     code, values = frame.f_code, frame.f_locals
-    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & CO_VARARGS:
-        more = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-        given += more if isinstance(more, tuple) else ()
+        variadic = values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        arguments += variadic if isinstance(variadic, tuple) else ()
     return frame.f_back is not None and any(
-        isinstance(number, int) and interrupted is frame.f_back for number, interrupted in pairwise(given)
+        isinstance(number, int) and interrupted is frame.f_back for number, interrupted in pairwise(arguments)
     )
 
 

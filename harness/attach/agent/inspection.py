@@ -52,9 +52,9 @@ def patch() -> None:
 def trains(roots: list[Any]) -> None:
     """Store the outermost modules that training calls."""
     global parallel
-    _inspection.roots = [weakref.ref(one) for one in roots]
-    found = next((one for one in roots if type(one).__name__ == "DistributedDataParallel"), None)
-    parallel = None if found is None else weakref.ref(found)
+    _inspection.roots = [weakref.ref(root) for root in roots]
+    wrapper = next((root for root in roots if type(root).__name__ == "DistributedDataParallel"), None)
+    parallel = None if wrapper is None else weakref.ref(wrapper)
 
 
 def backward_begins() -> None:
@@ -63,27 +63,27 @@ def backward_begins() -> None:
     module = parallel() if parallel is not None else None
     if module is None:
         return
-    this, steps = _inspection, boundaries.state.steps - FIRST
+    inspection, steps = _inspection, boundaries.state.steps - FIRST
     if steps > SYNCED_STEPS:  # all passes of the earlier steps are counted
         parallel = None
-        record.note(SYNCED, (this.passes, this.synced, SYNCED_STEPS))
+        record.note(SYNCED, (inspection.passes, inspection.synced, SYNCED_STEPS))
     elif steps > 0:
-        this.passes += 1
-        this.synced += bool(getattr(module, "require_backward_grad_sync", False))
+        inspection.passes += 1
+        inspection.synced += bool(getattr(module, "require_backward_grad_sync", False))
 
 
 def _on_step(number: int) -> None:
-    this = _inspection
-    if number < this.next:
+    inspection = _inspection
+    if number < inspection.next:
         return
-    this.next = boundaries.later(number)
+    inspection.next = boundaries.later(number)
     try:
         if profiling.state.profiler is None:  # the agent's profiler is not a setting of the program
-            hooks, place = _hooks(this)
-            record.note(LOOK, (number, hooks, _settings(this), place))
+            hooks, place = _hooks(inspection)
+            record.note(LOOK, (number, hooks, _settings(inspection), place))
     except Exception as error:
         guard.let_through(error)
-        this.next = sys.maxsize
+        inspection.next = sys.maxsize
         record.note("inspection_fault", f"{type(error).__name__}: {error}"[:500])
 
 
@@ -93,15 +93,15 @@ def _on_step(number: int) -> None:
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
     """Return the number of hooks by kind, and the place of the newest hook in the module with the most hooks."""
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
-    most, newest = 0, None
+    largest, newest = 0, None
     for module in _modules(this):
         for kind, names in HOOKS.items():
             for name in names:
                 hooks = getattr(module, name, None)
                 if hooks:
                     counts[kind] += len(hooks)
-                    if len(hooks) > most:
-                        most, newest = len(hooks), next(reversed(hooks.values()))
+                    if len(hooks) > largest:
+                        largest, newest = len(hooks), next(reversed(hooks.values()))
         for tensor in module._parameters.values():
             if tensor is not None:
                 counts["tensor"] += _hooks_of(tensor)
@@ -139,14 +139,14 @@ def _is_monitored() -> bool:
     """Return True if a debugger, coverage tool or profiler of the program traces its lines or calls."""
     monitoring: Any = getattr(sys, "monitoring", None)  # Python 3.12
     tools = () if monitoring is None else (DEBUGGER, COVERAGE, PROFILER)
-    return sys.gettrace() is not None or any(monitoring.get_tool(one) is not None for one in tools)
+    return sys.gettrace() is not None or any(monitoring.get_tool(tool) is not None for tool in tools)
 
 
 def _looks_for_unused(this: _Inspection) -> bool:
     roots = [reference() for reference in this.roots]
     return any(
-        getattr(one, "find_unused_parameters", False) is True and not getattr(one, "static_graph", False)
-        for one in roots
+        getattr(root, "find_unused_parameters", False) is True and not getattr(root, "static_graph", False)
+        for root in roots
     )
 
 

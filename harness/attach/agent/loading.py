@@ -149,17 +149,17 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 def _begin(iterator: Any) -> _Served | None:
     """Begin the main thread's own wait and return its source, else None. Only this hook may end the program."""
-    known = getattr(iterator, _SERVED, None)
-    served = known or _look_at(iterator)
-    this = boundaries.state
-    making = this.making or boundaries.making()
+    cached = getattr(iterator, _SERVED, None)
+    served = cached or _look_at(iterator)
+    recording = boundaries.state
+    making = recording.making or boundaries.making()
     if _depth > 1 or making.open or served.by_worker or not boundaries.fetching(served.source):
         return None
-    if known is None and boundaries.begins_anew(served.source):
+    if cached is None and boundaries.begins_anew(served.source):
         repeats.epoch_ended()
-    if this.enough:
+    if recording.enough:
         boundaries.leave_if_enough()
-    if this.marked is None:
+    if recording.marked is None:
         boundaries.enter("fetch")
     if served.first is not None:
         _count_empty(iterator, served.first)
@@ -214,9 +214,15 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
     batched = _stored(dataset, "__getitems__") is not None
     method = "__iter__" if shared else "__getitems__" if batched else "__getitem__"
     # A dataset with __getattr__ may read whole batches.
-    whole = shared or batched or _stored(dataset, "__getattr__") or not getattr(iterator, "_auto_collation", False)
-    found = [("read", type(dataset), method), ("pack", iterator, "_collate_fn"), ("sampler", type(sampler), "__iter__")]
-    return [(stage, *_defined(owner, name), stage == "read" and not whole) for stage, owner, name in found]
+    reads_batches = (
+        shared or batched or _stored(dataset, "__getattr__") or not getattr(iterator, "_auto_collation", False)
+    )
+    makers = [
+        ("read", type(dataset), method),
+        ("pack", iterator, "_collate_fn"),
+        ("sampler", type(sampler), "__iter__"),
+    ]
+    return [(stage, *_defined(owner, name), stage == "read" and not reads_batches) for stage, owner, name in makers]
 
 
 def _stored(owner: Any, name: str) -> Any:
@@ -253,24 +259,24 @@ def _defined(owner: Any, name: str) -> tuple[str, str]:
 
 
 def _ended(served: _Served | None, batch: Any) -> None:
-    this = boundaries.state
+    recording = boundaries.state
     if served is None:
         if _depth == 1:
             stages.take()
             boundaries.made_by(None)
         return
-    if this.marked is None:
+    if recording.marked is None:
         boundaries.leave("fetch")
     pieces = stages.take()
     trace: boundaries.Trace | None
     if served.workers:
-        trace, this.maker = this.maker or boundaries.NO_TRACE, None
+        trace, recording.maker = recording.maker or boundaries.NO_TRACE, None
         if pieces:  # chosen by the main thread for a worker
             trace = (*trace[:4], pieces)
     else:
-        trace = (*(this.here or boundaries.here()), pieces)
-    if served.source not in this.noted and not this.doubtful:
-        this.noted.add(served.source)
+        trace = (*(recording.here or boundaries.here()), pieces)
+    if served.source not in recording.noted and not recording.doubtful:
+        recording.noted.add(served.source)
         if served.shared:
             record.note("iterable", True)
         for maker in served.makers:
@@ -280,7 +286,7 @@ def _ended(served: _Served | None, batch: Any) -> None:
     if batch is not None and served.first is not None and trace[0].startswith(LOADER):
         served.first.add(trace[0], batch)
     if batch is not None:
-        items = 0 if served.workers or this.making is None else this.making.items
+        items = 0 if served.workers or recording.making is None else recording.making.items
         arrived(batch, trace, served.loader, items)
     else:  # an epoch ended: a wait without a batch
         pieces = trace[4] if trace[0] == "main" else ()
@@ -290,13 +296,13 @@ def _ended(served: _Served | None, batch: Any) -> None:
 
 def arrived(batch: Any, trace: boundaries.Trace | None, loader: boundaries.Loader, items: int = 0) -> None:
     """Record a training batch. See :func:`boundaries.received`."""
-    this = boundaries.state
-    this.batches += 1
-    if this.batches >= padding.due:
+    recording = boundaries.state
+    recording.batches += 1
+    if recording.batches >= padding.due:
         padding.batch_arrived(batch)
     if causes.current is not None:
         causes.batch_arrived(batch)
-    if this.alternates:
+    if recording.alternates:
         repeats.batch_arrived(batch)
     tokens, samples = sizes(batch)
     boundaries.received(trace, tokens, samples, loader, items)
@@ -471,8 +477,8 @@ def tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
         return
     elif hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())[:_MOST_TENSORS]
-        for name in sorted(names, key=lambda one: one != "input_ids"):
+        for name in sorted(names, key=lambda key: key != "input_ids"):
             yield from tensors(batch[name], depth + 1)
     elif isinstance(batch, (list, tuple)):
-        for one in batch[:_MOST_TENSORS]:
-            yield from tensors(one, depth + 1)
+        for part in batch[:_MOST_TENSORS]:
+            yield from tensors(part, depth + 1)

@@ -49,7 +49,7 @@ def _left_of_limit() -> int:
     """
     try:
         with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:
-            left = int(most.read()) - int(used.read())
-        return left + _line(_CGROUP + "stat", b"inactive_file ", 1)
+            free = int(most.read()) - int(used.read())
+        return free + _line(_CGROUP + "stat", b"inactive_file ", 1)
     except (OSError, ValueError):  # "max": no limit
         return sys.maxsize

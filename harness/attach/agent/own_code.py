@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from _harness_agent import boundaries, record, watching
 
 _ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3))
-_OURS = tuple(os.path.join(_ROOT, one) + os.sep for one in ("harness", "trainer"))
+_OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("harness", "trainer"))
 _MOST_FILES = 2000  # maximum number of files, in order of module names
 
 

@@ -139,7 +139,7 @@ class _Sampler:
                     # The last call of a look, as it releases the lock.
                     _, until_now_ns = run_queue.times_ns(process, self.thread)
                     if last_ns - due_ns - (until_now_ns - without_core_ns) > HELD_NS:
-                        others[before:] = [(where, ns, ns) for where, ns, _ in others[before:]]
+                        others[before:] = [(place, ns, ns) for place, ns, _ in others[before:]]
                     self._read_memory()
         except Exception as error:  # The interpreter shuts down, or the agent has an error: only the sampling ends.
             guard.let_through(error)
@@ -191,10 +191,10 @@ class _Sampler:
         phase = (boundaries.state.open or ("",))[-1]
         if phase == "backward" and frame is not None and (hook := _hook(frame, frames)) is not None:
             phase, frame = HOOKS, hook
-        if frame is not None and (where := self._where(frame)) is not None:
+        if frame is not None and (place := self._where(frame)) is not None:
             waited_ns = now - due_ns
             waited = EXACT if waited_ns <= PROMPT_NS else LATE if waited_ns < interval_ns else FORCED
-            self.looks.append((phase, where, waited, since_ns))
+            self.looks.append((phase, place, waited, since_ns))
         return now
 
     def _wait_shortly(self, shortly: bool) -> None:
@@ -214,10 +214,10 @@ class _Sampler:
 
         A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory, so ask the kernel.
         """
-        others = [one for one in frames if one != boundaries.recorded_thread][:MAX_THREADS]
+        thread_ids = [ident for ident in frames if ident != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
-        for one in others:
-            thread = _THREADS.get(one)
+        for thread_id in thread_ids:
+            thread = _THREADS.get(thread_id)
             number = None if thread is None else vars(thread).get("_native_id")  # A property could run program code.
             if number is None:
                 continue
@@ -226,19 +226,19 @@ class _Sampler:
             except OSError:  # The thread has ended.
                 continue
             ns = min(ran_ns - before.get(number, ran_ns), since_ns)
-            if ns > OTHER_SHARE_MIN * since_ns and (where := self._where(frames[one])) is not None:
-                self.others.append((where, ns, 0))
+            if ns > OTHER_SHARE_MIN * since_ns and (place := self._where(frames[thread_id])) is not None:
+                self.others.append((place, ns, 0))
 
     def _read_memory(self) -> None:
         """Read the memory of this process and its children if due. A shared page counts in proportion."""
         begun_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if begun_ns < self.memory_due_ns:
             return
-        found = memory.read()
-        if found is None:
+        reading = memory.read()
+        if reading is None:
             self.memory_due_ns = sys.maxsize
             return
-        self.memory.append(found)
+        self.memory.append(reading)
         self._read_demand()
         took_ns = thread_time_ns() - cpu_ns  # On a busy machine, a reading takes longer but costs no more CPU time.
         wait_ns = max(MEMORY_S * 1e9, MEMORY_SHARE * (begun_ns - self.begun_ns), took_ns / MEMORY_COST)
@@ -279,9 +279,9 @@ class _Sampler:
             return 0
         code, line, called, module = where
         key = code, line, called or module
-        known = self.places.get(key)
-        if known is not None:
-            return known
+        assigned = self.places.get(key)
+        if assigned is not None:
+            return assigned
         if len(self.places) >= MAX_PLACES:
             return 0
         number = self.places[key] = len(self.places) + 1
@@ -297,8 +297,8 @@ class _Sampler:
         """Return the records since the last call as events. Looks are summed by phase and place."""
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
-        for phase, where, late, ns in looks:
-            key = phase, self.number(where), late
+        for phase, place, late, ns in looks:
+            key = phase, self.number(place), late
             before_ns, times = summed.get(key, (0, 0))
             summed[key] = before_ns + ns, times + 1
         others, self.others = self.others, []
@@ -306,7 +306,7 @@ class _Sampler:
         demand, self.demand = self.demand, []
         return [
             *((SAMPLED, *key, *sums) for key, sums in summed.items()),
-            *((OTHER_RAN, self.number(where), *times) for where, *times in others),
+            *((OTHER_RAN, self.number(thread_place), *times) for thread_place, *times in others),
             *((MEMORY, *reading) for reading in readings),
             *((DEMAND, *times) for times in demand),
         ]
@@ -314,9 +314,9 @@ class _Sampler:
 
 def _lock_entered(frame: FrameType) -> str:
     """Return THREAD_LOCK if the frame enters an object in a statement "with", and "" otherwise."""
-    at, instructions = frame.f_lasti, frame.f_code.co_code
-    enters = instructions[at] == ENTERS or (at >= 2 and instructions[at - 2] == ENTERS_NEXT)
-    return THREAD_LOCK if at >= 0 and enters else ""
+    offset, instructions = frame.f_lasti, frame.f_code.co_code
+    enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
+    return THREAD_LOCK if offset >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:
@@ -334,11 +334,11 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
     """
     if frame.f_code.co_name != _ENGINE:
         return frame if _calls_hook(frame, engine=True) else None
-    for one, other in frames.items():
-        thread = _THREADS.get(one)
+    for thread_id, stack in frames.items():
+        thread = _THREADS.get(thread_id)
         foreign = thread is None or isinstance(thread, _FOREIGN)
-        if one != boundaries.recorded_thread and foreign and _calls_hook(other, engine=False):
-            return other
+        if thread_id != boundaries.recorded_thread and foreign and _calls_hook(stack, engine=False):
+            return stack
     return None
 
 
@@ -347,14 +347,14 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 
     ``engine`` is True if the backward pass was called in this thread.
     """
-    found = False
+    calls_program = False
     for _ in range(MAX_FRAMES):
         if frame is None or frame.f_code.co_name == _ENGINE:
-            return found and (frame is not None or not engine)
+            return calls_program and (frame is not None or not engine)
         if str(frame.f_globals.get("__name__")).startswith(MODEL_MODULES):
             return False
         file = frame.f_code.co_filename
-        found |= not file.startswith(watching.OURS) and not watching.is_library(file)
+        calls_program |= not file.startswith(watching.OURS) and not watching.is_library(file)
         frame = frame.f_back
     return False
 
@@ -464,14 +464,14 @@ def _step_ended() -> list[tuple[Any, ...]]:
     try:
         if sampler.fault is not None:
             raise sampler.fault
-        found = sampler.events() if sampler.looks or sampler.memory else []
+        events = sampler.events() if sampler.looks or sampler.memory else []
         if collections.times:
-            found.append(collections.event(sampler))
+            events.append(collections.event(sampler))
     except Exception as error:
         guard.let_through(error)
         _give_up(error)
         return []
-    return found
+    return events
 
 
 def _give_up(error: Exception) -> None:

@@ -45,9 +45,9 @@ def batch_arrived(batch: Any) -> None:
         if state.doubtful:  # the batch may be for evaluation
             return
         due = state.batches + (1 if exact or state.batches < FIRST_BATCHES else EVERY)
-        found = _count(batch, sys.maxsize if exact else MAX_POSITIONS)
-        if found is not None:
-            state.events.append((PADDED, *found, int(exact)))
+        counts = _count(batch, sys.maxsize if exact else MAX_POSITIONS)
+        if counts is not None:
+            state.events.append((PADDED, *counts, int(exact)))
         else:
             _missed += 1
             if _missed >= MISSES:
@@ -61,11 +61,11 @@ def batch_arrived(batch: Any) -> None:
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
     """Return (positions, padding, padding in columns of padding only); None if no tensor shows padding."""
     ids, mask, labels = _parts(batch)
-    whole = next((one for one in (ids, mask) if one is not None), None)
-    if whole is None:
+    grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
+    if grid is None:
         return None
-    width = int(whole.shape[1])
-    rows = max(1, min(int(whole.shape[0]), most // max(width, 1)))
+    width = int(grid.shape[1])
+    rows = max(1, min(int(grid.shape[0]), most // max(width, 1)))
     if mask is not None:
         padding = mask.numpy()[:rows] == 0
     elif ids is not None:
@@ -80,15 +80,15 @@ def _parts(batch: Any) -> tuple[Any, Any, Any]:
         names = list(batch.keys())
         ids = next((batch[name] for name in IDS if name in names), None)
         mask, labels = (batch[name] if name in names else None for name in ("attention_mask", "labels"))
-        ids, mask, labels = (one if _is_grid(one) else None for one in (ids, mask, labels))
+        ids, mask, labels = (tensor if _is_grid(tensor) else None for tensor in (ids, mask, labels))
         return ids, mask, labels if ids is not None and labels is not None and labels.shape == ids.shape else None
     if not isinstance(batch, (list, tuple)) or not 2 <= len(batch) <= 4 or not all(map(_is_grid, batch)):
         return None, None, None
-    ids, *others = batch
-    if any(one.shape != ids.shape for one in others):
+    ids, *rest = batch
+    if any(tensor.shape != ids.shape for tensor in rest):
         return None, None, None
-    mask = next((one for one in others if _is_mask(one)), None)
-    labels = next((one for one in others if one is not mask and bool((one.numpy() == IGNORED).any())), None)
+    mask = next((tensor for tensor in rest if _is_mask(tensor)), None)
+    labels = next((tensor for tensor in rest if tensor is not mask and bool((tensor.numpy() == IGNORED).any())), None)
     return (ids, mask, labels) if mask is not None or labels is not None else (None, None, None)
 
 

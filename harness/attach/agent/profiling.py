@@ -349,8 +349,8 @@ def _give_up(error: Exception) -> None:
         abandon()
     except Exception as another:
         guard.let_through(another)  # The profiler cannot be stopped.
-    where = traceback.extract_tb(error.__traceback__)[-1:]
-    place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
     record.note("profile_fault", f"{type(error).__name__}: {error}"[:500] + place)
 
 

@@ -130,8 +130,8 @@ class FrameFile:
 
     def _begin(self) -> None:
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        found = os.fstat(self._descriptor)
-        self._identity = found.st_dev, found.st_ino
+        status = os.fstat(self._descriptor)
+        self._identity = status.st_dev, status.st_ino
 
     def add(self, content: Any) -> None:
         if not self._is_open():
@@ -148,10 +148,10 @@ class FrameFile:
     def _is_open(self) -> bool:
         """Return False if the program has closed all files. Another file may be open under this number."""
         try:
-            found = os.fstat(self._descriptor)
+            status = os.fstat(self._descriptor)
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return (status.st_dev, status.st_ino) == self._identity
 
 
 def _open() -> FrameFile | None:
@@ -210,14 +210,14 @@ def folder() -> str:
 
 def number(name: str) -> int | None:
     """Return a numeric setting; None if it is not set."""
-    found = settings.get(name)
-    return found if isinstance(found, int) else None
+    value = settings.get(name)
+    return value if isinstance(value, int) else None
 
 
 def word(name: str) -> str | None:
     """Return a text setting; None if it is not set."""
-    found = settings.get(name)
-    return found if isinstance(found, str) and found else None
+    value = settings.get(name)
+    return value if isinstance(value, str) and value else None
 
 
 def ranks() -> tuple[int | None, int | None]:

@@ -46,8 +46,8 @@ def epoch_ended() -> None:
 
 def batch_arrived(batch: Any) -> None:
     """Count the rows of a training batch, where commands take turns."""
-    this, state = _rows, boundaries.state
-    if state.doubtful or this.rows >= COUNTED_ROWS_MAX:
+    tally, state = _rows, boundaries.state
+    if state.doubtful or tally.rows >= COUNTED_ROWS_MAX:
         return
     try:
         from _harness_agent import loading
@@ -57,14 +57,14 @@ def batch_arrived(batch: Any) -> None:
         guard.let_through(error)
         digests = []
     if not digests:
-        this.rows = COUNTED_ROWS_MAX  # Later batches have the same form.
+        tally.rows = COUNTED_ROWS_MAX  # Later batches have the same form.
     for digest in digests:
-        this.rows += 1
-        this.repeated += digest in this.seen
-        this.seen.add(digest)
-        if this.rows & (this.rows - 1) == 0:
-            this.counts.append(this.repeated)
-            record.note(NOTE, tuple(this.counts))
+        tally.rows += 1
+        tally.repeated += digest in tally.seen
+        tally.seen.add(digest)
+        if tally.rows & (tally.rows - 1) == 0:
+            tally.counts.append(tally.repeated)
+            record.note(NOTE, tuple(tally.counts))
 
 
 def _digests(batch: Any) -> list[int]:

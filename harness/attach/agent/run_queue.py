@@ -91,7 +91,7 @@ def _read_lines() -> tuple[bytes, ...]:
     if not _descriptors:
         return ()
     # The counters come first, so that a later switch is noticed.
-    counted = [one[0] for one in _counts] if len(_counts) == len(_descriptors) else []
+    counted = [count[0] for count in _counts] if len(_counts) == len(_descriptors) else []
     # Reading the CPU time updates the time on a core in the main thread's line, which otherwise only a tick does.
     if _core is not None:
         _core.read()
@@ -103,7 +103,12 @@ def _read_lines() -> tuple[bytes, ...]:
         lines = tuple(map(_line_of, _descriptors))
     earlier, _skipped = (_line, *_others), 0
     _line, *_others = lines
-    if counted and counted == _counted and _runs(lines) != _runs(earlier) and [one[0] for one in _counts] == counted:
+    if (
+        counted
+        and counted == _counted
+        and _runs(lines) != _runs(earlier)
+        and [count[0] for count in _counts] == counted
+    ):
         _count_no_more()
         return lines
     _counted[:] = counted  # last, so that the lines are read again if a signal handler of the program raises before
@@ -167,12 +172,12 @@ def children_asked_ns() -> dict[int, int]:
     if own not in _parents:  # first call, or first call in a forked child
         _parents.clear()
         _parents[own] = 0
-    here = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) > own)
-    for pid in here:
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) > own)
+    for pid in pids:
         if pid not in _parents:
             _parents[pid] = _parent_of(pid)
     family = {own}
-    for pid in here:
+    for pid in pids:
         if _parents[pid] in family:
             family.add(pid)
     family.discard(own)

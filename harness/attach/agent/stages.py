@@ -218,14 +218,14 @@ def _merged(pieces: list[Piece]) -> list[Piece]:
     """Return one piece per stage, end to end from the first start. Sums are kept; the order within is lost."""
     sums: dict[str, list[int]] = {}
     for name, start, end, cpu_ns in pieces:
-        found = sums.setdefault(name, [0, 0])
-        found[0] += end - start
-        found[1] += cpu_ns
-    at = pieces[0][1]
+        stage_sums = sums.setdefault(name, [0, 0])
+        stage_sums[0] += end - start
+        stage_sums[1] += cpu_ns
+    start_ns = pieces[0][1]
     merged = []
     for name, (wall_ns, cpu_ns) in sums.items():
-        merged.append((name, at, at + wall_ns, cpu_ns))
-        at += wall_ns
+        merged.append((name, start_ns, start_ns + wall_ns, cpu_ns))
+        start_ns += wall_ns
     return merged
 
 

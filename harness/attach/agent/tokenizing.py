@@ -51,7 +51,7 @@ def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
 
 def _several(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Return True if a call encodes several texts: as its first argument after ``self``, or as a named one."""
-    return any(isinstance(one, (list, tuple)) for one in (*given[1:2], *named.values()))
+    return any(isinstance(argument, (list, tuple)) for argument in (*given[1:2], *named.values()))
 
 
 def _timed(before: Any) -> Any:

@@ -64,14 +64,14 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
     """Return True if this is a backward pass of training. A pass within another one (checkpointing) is part of it."""
     if is_compiling() or (get_ident() != boundaries.recorded_thread and not _adopted()):
         return False
-    this = boundaries.state
-    if "backward" in this.open:
+    recording = boundaries.state
+    if "backward" in recording.open:
         return False
     if inspection.parallel is not None:
         inspection.backward_begins()
-    if not this.settled and (this.sources or this.doubtful or this.ran_without_gradients):
+    if not recording.settled and (recording.sources or recording.doubtful or recording.ran_without_gradients):
         boundaries.trains()
-    if not this.loader_seen:
+    if not recording.loader_seen:
         boundaries.begin_step()
     outputs = given[0] if given else None
     loss = outputs[0] if isinstance(outputs, tuple) and outputs else None
@@ -92,13 +92,13 @@ def _adopted() -> bool:
 
 
 def _backward_ended() -> None:
-    this = boundaries.state
+    recording = boundaries.state
     boundaries.leave("backward")
-    this.backward_since = True
-    if not this.optimizers:
-        this.closed_ns = monotonic_ns()
-    if this.updated_within:
-        this.updated_within = False
+    recording.backward_since = True
+    if not recording.optimizers:
+        recording.closed_ns = monotonic_ns()
+    if recording.updated_within:
+        recording.updated_within = False
         _count(IN_BACKWARD, "optimizers within the backward pass")
 
 
@@ -130,10 +130,10 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
             boundaries.state.updated_within = True
             return
         boundaries.leave("optimizer")
-        number, this = id(optimizer), boundaries.state
-        if number == this.only:  # shortcut: same result as _count() with a single optimizer
-            this.optimizers[number] += 1
-            this.closed, this.closed_ns = True, monotonic_ns()
+        number, recording = id(optimizer), boundaries.state
+        if number == recording.only:  # shortcut: same result as _count() with a single optimizer
+            recording.optimizers[number] += 1
+            recording.closed, recording.closed_ns = True, monotonic_ns()
         else:
             _count(number, type(optimizer).__name__)
     except BaseException as error:
@@ -153,7 +153,7 @@ def _count(optimizer: int, name: str) -> None:
     closing = optimizer
     if len(counts) > 1:
         busiest = max(counts.values())
-        closing = [one for one, steps in counts.items() if steps >= OFTEN * busiest][-1]
+        closing = [number for number, steps in counts.items() if steps >= OFTEN * busiest][-1]
     asked = state.step_ends
     if optimizer == closing if asked is None else name == asked:
         state.closed, state.closed_ns = True, monotonic_ns()

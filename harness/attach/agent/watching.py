@@ -34,8 +34,8 @@ _GENERATOR = 0x20  # inspect.CO_GENERATOR: a running generator cannot be replace
 _CALL = torch.nn.Module._wrapped_call_impl.__code__
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(
-    os.path.realpath(one) + os.sep
-    for one in {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), sys.prefix}
+    os.path.realpath(root) + os.sep
+    for root in {*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), sys.prefix}
 )
 OURS = os.path.dirname(os.path.abspath(__file__))
 _MOST_MADE = 256
@@ -155,21 +155,21 @@ def _c_call_ended(seen: _Seen, frame: FrameType, function: Any) -> None:
         return
     if seen.depth:  # the forward pass: not a phase yet, but one in measured steps
         return
-    where = users_frame(frame)
-    if where is None:
+    caller = users_frame(frame)
+    if caller is None:
         return
     name = getattr(function, "__qualname__", "a call")
-    place = f"{os.path.basename(where.f_code.co_filename)}:{where.f_lineno} ({name})"
+    place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno} ({name})"
     running: set[CodeType] = set()
-    while where is not None:
-        running.add(where.f_code)
-        where = where.f_back
+    while caller is not None:
+        running.add(caller.f_code)
+        caller = caller.f_back
     seen.blocked.append((place, blocked_ns, running))
 
 
 def is_installed(path: str) -> bool:
     """Return True if the file belongs to an installed package."""
-    return any(f"{os.sep}{one}{os.sep}" in path for one in _PACKAGES)
+    return any(f"{os.sep}{package}{os.sep}" in path for package in _PACKAGES)
 
 
 @functools.cache
@@ -181,11 +181,11 @@ def is_library(file: str) -> bool:
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame outside libraries, else ``frame``; None if that frame belongs to the agent."""
-    where = frame
-    while where is not None and is_library(where.f_code.co_filename):
-        where = where.f_back
-    where = where or frame
-    return None if where is None or where.f_code.co_filename.startswith(OURS) else where
+    caller = frame
+    while caller is not None and is_library(caller.f_code.co_filename):
+        caller = caller.f_back
+    caller = caller or frame
+    return None if caller is None or caller.f_code.co_filename.startswith(OURS) else caller
 
 
 def _tensors(value: Any, depth: int = 0) -> list[Any]:
@@ -196,7 +196,7 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return [one for part in value[:16] for one in _tensors(part, depth + 1)]
+        return [tensor for part in value[:16] for tensor in _tensors(part, depth + 1)]
     return []
 
 
@@ -255,13 +255,13 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
 def _forward_begins() -> bool:
     """Return True if this call is the forward phase of a step."""
-    this = boundaries.state
-    if get_ident() != boundaries.recorded_thread or "forward" in this.open:
+    recording = boundaries.state
+    if get_ident() != boundaries.recorded_thread or "forward" in recording.open:
         return False
     if not is_grad_enabled():
         boundaries.evaluated()
         return False
-    if not this.loader_seen:
+    if not recording.loader_seen:
         if is_compiling():
             return False
         boundaries.begin_step()

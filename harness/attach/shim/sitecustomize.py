@@ -83,22 +83,22 @@ def _say(line: str) -> None:
 
 def _chain() -> None:
     """Run the next ``sitecustomize`` on the path under its own name, as if this file did not exist."""
-    ours = sys.modules.pop("sitecustomize")
+    shim = sys.modules.pop("sitecustomize")
     kept = list(sys.path)
-    sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", ours)  # the importing code expects this entry
-        kept = [one for one in kept if os.path.abspath(one or ".") != _HERE]
-        sys.path[:] = kept + [one for one in sys.path if one not in kept]
+        sys.modules.setdefault("sitecustomize", shim)  # the importing code expects this entry
+        kept = [entry for entry in kept if os.path.abspath(entry or ".") != _HERE]
+        sys.path[:] = kept + [entry for entry in sys.path if entry not in kept]
 
 
 try:
-    if _FOLDER and os.path.isdir(_FOLDER) and not any(type(one).__name__ == "_Watch" for one in sys.meta_path):
+    if _FOLDER and os.path.isdir(_FOLDER) and not any(type(finder).__name__ == "_Watch" for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch(_FOLDER))  # type: ignore[arg-type]
 except Exception as _error:
     _say(f"harness exec: not attached: {_error}")

@@ -1,1 +1,1 @@
-"""Runs a study in jobs of Slurm: the batch script, the queue, and what the jobs leave behind."""
+"""Runs a study in Slurm jobs: the batch script, the queue, and the results of the jobs."""

@@ -25,7 +25,7 @@ EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 @dataclass(frozen=True)
 class JobEnding:
-    """A job's own record. ``running``: it has begun, and not ended, or it was killed."""
+    """Record of a job, written by itself. ``running``: the job has begun but not ended, or it was killed."""
 
     job: str
     node: str
@@ -36,16 +36,16 @@ class JobEnding:
 
 
 def read_ending(path: Path) -> JobEnding | None:
-    """Read the job's record; None if there is none, or if it is damaged."""
+    """Read the job's record. Return None if it is missing or damaged."""
     try:
         content = read_json(path)
-        return JobEnding(**{one.name: content[one.name] for one in fields(JobEnding) if one.name in content})
+        return JobEnding(**{field.name: content[field.name] for field in fields(JobEnding) if field.name in content})
     except (OSError, ValueError, TypeError):
         return None
 
 
 def own_job(environ: dict[str, str]) -> str:
-    """The id of this job as squeue shows it: 12, or 12_3 of an array."""
+    """Return the id of this job as squeue shows it: 12, or 12_3 in an array."""
     array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{element}" if array and element else environ.get("SLURM_JOB_ID", "none")
 
@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, metavar="B", help="this block alone")
     parser.add_argument("--record", type=Path, required=True, metavar="FILE", help="what the job says of itself")
     parser.add_argument("--force", action="store_true", help="also what cannot fit into memory")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     begun = JobEnding(own_job(dict(os.environ)), socket.gethostname(), begun_utc=now())
-    write_json(given.record, asdict(begun))
+    write_json(options.record, asdict(begun))
     ending = replace(begun, status="failed")
     try:
-        everything = run_part(given.study, given.block, given.force)
-        ending = replace(begun, status="done" if everything else "failed")
+        is_done = run_part(options.study, options.block, options.force)
+        ending = replace(begun, status="done" if is_done else "failed")
     except KeyboardInterrupt:
         ending = replace(begun, status="interrupted", error="a signal ended it (time limit, scancel or preemption)")
     except InputError as error:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         ending = replace(begun, error=in_words(error))
     finally:
-        write_json(given.record, asdict(replace(ending, ended_utc=now())))
+        write_json(options.record, asdict(replace(ending, ended_utc=now())))
     if ending.error is not None:
         print(f"harness: job {ending.job}: {ending.error}", file=sys.stderr)
     return EXITS[ending.status]

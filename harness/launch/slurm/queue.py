@@ -1,7 +1,7 @@
-"""Asks Slurm: submits a script, and says in which state its jobs are. Each question has a time limit.
+"""Submits scripts to Slurm, and reads the states of the jobs. Each command has a time limit.
 
 Only sbatch, squeue and scontrol are used: sacct needs an accounting database, which small clusters do not have. squeue
-knows a job for some minutes after its end (MinJobAge); what is known of it later, the job itself has written.
+knows a job for some minutes after its end (MinJobAge). Later, only the job's own record is left.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from harness.machine.slurm import missing_commands
 from trainer.errors import InputError, one_line
 
-COMMAND_S = 60.0  # for a controller that is busy; sbatch itself gives up after MessageTimeout, 10 s by default
-# States of a job that has ended for good, by man squeue; every other one may still run. GONE is ours: one that Slurm no
-# longer knows.
+COMMAND_S = 60.0  # limit for a busy controller; sbatch itself gives up after MessageTimeout, 10 s by default
+# Final states of a job, by man squeue. A job in another state may still run. GONE is not from Slurm: the job is no
+# longer known.
 ENDED = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE",
      "OUT_OF_MEMORY", "REVOKED", "GONE"}
@@ -26,12 +26,12 @@ UNKNOWN_JOB = "Invalid job id specified"
 
 
 class SlurmSilent(Exception):  # noqa: N818 - an outcome, reported and survived
-    """Slurm did not answer, or with an error: the line says which command."""
+    """A command of Slurm failed or did not answer. The message names the command."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """One job as squeue has it. ``job``: its id, 12 or 12_3."""
+    """Job as shown by squeue. ``job``: its id, 12 or 12_3."""
 
     job: str
     state: str
@@ -53,8 +53,8 @@ def check_slurm_here() -> None:
 
 
 def submit(script: Path) -> str:
-    """Submit ``script``; return the id of its job. Raises InputError, with sbatch's message, if it is refused."""
-    # In a job (salloc) sbatch would take these for this script's options.
+    """Submit ``script`` and return the id of its job. Raises InputError, with sbatch's message, if it is refused."""
+    # Within a job (salloc), sbatch would use these variables as options of this script.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_JOB")}
     try:
         done = _run(["sbatch", "--parsable", str(script)], environment)
@@ -62,14 +62,17 @@ def submit(script: Path) -> str:
         raise InputError(f"launch.slurm: {error}") from error
     if done.returncode:
         raise InputError(f"launch.slurm: sbatch refused the job: {_message(done.stderr)} (--dry-run prints it)")
-    return done.stdout.strip().split(";")[0]  # JOB;CLUSTER if there are several
+    return done.stdout.strip().split(";")[0]  # JOB;CLUSTER with several clusters
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """The state of each of ``jobs`` (ids without array elements) and its elements, by id; SlurmSilent."""
+    """Return the states of ``jobs`` (ids without array elements) and their elements, by id.
+
+    Raises SlurmSilent if squeue fails.
+    """
     if not jobs:
         return {}
-    # %i is 12_3 of an element with -r, else 12.
+    # With --array, %i is 12_3 for an element; otherwise it is 12.
     done = _run(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N", f"--jobs={','.join(jobs)}"])
     if done.returncode and UNKNOWN_JOB not in done.stderr:
         raise SlurmSilent(f"squeue: {_message(done.stderr)}")
@@ -82,7 +85,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def node_memory_bytes(partition: str | None) -> int | None:
-    """Return the least memory of the partition's nodes as Slurm reports it; None if it does not."""
+    """Return the smallest memory of the partition's nodes; None if Slurm does not report it."""
     of = [] if partition is None else [f"--partition={partition}"]
     try:
         done = _run(["sinfo", "--noheader", "--format=%m", *of])
@@ -111,6 +114,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _message(text: str) -> str:
-    """Return the last message of an answer, with the lines before it that belong to it."""
+    """Return the last message of an output, with the preceding lines that belong to it."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a word"

@@ -1,4 +1,4 @@
-"""Writes the batch script of a study: plain sbatch that a user can read, change, and submit by hand."""
+"""Writes the batch script of a study: a plain sbatch script that a user can read, edit and submit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from trainer.config import SlurmConfig
 from trainer.files import shell_word
 
-# Environment variables that a run reads; some clusters pass none to jobs (SBATCH_EXPORT=NONE).
+# Environment variables that a run reads. Some clusters pass none to jobs (SBATCH_EXPORT=NONE).
 KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One script: which study it runs, in which folder its script, logs and records lie, and which blocks it runs."""
+    """One script: its study, the folder of its script, logs and records, and its blocks."""
 
     study: Path
     folder: Path
@@ -36,20 +36,20 @@ class Submission:
         return self.folder / "script.sh"
 
     def log(self, job: str) -> Path:
-        """The log of a job, by its id: 12, or 12_3 for block 3 of the array 12."""
+        """Return the log of a job by its id: 12, or 12_3 for block 3 of the array 12."""
         return self.folder / f"job-{job}.log"
 
     def record(self, block: int) -> Path:
-        """File in which the job of ``block`` records its state."""
+        """Return the file in which the job of ``block`` records its state."""
         return self.folder / (f"block-{block}.json" if self.is_array else "study.json")
 
 
 def batch_script(submission: Submission) -> str:
-    """The whole script."""
-    what = "one job for each block" if submission.is_array else "the whole study in one job"
+    """Return the text of the script."""
+    extent = "one job for each block" if submission.is_array else "the whole study in one job"
     lines = [
         "#!/bin/bash",
-        f"# The study {submission.study}: {what}.",
+        f"# The study {submission.study}: {extent}.",
         "# Written by harness run from the scenario's launch.slurm; harness run --resume STUDY waits for its jobs,",
         "# gathers what they measured, and submits again what is missing.",
         *(f"#SBATCH {shell_word(option) if ' ' in option else option}" for option in _options(submission)),
@@ -74,7 +74,7 @@ def _options(submission: Submission) -> Iterator[str]:
     yield f"--output={str(log.parent).replace('%', '%%')}/{jobs}"
     yield f"--nodes={submission.nodes}"
     yield "--ntasks-per-node=1"
-    given = {
+    options = {
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -84,7 +84,7 @@ def _options(submission: Submission) -> Iterator[str]:
         "gpus-per-node": slurm.gpus_per_node,
         "gres": slurm.gres,
     }
-    yield from (f"--{name}={value}" for name, value in given.items() if value is not None)
+    yield from (f"--{name}={value}" for name, value in options.items() if value is not None)
     if slurm.exclusive:
         yield "--exclusive"
     yield "--no-requeue"  # harness run --resume submits the missing blocks
@@ -102,7 +102,7 @@ def _command(submission: Submission) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0-4, or 1,3,5-7: as sbatch takes the elements of an array."""
+    """Return the blocks in sbatch's format for array elements: 0-4, or 1,3,5-7."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:

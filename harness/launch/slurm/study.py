@@ -1,9 +1,9 @@
 """Submits a study's jobs, waits for them with a time limit, and gathers their runs in one study folder.
 
-    STUDY/slurm/K/      the K-th submission: script.sh, jobs.json, job-ID.log, and what each job says of itself
+    STUDY/slurm/K/      the K-th submission: script.sh, jobs.json, job-ID.log, and the record of each job
 
-A job that failed, was cancelled, hit its time limit or was preempted costs its own block: the runs that lack are
-written down as failed, with the job's id, its state and the end of its log. ``harness run --resume`` submits those.
+A job that failed, was cancelled, hit its time limit or was preempted affects only its own block: its missing runs are
+recorded as failed, with the job's id, its state and the end of its log. ``harness run --resume`` submits them again.
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ if TYPE_CHECKING:
     from harness.scenario.plan import Plan
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.5, 15.0  # seconds between two polls of the queue
-CONTROLLER_S = 900.0  # limit of squeue's failures before the wait ends: a controller is restarted in minutes
-SHARED_DISK_S = 10.0  # for what a job wrote to appear on this machine's view of a shared disk
+CONTROLLER_S = 900.0  # The wait ends if squeue fails for longer. A restart of the controller takes minutes.
+SHARED_DISK_S = 10.0  # time for a job's files to become visible on a shared disk
 LOG_LINES = 3
 LOG_BYTES = 4096
 FOLDER = "slurm"
-BLAMED = "-job"  # ends the session of a record that no run wrote
-GONE = JobState("", "GONE", "", "")  # squeue no longer knows it
+BLAMED = "-job"  # suffix of the session in a record that was not written by a run
+GONE = JobState("", "GONE", "", "")  # no longer known to squeue
 
 
 def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
-    """The jobs that all arms ask for; None: none. Raises InputError if they differ: a job runs all arms of a block."""
+    """Return the job settings of all arms; None without any. Raises InputError if they differ.
+
+    They must be equal, because a job runs all arms of a block.
+    """
     by_arm = {name: config_slurm(config) for name, config in configs.items()}
     first, settings = next(iter(by_arm.items()))
-    for name, other in by_arm.items():
-        if other != settings:
+    for name, arm_settings in by_arm.items():
+        if arm_settings != settings:
             raise InputError(
                 f"launch.slurm: arm {name} has another one than {first}, but a job runs all arms of a block; "
                 "put it into base, and only launch.torchrun into arms"
@@ -58,14 +61,14 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
 
 
 def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
-    """Nodes that a job needs for the arm with the most."""
+    """Return the nodes of a job: enough for the largest arm."""
     asked = slurm_of(configs)
-    most = max(1 if one.launch is None else one.launch.torchrun.nnodes for one in configs.values())
-    return max(most, (asked and asked.nodes) or 1)
+    largest = max(1 if config.launch is None else config.launch.torchrun.nnodes for config in configs.values())
+    return max(largest, (asked and asked.nodes) or 1)
 
 
 def print_script(plan: Plan, out: Path, force: bool = False) -> str:
-    """The script that a study of ``plan`` would be run by; nothing is prepared, made or submitted."""
+    """Return the script for a study of ``plan``, without preparing, creating or submitting anything."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     study = out.absolute() / plan.scenario.name / "<time>-<id>"
@@ -77,20 +80,20 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Run ``plan`` in jobs. Raises InputError before anything was submitted where it cannot work."""
+    """Run ``plan`` in jobs. Raises InputError before anything is submitted if it cannot work."""
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     check_slurm_here()
     free_bytes = node_memory_bytes(slurm.partition) if slurm.mem is None else _bytes_of(slurm.mem)
-    where = Elsewhere("of Slurm's nodes", free_bytes)
+    elsewhere = Elsewhere("of Slurm's nodes", free_bytes)
     made = [place for place in (out / plan.scenario.name, out) if not place.exists()]
-    folder, record, _ = begin_study(plan, out, command, source, force=force, elsewhere=where)
+    folder, record, _ = begin_study(plan, out, command, source, force=force, elsewhere=elsewhere)
     jobs = Jobs(folder, record, slurm, most_nodes(configs))
     with only_one(folder):
         try:
             folder.write_study(record)
             jobs.submit(range(len(record.order)), force)
-        except BaseException:  # sbatch refused it: no folder that was made for it is left
+        except BaseException:  # sbatch refused it. Remove the new folders.
             shutil.rmtree(folder.path, ignore_errors=True)
             with suppress(OSError):
                 for place in made:
@@ -101,7 +104,7 @@ def submit_study(
 
 
 def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
-    """Wait for the jobs of a study that are still in the queue, and submit what no job is there for."""
+    """Wait for the jobs of a study that are still in the queue, and submit the missing blocks without a job."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     configs = recorded_configs(folder.study_json, record)
@@ -116,7 +119,7 @@ def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, w
         except SlurmSilent as error:
             raise InputError(f"launch.slurm: which jobs are in the queue is not known: {error}") from error
         missing = [block for block in jobs.missing() if block not in waited_for]
-        if waited_for and not jobs.is_array:  # its one job takes every block that is missing when it comes to it
+        if waited_for and not jobs.is_array:  # The single job runs every missing block.
             missing = []
         folder.write_study(record)
         if missing:
@@ -126,12 +129,12 @@ def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, w
 
 
 def begun_in_jobs(path: Path) -> bool:
-    """True if jobs were ever submitted for the study there."""
+    """True if jobs were submitted for the study at ``path``."""
     return (path / FOLDER).is_dir()
 
 
 def refuse_jobs_in_queue(path: Path) -> None:
-    """Raise InputError if jobs of the study may still run: they would collide with runs started here."""
+    """Raise InputError if jobs of the study may still run: they would conflict with runs on this machine."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     slurm = slurm_of(recorded_configs(folder.study_json, record))
@@ -139,7 +142,7 @@ def refuse_jobs_in_queue(path: Path) -> None:
         return
     jobs = Jobs(folder, record, slurm, 1)
     jobs.find_submissions()
-    with suppress(SlurmSilent):  # no Slurm here: nothing is known of its jobs
+    with suppress(SlurmSilent):  # Without Slurm on this machine, the jobs are unknown.
         if jobs.blocks_in_queue():
             line = f"{path}: jobs {', '.join(jobs.ids)} are still in the queue; wait for them, or scancel them"
             raise InputError(line)
@@ -153,7 +156,7 @@ def _asked(configs: Mapping[str, TrainerConfig]) -> SlurmConfig:
 
 
 def _bytes_of(text: str) -> int | None:
-    """Return the bytes of sizes like "64G", as sbatch reads them: megabytes without a unit."""
+    """Return the bytes of a size like "64G" by sbatch's rules: without a unit, the size is in megabytes."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     powers = {"K": 10, "M": 20, "G": 30, "T": 40}
     return int(number) * 2 ** powers[unit] if number.isdigit() and unit in powers else None
@@ -161,14 +164,14 @@ def _bytes_of(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Lost:
-    """A block that is not done although its job has ended."""
+    """Block that is not done although its job has ended."""
 
     block: int
     line: str
 
 
 class Jobs:
-    """Jobs of one study: submitted, in the queue, and missing."""
+    """Jobs of a study: submitted, in the queue, and missing."""
 
     def __init__(self, folder: StudyFolder, record: StudyRecord, slurm: SlurmConfig, nodes: int) -> None:
         self._folder, self._record, self._slurm, self._nodes = folder, record, slurm, nodes
@@ -180,7 +183,7 @@ class Jobs:
 
     @property
     def ids(self) -> list[str]:
-        """Numbers of the jobs as they were submitted: an array has one."""
+        """Ids of the submitted jobs. An array has one id."""
         return list(dict.fromkeys(job for job, _ in self._by_block.values()))
 
     @property
@@ -188,12 +191,12 @@ class Jobs:
         """Description of the submitted jobs."""
         if not self._by_block:
             return "no job is needed"
-        logs = ", ".join(dict.fromkeys(str(one.folder) for _, one in self._by_block.values()))
+        logs = ", ".join(dict.fromkeys(str(submission.folder) for _, submission in self._by_block.values()))
         kind = "one for each block" if self.is_array else "all blocks in one"
         return f"job {', '.join(self.ids)} ({kind}), scripts and logs in {logs}"
 
     def missing(self) -> list[int]:
-        """Blocks with a run that is not done."""
+        """Return the blocks with a run that is not done."""
         record, done = self._record, self._folder.is_done
         return [b for b, order in enumerate(record.order) if not all(done(name, b) for name in order)]
 
@@ -210,7 +213,7 @@ class Jobs:
         self._by_block |= dict.fromkeys(blocks, (job, submission))
 
     def find_submissions(self) -> None:
-        """Read what was submitted before; what cannot be read was not submitted."""
+        """Read the earlier submissions. An unreadable file does not count as a submission."""
         for place in sorted((self._folder.path / FOLDER).glob("[0-9]*/jobs.json"), key=lambda p: int(p.parent.name)):
             with suppress(OSError, ValueError, TypeError, KeyError):
                 content = read_json(place)
@@ -219,12 +222,12 @@ class Jobs:
                 self._by_block |= dict.fromkeys(blocks, (job, submission))
 
     def blocks_in_queue(self) -> set[int]:
-        """Blocks whose job may still run. Raises SlurmSilent if that is not known."""
+        """Return the blocks whose job may still run. Raises SlurmSilent if this is unknown."""
         queue = states(self.ids)
         return set(self._living(queue))
 
     def finish(self) -> Outcome:
-        """Wait for all jobs, then gather. Jobs in the queue when the time is over, or on Ctrl-C, stay there."""
+        """Wait for all jobs, then gather their runs. After the time limit or Ctrl-C, jobs stay in the queue."""
         with terminable():
             try:
                 late = self._wait()
@@ -236,7 +239,7 @@ class Jobs:
         return self._gather()
 
     def leave(self, status: Literal["submitted", "interrupted", "failed"]) -> Outcome:
-        """Print which jobs run on without this process."""
+        """Print the jobs that continue without this process."""
         path = self._folder.path
         print(
             f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume "
@@ -257,11 +260,11 @@ class Jobs:
         return queue.get(self._id(block), GONE)
 
     def _living(self, queue: Mapping[str, JobState]) -> list[int]:
-        """Blocks whose job may still run."""
+        """Return the blocks whose job may still run."""
         return [block for block in self._by_block if not self._state(block, queue).has_ended]
 
     def _wait(self) -> str | None:
-        """Look until every job has ended; the line that says who did not, where the time is over before."""
+        """Poll until every job has ended. Return None, or a line about the remaining jobs after the time limit."""
         begun_s = heard_s = time.monotonic()
         pause_s, shown = FIRST_LOOK_S, ""
         while True:
@@ -286,33 +289,33 @@ class Jobs:
             pause_s = min(pause_s * 1.5, LAST_LOOK_S)
 
     def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
-        """``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
+        """Return a text like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
         parts = []
-        seen = {self._id(block): self._state(block, queue) for block in living}
-        for state in dict.fromkeys(one.state for one in seen.values()):
-            of = {job: one for job, one in seen.items() if one.state == state}
+        job_states = {self._id(block): self._state(block, queue) for block in living}
+        for state in dict.fromkeys(job_state.state for job_state in job_states.values()):
+            jobs = {job: job_state for job, job_state in job_states.items() if job_state.state == state}
             if state == "PENDING":
-                why = ", ".join(Counter(one.reason for one in of.values()))
+                detail = ", ".join(Counter(job_state.reason for job_state in jobs.values()))
             else:
-                why = ", ".join(f"{job} on {one.nodes}" for job, one in of.items())
-            parts.append(f"{len(of)} {state.lower()} ({why})")
-        ended = len({self._id(block) for block in self._by_block}) - len(seen)
+                detail = ", ".join(f"{job} on {job_state.nodes}" for job, job_state in jobs.items())
+            parts.append(f"{len(jobs)} {state.lower()} ({detail})")
+        ended = len({self._id(block) for block in self._by_block}) - len(job_states)
         if ended:
             parts.append(f"{ended} ended")
         return f"job {', '.join(self.ids)}: {', '.join(parts)}"
 
     def _gather(self) -> Outcome:
-        """Write down how the study stands, and of each run that is missing which job is to blame."""
+        """Write the status of the study, and the failed job for each missing run."""
         lost = list(self._lost_blocks())
         notes = []
-        for one in lost:
-            print(f"harness: {one.line}", file=sys.stderr)
-            notes.append(one.line)
-            self._blame(one)
+        for lost_block in lost:
+            print(f"harness: {lost_block.line}", file=sys.stderr)
+            notes.append(lost_block.line)
+            self._blame(lost_block)
         status: Literal["done", "failed"] = "failed" if self.missing() else "done"
         record = self._record
         done = (self._folder.read_record(name, block) for block, order in enumerate(record.order) for name in order)
-        # From the machine that measured: this one only submitted.
+        # The environment of a machine that measured. This machine only submitted.
         environment = next((run.environment for run in done if run and run.status == "done"), record.environment)
         notes = [*record.notes, *(line for line in dict.fromkeys(notes) if line not in record.notes)]
         record = replace(record, status=status, ended_utc=now(), environment=environment, notes=notes)
@@ -331,11 +334,11 @@ class Jobs:
             state = self._state(block, queue)
             self._await_record(submission.record(block), state)
             ending = read_ending(submission.record(block))
-            if block in self.missing():  # it became visible late
+            if block in self.missing():  # unless its record became visible late
                 yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
 
     def _await_record(self, path: Path, state: JobState) -> None:
-        """A job that ended by itself has recorded that; a shared disk may show it later."""
+        """Wait for the record of a job that ended by itself: it may become visible late on a shared disk."""
         end_s = time.monotonic() + SHARED_DISK_S
         while state.state in ("COMPLETED", "FAILED", "GONE") and time.monotonic() < end_s:
             ending = read_ending(path)
@@ -344,12 +347,12 @@ class Jobs:
             time.sleep(FIRST_LOOK_S)
 
     def _blame(self, lost: _Lost) -> None:
-        """A record of each run that the job has not even begun, or left without a word."""
+        """Write a failed record for each run that the job did not begin, or left without an end."""
         arms = {arm.name: arm for arm in self._record.arms}
         for position, name in enumerate(self._record.order[lost.block]):
             before = self._folder.read_record(name, lost.block)
             if before is not None and not before.session.endswith(BLAMED):
-                continue  # its own record has its end
+                continue  # The run's own record has its end.
             arm = arms[name]
             self._folder.write_run(
                 RunRecord(
@@ -372,7 +375,7 @@ class Jobs:
 def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
     """Return one line: the job, its state in Slurm, its own record, and the end of its log."""
     node = state.nodes or (ending.node if ending is not None else "")
-    how = {
+    outcome = {
         "GONE": "has ended, and Slurm no longer knows how",
         "COMPLETED": "ended, with runs that failed",
         "FAILED": "failed",
@@ -383,8 +386,8 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
         "NODE_FAIL": "lost its node",
     }.get(state.state, f"ended as {state.state}")
     if state.state == "FAILED" and ending is not None and ending.status == "failed" and ending.error is None:
-        how = "ended, with runs that failed"
-    line = f"block {block}: job {job}{f' on {node}' if node else ''} {how}"
+        outcome = "ended, with runs that failed"
+    line = f"block {block}: job {job}{f' on {node}' if node else ''} {outcome}"
     if ending is None:
         line += "; it never began to run the study"
     elif ending.status == "running":
@@ -398,7 +401,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
 
 
 def _end_of(log: Path) -> str | None:
-    """The last lines, as one; "" where there is nothing to read in it, None if there is no log."""
+    """Return the last lines of a log as one line; "" for an empty log, None without a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_BYTES))

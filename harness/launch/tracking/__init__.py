@@ -1,1 +1,1 @@
-"""Hands what a study measured to experiment trackers, each in a process of its own that may fail or hang."""
+"""Sends a study's measurements to experiment trackers, each in its own process, which may fail or hang."""

@@ -1,4 +1,4 @@
-"""Feeds one tracker's process from a bounded queue, so that measuring never waits for it."""
+"""Feeds the process of a tracker from a bounded queue, so that measurements never wait for it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from time import monotonic
 
 from trainer.json_types import JsonObject
 
-MAX_WAITING_MESSAGES = 1024  # messages in the queue; a message has up to 500 steps
-# No telemetry: variables that keep these libraries from sending or looking up anything.
+MAX_WAITING_MESSAGES = 1024  # messages in the queue, each with up to 500 steps
+# Variables that switch off telemetry and network requests of these libraries.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -30,7 +30,7 @@ QUIET = {
 }
 
 
-# Variables that would send Trackio and MLflow to another place than their folder.
+# Variables that would make Trackio and MLflow write outside their folder.
 ELSEWHERE = {
     "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID",
     "TRACKIO_DATASET_ID",
@@ -38,17 +38,17 @@ ELSEWHERE = {
 
 
 class TrackerFeed:
-    """The process of one tracker. No method but :meth:`wait` and :meth:`end` blocks, and those have a limit."""
+    """Process of one tracker. Only :meth:`wait`, :meth:`lost` and :meth:`end` block, each with a time limit."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        """``name``: as in the scenario. ``folder``: of the tracker's own files."""
+        """``name``: name in the scenario. ``folder``: folder of the tracker's files."""
         self.name, self.folder = name, folder
         self._messages: queue.Queue[JsonObject | None] = queue.Queue(MAX_WAITING_MESSAGES)
-        self._given = 0  # messages that were to be recorded
+        self._given = 0  # number of messages to record
         self._done = self._failed = 0
-        self._error: str | None = None  # the first one
+        self._error: str | None = None  # first error
         self._changed = threading.Condition()
-        self._over = False  # the process has closed its output
+        self._over = False  # True once the process has closed its output
         folder.mkdir(parents=True, exist_ok=True)
         own = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
         with (folder / "tracker.log").open("wb") as log:
@@ -58,14 +58,14 @@ class TrackerFeed:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**own, **QUIET, "WANDB_DIR": str(folder), "TRACKIO_DIR": str(folder)},
-                start_new_session=True,  # a tracker may have processes of its own, which end with it
+                start_new_session=True,  # so that its child processes end with it
             )
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._write, self._read)]
         for thread in self._threads:
             thread.start()
 
     def send(self, message: JsonObject, until_s: float | None = None) -> None:
-        """Queue a message. It is dropped if there is no room, or none by ``until_s``."""
+        """Queue a message. Drop it if there is no room until ``until_s``."""
         number = self._given
         self._given += 1
         with suppress(queue.Full):
@@ -73,19 +73,19 @@ class TrackerFeed:
             self._messages.put({**message, "number": number}, wait_s > 0, wait_s or None)
 
     def wait(self, until_s: float) -> None:
-        """Wait until everything that was sent is recorded, the process has ended, or it is ``until_s`` (monotonic)."""
+        """Wait until all messages are recorded or the process has ended, at most until ``until_s`` (monotonic)."""
         with self._changed:
-            while not self._over and self._answered < self._given and (left := until_s - monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._over and self._answered < self._given and (remaining_s := until_s - monotonic()) > 0:
+                self._changed.wait(remaining_s)
 
     def lost(self, until_s: float) -> str | None:
-        """Return one line about records missing at ``until_s`` (monotonic); None if there are none."""
+        """Return one line about records missing at ``until_s`` (monotonic); None without any."""
         self.wait(until_s)
         with self._changed:
             if self._done == self._given:
                 return None
-            why = self._error or ("its process ended" if self._over else "no answer in time")
-            return f"{self.name}: {self._done} of {self._given} messages recorded: {why}"
+            reason = self._error or ("its process ended" if self._over else "no answer in time")
+            return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
         """Close the tracker, by force at ``until_s``. Returns the same line as :meth:`lost`."""
@@ -96,7 +96,7 @@ class TrackerFeed:
             self._process.wait(max(0.0, until_s - monotonic()))
         lost = self.lost(until_s)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # and the processes it left behind
+            os.killpg(self._process.pid, signal.SIGKILL)  # includes its child processes
         self._process.wait()
         for thread in self._threads:
             thread.join(5)
@@ -108,7 +108,7 @@ class TrackerFeed:
 
     def _write(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError), self._process.stdin as stream:  # ended, or killed
+        with suppress(OSError), self._process.stdin as stream:  # It has ended or was killed.
             while (message := self._messages.get()) is not None:
                 stream.write(json.dumps(message).encode() + b"\n")
                 stream.flush()

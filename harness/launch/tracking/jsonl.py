@@ -1,4 +1,4 @@
-"""Keeps everything as lines of JSON, one file a study: needs no library, and any program can read it."""
+"""Stores everything as lines of JSON, one file per study. Needs no library, and any program can read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.json_types import Json
 
 
 class JsonLines:
-    """Writes ``NAME.jsonl``, NAME being the study's run, and a new one each time."""
+    """Writes a new ``NAME.jsonl`` for each study; NAME is the name of the study's run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class JsonLines:
 
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None:
         for row in rows:
-            # JSON has no NaN and no infinity.
+            # JSON has neither NaN nor infinity.
             values: dict[str, Json] = {
                 name: value if math.isfinite(value) else str(value) for name, value in row.values.items()
             }

@@ -1,4 +1,4 @@
-"""Keeps runs in an embedded MLflow store: one SQLite file and a folder of artifacts, without a server.
+"""Stores runs in an embedded MLflow store: one SQLite file and a folder of artifacts, without a server.
 
 ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`` shows it.
 """
@@ -15,12 +15,12 @@ from trainer.json_types import Json
 
 One = TypeVar("One")
 _STATUS = {"done": "FINISHED", "failed": "FAILED"}
-# Limits of one log_batch (mlflow.utils.validation), and of the length of a parameter's value.
+# Limits of one log_batch (mlflow.utils.validation), and of the length of a parameter value.
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000
 
 
 class MlflowStore:
-    """One experiment a scenario; the study's run is the parent of its arms' runs."""
+    """Creates one experiment per scenario. The study's run is the parent of its arms' runs."""
 
     def __init__(self, folder: Path) -> None:
         from mlflow import MlflowClient
@@ -34,25 +34,25 @@ class MlflowStore:
         from mlflow.entities import Param
 
         scenario = (parent or run).partition("/")[0]
-        known = self._client.get_experiment_by_name(scenario)
+        existing = self._client.get_experiment_by_name(scenario)
         experiment = (
-            known.experiment_id
-            if known is not None
+            existing.experiment_id
+            if existing is not None
             else self._client.create_experiment(scenario, artifact_location=f"{self._artifacts}/{scenario}")
         )
         tags = {} if parent is None else {"mlflow.parentRunId": self._ids[parent]}
         created = self._client.create_run(experiment, start_time=start_ms, tags=tags, run_name=run)
         self._ids[run] = created.info.run_id
         params = [Param(name, str(value)[:_LONGEST]) for name, value in parameters.items()]
-        for some in _cut(params, _MOST_PARAMETERS):
-            self._client.log_batch(self._ids[run], params=some)
+        for chunk in _cut(params, _MOST_PARAMETERS):
+            self._client.log_batch(self._ids[run], params=chunk)
 
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None:
         from mlflow.entities import Metric
 
         entries = [Metric(name, value, row.time_ms, row.step) for row in rows for name, value in row.values.items()]
-        for some in _cut(entries, _MOST_METRICS):
-            self._client.log_batch(self._ids[run], metrics=some)
+        for chunk in _cut(entries, _MOST_METRICS):
+            self._client.log_batch(self._ids[run], metrics=chunk)
 
     def attach(self, run: str, files: Sequence[Path]) -> None:
         for path in files:
@@ -67,8 +67,8 @@ class MlflowStore:
 
 def _cut(items: Sequence[One], most: int) -> Iterator[list[One]]:
     rest = iter(items)
-    while some := list(islice(rest, most)):
-        yield some
+    while chunk := list(islice(rest, most)):
+        yield chunk
 
 
 def make(folder: Path) -> MlflowStore:

@@ -1,4 +1,4 @@
-"""Writes TensorBoard's event files, one folder a run. ``tensorboard --logdir FOLDER`` shows them."""
+"""Writes TensorBoard event files, one folder per run. ``tensorboard --logdir FOLDER`` shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardFiles:
-    """torch's own writer, which needs the tensorboard package only."""
+    """Uses torch's writer, which needs only the tensorboard package."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,9 +1,8 @@
-"""Hands a finished study to the trackers that its scenario names: its runs before the report is built, then the report.
-A training (``harness train``) is handed on part by part, as each of them ends.
+"""Sends a finished study to the trackers of its scenario: first its runs, then its report.
 
-Nothing is measured any more when the first tracker starts, so none can slow a run. Trackers work side by side, and all
-of them together have the scenario's time limit (``limits.tracking_s``), in which the building of the report does not
-count.
+A training (``harness train``) is sent part by part, after each part ends. The first tracker starts after all
+measurements, so trackers cannot slow a run. They work in parallel and share the scenario's time limit
+(``limits.tracking_s``). The time to build the report does not count.
 """
 
 from __future__ import annotations
@@ -29,32 +28,32 @@ from harness.study.store import StudyFolder
 from trainer.errors import in_words
 from trainer.json_types import Json, JsonObject, section
 
-ROWS = 500  # steps in a message
-MAX_TRACKED_STEPS = 20_000  # steps of a run that a tracker gets, evenly spread
-RUNS_SHARE = 0.5  # share of the time limit for the runs: a tracker that hangs must not cost others the report
-NOTE = "tracking: "  # beginning of the study's note about a tracker's lost records
+ROWS = 500  # steps per message
+MAX_TRACKED_STEPS = 20_000  # maximum steps of a run for a tracker, evenly spread
+RUNS_SHARE = 0.5  # share of the time limit for the runs; the rest is for the report, even if a tracker hangs
+NOTE = "tracking: "  # prefix of the study's notes about lost records
 
 
 class StudyTrackers:
-    """The trackers of one study, fed with its runs."""
+    """Trackers of one study, fed with its runs."""
 
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
-        """``name``: of the study's own run. ``asked``: the trackers. Each gets a folder in ``to``."""
+        """``name``: name of the study's own run. ``asked``: names of the trackers. Each gets a folder in ``to``."""
         self._name = name
         self._left_s = limit_s
         self._absent: list[str] = []
         self._feeds: list[TrackerFeed] = []
-        for one in asked:
-            if (why := missing(one)) is not None:
-                self._absent.append(f"{one}: {why}")
+        for tracker in asked:
+            if (reason := missing(tracker)) is not None:
+                self._absent.append(f"{tracker}: {reason}")
                 continue
             try:
-                self._feeds.append(TrackerFeed(one, to / one.replace(":", ".")))
-            except OSError as error:  # its folder cannot be written: that is no reason to fail, or for others to
-                self._absent.append(f"{one}: not started ({in_words(error)})")
+                self._feeds.append(TrackerFeed(tracker, to / tracker.replace(":", ".")))
+            except OSError as error:  # Other trackers and the study continue.
+                self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
-        """Hand on what ``runs`` recorded, and wait until it arrived. Says what was lost, a line a tracker."""
+        """Send the records of ``runs`` and wait until they arrive. Return a line per tracker that lost records."""
         begun_s = monotonic()
         until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
@@ -65,7 +64,7 @@ class StudyTrackers:
         return [*self._absent, *(line for line in losses if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
-        """Attach ``files`` (the study's summary and pictures), and end every tracker; says what was lost in all."""
+        """Attach ``files`` (the study's summary and pictures) and end all trackers. Return a line per loss."""
         until_s = monotonic() + self._left_s
         attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
@@ -78,17 +77,17 @@ class StudyTrackers:
 
 
 def asked_of(record: StudyRecord) -> list[str]:
-    """The trackers that the study's scenario names; none of one from before there was the key."""
+    """Return the trackers named by the study's scenario; none for studies from before this key existed."""
     asked = record.scenario_text.get("track")
     return [str(name) for name in asked] if isinstance(asked, list) else []
 
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Hand the study in ``path`` to its trackers around the building of its report, which is done within.
+    """Send the study in ``path`` to its trackers: runs before the block, which builds the report, then the report.
 
-    What a tracker lost becomes a note of the study, which its report shows. Where more is lost after the report was
-    built, ``rebuild`` is called to build it again.
+    Losses of a tracker become a note of the study, shown in its report. If more is lost after the report was built,
+    ``rebuild`` is called to build it again.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
@@ -96,8 +95,8 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
         yield
         return
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
-    to = folder.path.absolute().parent.parent / "tracking"
-    trackers = StudyTrackers(f"{record.scenario}/{folder.path.name}", asked_of(record), limits.tracking_s, to)
+    target = folder.path.absolute().parent.parent / "tracking"
+    trackers = StudyTrackers(f"{record.scenario}/{folder.path.name}", asked_of(record), limits.tracking_s, target)
     before: list[str] = []
     try:
         before = trackers.send_runs(record, list(folder.runs()))
@@ -113,14 +112,14 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Hand part ``part`` of the training in ``path`` to the trackers ``asked`` for, which keep it in its tracking/.
+    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, with files in its tracking/.
 
-    What one lost is a warning, and a note of the training.
+    Losses of a tracker are printed as a warning and noted in the training.
     """
     folder = StudyFolder(path)
     record = folder.read_study()
-    whole = path.absolute()
-    trackers = StudyTrackers(f"{record.scenario}/{whole.name}/{part}", asked, limit_s, whole / "tracking")
+    study_path = path.absolute()
+    trackers = StudyTrackers(f"{record.scenario}/{study_path.name}/{part}", asked, limit_s, study_path / "tracking")
     lost: list[str] = []
     try:
         trackers.send_runs(record, [run for run in folder.runs() if run.record.block == part])
@@ -134,14 +133,14 @@ def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, file
 
 
 def _note(folder: StudyFolder, lines: Sequence[str]) -> None:
-    """Replace the study's notes about its trackers by these."""
+    """Replace the study's notes about its trackers by ``lines``."""
     record = folder.read_study()
-    others = [note for note in record.notes if not note.startswith(NOTE)]
-    folder.write_study(replace(record, notes=[*others, *(f"{NOTE}{line}" for line in lines)]))
+    notes = [note for note in record.notes if not note.startswith(NOTE)]
+    folder.write_study(replace(record, notes=[*notes, *(f"{NOTE}{line}" for line in lines)]))
 
 
 def attached_files(folder: StudyFolder) -> list[Path]:
-    """The report's files that exist."""
+    """Return the report's existing files."""
     pages = [folder.summary_md, folder.summary_html, folder.summary_json]
     return [path for path in (*pages, *sorted(folder.plots.glob("*.png"))) if path.is_file()]
 
@@ -152,14 +151,14 @@ def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> I
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
     for run in plain:
-        one = f"{run.record.arm}/{run.record.block}"
+        run_name = f"{run.record.arm}/{run.record.block}"
         parameters = {**flatten(run.record.config), "arm": run.record.arm, "block": run.record.block}
-        known = {"device": run.record.facts.device, "torch": run.record.facts.torch}
-        yield _begin(one, name, {**parameters, **known}, _started_ms([run]))
+        runtime = {"device": run.record.facts.device, "torch": run.record.facts.torch}
+        yield _begin(run_name, name, {**parameters, **runtime}, _started_ms([run]))
         rows = metric_rows(run)
-        for at in range(0, len(rows), ROWS):
-            yield {"do": "metrics", "run": one, "rows": rows[at : at + ROWS]}
-        yield {"do": "end", "run": one, "status": run.record.status}
+        for start in range(0, len(rows), ROWS):
+            yield {"do": "metrics", "run": run_name, "rows": rows[start : start + ROWS]}
+        yield {"do": "end", "run": run_name, "status": run.record.status}
 
 
 def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) -> JsonObject:
@@ -167,7 +166,7 @@ def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) 
 
 
 def _started_ms(runs: Sequence[RunData]) -> int:
-    """Return the UTC time of the first step of ``runs``; 0 if there is none."""
+    """Return the UTC time of the first step of ``runs``; 0 without steps."""
     times_ms = []
     for run in runs:
         table = run.step_columns(["start_ns"])
@@ -177,7 +176,7 @@ def _started_ms(runs: Sequence[RunData]) -> int:
 
 
 def metric_rows(run: RunData) -> list[Json]:
-    """``[step, UTC in ms, {metric: value}]`` of a run's steps and passes over held-out data, by time."""
+    """Return ``[step, UTC in ms, {metric: value}]`` for a run's steps and passes over held-out data, by time."""
     offset = run.record.realtime_minus_monotonic_ns
     by_step: list[tuple[int, int, JsonObject]] = []
     table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])
@@ -193,9 +192,11 @@ def metric_rows(run: RunData) -> list[Json]:
     for row in run.evaluations.to_pylist() if run.evaluations is not None else ():
         loss, accuracy = row["loss"], row["accuracy"]
         values = {"validation_loss": loss, "validation_accuracy": accuracy}
-        if loss is not None and loss < 700:  # math.exp ends at 709
+        if loss is not None and loss < 700:  # math.exp overflows at 709
             values["perplexity"] = math.exp(loss)
         values |= {f"multiple_choice_{name}": row[name] for name in CHOICE_COLUMNS}
-        known = {name: value for name, value in values.items() if value is not None}
-        by_step.append((row["step"], row["end_ns"] + offset, known))
-    return [[step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(by_step, key=lambda one: one[1])]
+        present = {name: value for name, value in values.items() if value is not None}
+        by_step.append((row["step"], row["end_ns"] + offset, present))
+    return [
+        [step, time_ns // 1_000_000, values] for step, time_ns, values in sorted(by_step, key=lambda entry: entry[1])
+    ]

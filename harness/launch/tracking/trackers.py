@@ -1,4 +1,4 @@
-"""Names the trackers that are known, what each needs, and how the process of one finds it."""
+"""Lists the known trackers with their modules, and loads a tracker in its process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.user_code import call, files
 
 
 class MetricRow(NamedTuple):
-    """The values of one step. ``time_ms``: UTC, milliseconds since 1970."""
+    """Values of one step. ``time_ms``: UTC, milliseconds since 1970."""
 
     step: int
     time_ms: int
@@ -24,25 +24,25 @@ class MetricRow(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Interface of a tracker in its own process. Its exceptions are reported and stop nothing."""
+    """Interface of a tracker in its own process. Its exceptions are only reported."""
 
     def begin(self, run: str, parent: str | None, parameters: Mapping[str, Json], start_ms: int) -> None:
-        """A run begins. ``parent``: the name of the study's own run, which has no parent."""
+        """Begin a run. ``parent``: name of the study's own run, which itself has no parent."""
 
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None: ...
 
     def attach(self, run: str, files: Sequence[Path]) -> None:
-        """Keep these files with the run: its report and pictures."""
+        """Store these files with the run: its report and pictures."""
 
     def end(self, run: str, status: str) -> None:
-        """``status``: done, failed or interrupted."""
+        """End a run. ``status``: done, failed or interrupted."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """A tracker that comes with this project. ``needs``: modules that its extra of the same name installs."""
+    """Tracker of this project. ``needs``: modules that the extra of the same name installs."""
 
     module: str
     needs: tuple[str, ...] = ()
@@ -59,29 +59,29 @@ KINDS = {
 
 
 def missing(name: str) -> str | None:
-    """Return why that tracker cannot start here; None if nothing is known to be missing."""
+    """Return why the tracker cannot start here; None if no known module is missing."""
     kind = KINDS.get(name)
-    lacking = [one for one in kind.needs if find_spec(one) is None] if kind is not None else []
+    lacking = [module for module in kind.needs if find_spec(module) is None] if kind is not None else []
     if not lacking:
         return None
     return f"{', '.join(lacking)} not installed (pip install 'llm-training-harness[{name}]')"
 
 
 def warn_of_missing(asked: Sequence[str]) -> None:
-    """Say before anything runs which trackers will get nothing: they are started when all of it is over."""
+    """Warn about trackers that cannot start. Called before the first run, because trackers start after the last one."""
     for name in asked:
-        why = missing(name)
-        if why is None and name not in KINDS:
+        reason = missing(name)
+        if reason is None and name not in KINDS:
             try:
                 files("track", name)
             except InputError as error:
-                why = str(error).removeprefix(f"track: {name}: ")
-        if why is not None:
-            print(f"warning: track: {name} will get nothing: {why}", file=sys.stderr)
+                reason = str(error).removeprefix(f"track: {name}: ")
+        if reason is not None:
+            print(f"warning: track: {name} will get nothing: {reason}", file=sys.stderr)
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:
-    """The tracker of that name, or the user's own (MODULE:FUNCTION, called with ``folder``)."""
+    """Return the tracker with this name, or the user's own (MODULE:FUNCTION, called with ``folder``)."""
     kind = KINDS.get(name)
     made: Tracker = (
         call("track", name, {}, {"folder": str(folder)}) if kind is None else import_module(kind.module).make(folder)

@@ -1,4 +1,4 @@
-"""Keeps runs in Trackio's local database (``TRACKIO_DIR``, which the feed sets). ``trackio show`` draws them."""
+"""Stores runs in Trackio's local database (``TRACKIO_DIR``, set by the feed). ``trackio show`` displays them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from trainer.json_types import Json
 
 
 class TrackioLocal:
-    """One project a scenario, one group a study. Trackio has one run open at a time, so the study's is opened twice."""
+    """Creates one project per scenario and one group per study. Trackio can open one run at a time.
+
+    So the study's own run is opened twice.
+    """
 
     def __init__(self, folder: Path) -> None:
         import trackio

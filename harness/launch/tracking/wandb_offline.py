@@ -1,4 +1,4 @@
-"""Keeps runs as Weights & Biases' offline files: nothing is sent. ``wandb sync FOLDER/wandb/offline-run-*`` would."""
+"""Stores runs as offline files of Weights & Biases. Only ``wandb sync FOLDER/wandb/offline-run-*`` sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.json_types import Json
 
 
 class WandbOffline:
-    """One project a scenario, one group a study."""
+    """Creates one project per scenario and one group per study."""
 
     def __init__(self, folder: Path) -> None:
         import wandb

@@ -1,7 +1,7 @@
 """Runs one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :mod:`.feed`.
 
-It reads a line of JSON a message and answers each with a line. A tracker may print, raise or hang: its output goes to
-stderr, its exceptions are answered, and the parent ends this process.
+It reads one line of JSON per message and answers each with a line. A tracker may print, raise or hang: its output goes
+to stderr, its exceptions are sent as answers, and the parent ends this process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TRACKER_FAILURES = 3  # consecutive failures after which the tracker is drop
 
 
 def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], None]) -> None:
-    """Pass each message on and answer it; end after :data:`MAX_TRACKER_FAILURES` in a row that failed."""
+    """Pass each message on and answer it. End after :data:`MAX_TRACKER_FAILURES` consecutive failures."""
     failures = 0
     for line in messages:
         message = json.loads(line)
@@ -39,7 +39,7 @@ def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], Non
 
 
 def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
-    """Call the tracker's method for a message."""
+    """Call the tracker's method for the message."""
     run = str(message.get("run"))
     match message["do"]:
         case "begin":
@@ -55,11 +55,11 @@ def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
 
 
 def main() -> int:
-    """Serve on this process's input and output, which the tracker does not get to see."""
+    """Serve on this process's input and output, which the tracker cannot access."""
     name, folder, parent = sys.argv[1:4]
     die_with_parent(int(parent))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # trackers print
+    os.dup2(2, 1)  # Trackers may print.
 
     def answer(content: JsonObject) -> None:
         answers.write(json.dumps(content) + "\n")

@@ -46,7 +46,10 @@ def recent_batches(events: Sequence[tuple[Any, ...]], count: int) -> RecentBatch
             ended_ns = event[2]
         elif kind == ENTER and event[1] == "fetch":
             spans = () if trace is None else trace.spans
-            began, ready = min((one[1] for one in spans), default=None), max((one[2] for one in spans), default=None)
+            began, ready = (
+                min((span[1] for span in spans), default=None),
+                max((span[2] for span in spans), default=None),
+            )
             batches.append(BatchMoments(began, ready, ended_ns, event[2], arrived_ns >= event[2]))
             if len(batches) == count:
                 break

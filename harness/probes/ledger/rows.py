@@ -58,7 +58,7 @@ class Received(NamedTuple):
     wait_start_ns: int
     wait_end_ns: int
     trace: BatchTrace | None
-    tokens: int | None  # this and the next two: None if unknown
+    tokens: int | None  # None if unknown, like the next two fields
     trained_tokens: int | None
     samples: int | None
     unpacked: ArrivedBatch | None = None

@@ -29,11 +29,11 @@ def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[Nvml
 
     Without a driver, ``wanted="auto"`` reports nothing, and True reports the missing driver.
     """
-    there = has_nvidia_driver()
+    has_driver = has_nvidia_driver()
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # importing the bindings takes longer than detecting a missing driver
     except OSError as error:
-        if there:  # for example a container that was given the devices for computing only
+        if has_driver:  # for example a container that was given the devices for computing only
             return None, [f"nvml: cannot be used: {error} (a container needs NVIDIA_DRIVER_CAPABILITIES with utility)"]
         return None, [f"nvml: no NVIDIA driver here ({error})"] if wanted is True else []
     import pynvml
@@ -41,7 +41,7 @@ def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[Nvml
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED and wanted == "auto" and not there:
+        if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED and wanted == "auto" and not has_driver:
             return None, []
         return None, [f"nvml: cannot be used: {error}"]
     try:

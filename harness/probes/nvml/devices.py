@@ -27,10 +27,10 @@ def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
     """
     if declared is None:
         return list(range(len(uuids)))
-    found: list[int | str] = []
+    devices: list[int | str] = []
     for entry in (part.strip() for part in declared.split(",")):
         if entry.startswith("MIG-"):
-            found.append(entry)
+            devices.append(entry)
             continue
         if entry.isdecimal():
             matches = [int(entry)] if int(entry) < len(uuids) else []
@@ -38,8 +38,8 @@ def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
             matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
         if len(matches) != 1:
             break
-        found += matches
-    return found
+        devices += matches
+    return devices
 
 
 def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:

@@ -54,7 +54,7 @@ class GpmReader(Reader):
         self._before, self._now = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         self._taken_ns = 0
         self._answered, self._snapped = False, False
-        self._metrics = tuple(one for one in METRICS if hasattr(nvml, f"NVML_GPM_METRIC_{one[0]}"))
+        self._metrics = tuple(metric for metric in METRICS if hasattr(nvml, f"NVML_GPM_METRIC_{metric[0]}"))
         self._query = nvml.c_nvmlGpmMetricsGet_t()
         self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
 
@@ -114,5 +114,5 @@ class GpmReader(Reader):
             return []
 
     def _drop(self, metric: Metric, error: Any) -> None:
-        self._metrics = tuple(one for one in self._metrics if one is not metric)
+        self._metrics = tuple(entry for entry in self._metrics if entry is not metric)
         self._lacking.append((metric[4], reason_of(self._nvml, error)))

@@ -133,7 +133,7 @@ def is_sibling(pid: int, own: set[int]) -> bool:
     Such a run is suspended between its repetitions: it does not compute, but keeps its memory on the card.
     """
     study = _study(pid)
-    return study is not None and study in {_study(one) for one in own} - own
+    return study is not None and study in {_study(own_pid) for own_pid in own} - own
 
 
 def _study(pid: int) -> int | None:

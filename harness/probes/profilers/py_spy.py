@@ -179,11 +179,11 @@ class PySpy(Probe):
 
 def options(settings: PySpySettings, form: str) -> list[str]:
     """Return py-spy's options for a file in the format ``form``."""
-    found = ["--format", form, "--rate", str(settings.rate_hz)]
+    arguments = ["--format", form, "--rate", str(settings.rate_hz)]
     switches = {name: getattr(settings, name) for name in _SWITCHES}
-    found += [f"--{name}" for name, on in switches.items() if on]
+    arguments += [f"--{name}" for name, on in switches.items() if on]
     # Without waiting threads, a trace would extend a thread's last stack over its wait.
-    return found + ["--idle", "--threads"] * (form == "chrometrace")
+    return arguments + ["--idle", "--threads"] * (form == "chrometrace")
 
 
 @contextmanager

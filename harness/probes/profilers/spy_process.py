@@ -140,8 +140,8 @@ class SpyRecording:
 
     def _unsampled(self) -> str | None:
         """Return why py-spy does not sample this process; None if it does, or has not reported it yet."""
-        found = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
-        return None if found is None else found[1].strip()
+        failure = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
+        return None if failure is None else failure[1].strip()
 
     def _read_log(self) -> str:
         return os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace")

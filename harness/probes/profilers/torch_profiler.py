@@ -118,7 +118,7 @@ class TorchProfiler(Probe):
     def _write(self, profiler: profile) -> None:
         number = self._window
         if self._settings.flops:  # missing in the file: torch only sums them
-            self._flops.update({one.key: one.flops for one in profiler.key_averages() if one.flops})
+            self._flops.update({average.key: average.flops for average in profiler.key_averages() if average.flops})
         try:
             cut = export(profiler, self._folder / file_name("main", number))
         except OSError as error:

@@ -105,14 +105,14 @@ def pack(text: Path, packed: Path, most_bytes: int) -> bool:
 
     Return True if it was cut.
     """
-    whole = text.stat().st_size <= most_bytes
+    fits = text.stat().st_size <= most_bytes
     with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_TRACE_GZIP_LEVEL) as target:
-        left = most_bytes
-        while piece := source.read(_PIECE_BYTES if whole else min(_PIECE_BYTES, left)):
-            left -= len(piece)
-            if not whole and left <= 0:
+        remaining = most_bytes
+        while piece := source.read(_PIECE_BYTES if fits else min(_PIECE_BYTES, remaining)):
+            remaining -= len(piece)
+            if not fits and remaining <= 0:
                 piece = piece[: piece.rindex(BETWEEN)] + _CLOSE
                 target.write(piece)
                 break
             target.write(piece)
-    return not whole
+    return not fits

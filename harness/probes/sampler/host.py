@@ -152,45 +152,45 @@ class HostCollector:
                     continue
 
     def _read_cpu(self) -> list[tuple[str, float]]:
-        found = []
+        readings = []
         for pid, role, process in self._alive():
             try:
                 self._own_cpu[pid] = process.cpu_s()
             except OSError:
                 self._processes.pop((pid, role)).close()
                 continue
-            found.append((role, self._own_cpu[pid]))
-        return found
+            readings.append((role, self._own_cpu[pid]))
+        return readings
 
     def _read_counters(self, now: int, cpu: tuple[float, float] | None, *, sample: bool) -> Counters:
-        found: Counters = {("host", metric, unit): value for (metric, unit), value in self._system.counters().items()}
+        counts: Counters = {("host", metric, unit): value for (metric, unit), value in self._system.counters().items()}
         if cpu is not None:
-            found["host", "others_cpu_s", "s"] = cpu[0] - sum(self._own_cpu.values())
-            found["host", "stolen_cpu_s", "s"] = cpu[1]
+            counts["host", "others_cpu_s", "s"] = cpu[0] - sum(self._own_cpu.values())
+            counts["host", "stolen_cpu_s", "s"] = cpu[1]
         for pid, role, process in self._alive():
             if role == OWN:  # the sampling process only records its cost
-                found[f"host:{role}", "cpu_s", "s"] = self._own_cpu[pid]
+                counts[f"host:{role}", "cpu_s", "s"] = self._own_cpu[pid]
                 continue
             try:
                 counters, resident_bytes = process.read()
             except OSError:
                 self._processes.pop((pid, role)).close()
                 continue
-            found |= {(f"host:{role}", metric, UNITS[metric]): value for metric, value in counters.items()}
+            counts |= {(f"host:{role}", metric, UNITS[metric]): value for metric, value in counters.items()}
             if role == "main":
                 self._resident_bytes = resident_bytes
             if sample:
                 self._add(now, f"host:{role}", "resident_bytes", resident_bytes, "bytes")
-        return found
+        return counts
 
     def _alive(self) -> list[tuple[int, str, ProcessCounters]]:
         return [(pid, role, process) for (pid, role), process in self._processes.items()]
 
     def _report_missing(self, process: ProcessCounters) -> None:
-        for what, why in process.missing.items():
-            if what not in self._reported:
-                self._reported.add(what)
-                self.problems.append(f"host: no {what} ({why})")
+        for name, reason in process.missing.items():
+            if name not in self._reported:
+                self._reported.add(name)
+                self.problems.append(f"host: no {name} ({reason})")
 
     def _add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
         self._series.add(t_ns, source, metric, value, unit)

@@ -31,7 +31,7 @@ class ProcessCounters:
         self._of_threads = [0.0, 0.0, 0.0]  # delay in seconds, voluntary and involuntary switches, since construction
         try:
             time.clock_gettime_ns(self._clock)
-        except OSError:  # this kernel does not support it
+        except OSError:  # unsupported by the kernel
             self._clock = 0
 
     def cpu_s(self) -> float:

@@ -46,32 +46,32 @@ class SystemCounters:
 
         ``*_pressure_s``: seconds in which some process waited for that resource (Documentation/accounting/psi.rst).
         """
-        found: dict[tuple[str, str], float] = {}
+        totals: dict[tuple[str, str], float] = {}
         for resource, descriptor in self._pressure.items():
             if descriptor is not None and (total_us := _pressure_us(descriptor)) is not None:
-                found[f"{resource}_pressure_s", "s"] = total_us / 1e6
+                totals[f"{resource}_pressure_s", "s"] = total_us / 1e6
         if self._quota is not None and (counts := throttling(self._quota.folder, self._quota.version)) is not None:
-            found["cgroup_periods", "periods"] = float(counts.periods)
-            found["cgroup_throttled_periods", "periods"] = float(counts.throttled_periods)
-            found["cgroup_throttled_s", "s"] = counts.throttled_ns / 1e9
-        return found
+            totals["cgroup_periods", "periods"] = float(counts.periods)
+            totals["cgroup_throttled_periods", "periods"] = float(counts.throttled_periods)
+            totals["cgroup_throttled_s", "s"] = counts.throttled_ns / 1e9
+        return totals
 
     def gauges(self) -> dict[tuple[str, str], float]:
         """Return current values by (metric, unit): memory, page cache, limits."""
-        found: dict[tuple[str, str], float] = {}
+        values: dict[tuple[str, str], float] = {}
         if self._meminfo is not None:
             text = os.pread(self._meminfo, 512, 0)
             for metric, name in (("page_cache_bytes", b"\nCached:"), ("available_memory_bytes", b"\nMemAvailable:")):
-                if (at := text.find(name)) >= 0:
-                    found[metric, "bytes"] = float(text[at + len(name) :].split(None, 1)[0]) * 1024
+                if (position := text.find(name)) >= 0:
+                    values[metric, "bytes"] = float(text[position + len(name) :].split(None, 1)[0]) * 1024
         if self._quota is not None:
-            found["cgroup_quota_cores", "cores"] = self._quota.cores
+            values["cgroup_quota_cores", "cores"] = self._quota.cores
         if self._memory is not None:
-            found["cgroup_memory_limit_bytes", "bytes"] = float(self._memory.limit_bytes)
+            values["cgroup_memory_limit_bytes", "bytes"] = float(self._memory.limit_bytes)
             file = "memory.current" if self._memory.version == 2 else "memory.usage_in_bytes"
             if (used := read_int(self._memory.folder / file)) is not None:
-                found["cgroup_memory_bytes", "bytes"] = float(used)
-        return found
+                values["cgroup_memory_bytes", "bytes"] = float(used)
+        return values
 
 
 def _open(path: Path) -> int | None:
