@@ -51,9 +51,9 @@ class Watching:
     def step(self, steps: int, tokens: int) -> bool:
         """Check the training after a step. Return True if it ends with this step."""
         self._recall(steps - 1)
-        known = steps - 1
+        completed = steps - 1
         if self.diverged is None:
-            self.diverged = self._divergence(known)
+            self.diverged = self._divergence(completed)
         if self.diverged is not None:
             return True
         # Milestones of earlier parts are repeated: a kill may have prevented their decision, or its execution.
