@@ -102,8 +102,8 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
         say(describe(plan))
         say(plan_line(plan, arguments.scenario, out))
         return
-    found = expected(plan, out)
-    duration = None if found is None else {"seconds": found.seconds, "basis": found.basis}
+    estimate = expected(plan, out)
+    duration = None if estimate is None else {"seconds": estimate.seconds, "basis": estimate.basis}
     say(json.dumps({**plan_json(plan), "expected": duration}, indent=1))
 
 
@@ -186,7 +186,7 @@ def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, comm
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:
-    given = {
+    options = {
         "SCENARIO": arguments.scenario,
         "--plan": arguments.plan,
         "--set": arguments.set,
@@ -196,7 +196,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
         "--out": arguments.out != DEFAULT_OUT,
         "--dry-run": arguments.dry_run,
     }
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             raise InputError(f"run --resume: {name} does not go with it: a study is completed as it was planned")
 
