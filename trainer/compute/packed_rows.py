@@ -54,8 +54,8 @@ def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
     import torch
 
     if _several is None:
-        found: torch.Tensor | None = _look(position_ids)
-        return found
+        result: torch.Tensor | None = _look(position_ids)
+        return result
     if not _several:
         return None
     return (torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)

@@ -82,8 +82,8 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
 
     def figure(name: str) -> dict[str, Json]:
         rate = rates[name]
-        how = f"{rate.what}, median of the {min(FASTEST, rate.calls)} fastest of {rate.calls}"
-        return {"value": float(f"{rate.per_s:.6g}"), "source": f"{by}: {how}"}
+        method = f"{rate.what}, median of the {min(FASTEST, rate.calls)} fastest of {rate.calls}"
+        return {"value": float(f"{rate.per_s:.6g}"), "source": f"{by}: {method}"}
 
     copy = figure("copy")
     return {

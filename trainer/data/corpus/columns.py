@@ -121,17 +121,19 @@ def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
     if not wrong.any():
         ends = np.cumsum(lengths)
         marks = pc.fill_null(kept, -1).to_numpy(zero_copy_only=False)
-        odd = np.flatnonzero((marks < 0) | (marks > 1))
-        wrong[np.searchsorted(ends, odd[:1], side="right")] = True
+        invalid = np.flatnonzero((marks < 0) | (marks > 1))
+        wrong[np.searchsorted(ends, invalid[:1], side="right")] = True
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InputError(
             f"{name}, row {first + row} (from 0): {MASK} is not a 0 or 1 for each of its {lengths[row]} token ids"
         )
-    real = marks != 0
-    before = np.concatenate([[0], np.cumsum(real)])
-    ends = before[np.concatenate([[0], np.cumsum(lengths)])]
-    return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(ids.flatten().to_numpy(zero_copy_only=False)[real]))
+    is_real = marks != 0
+    real_before = np.concatenate([[0], np.cumsum(is_real)])
+    ends = real_before[np.concatenate([[0], np.cumsum(lengths)])]
+    return pa.LargeListArray.from_arrays(
+        pa.array(ends), pa.array(ids.flatten().to_numpy(zero_copy_only=False)[is_real])
+    )
 
 
 def _content(kind: Any) -> Content | None:

@@ -80,16 +80,16 @@ def whole(corpus: Corpus) -> Iterator[Excerpt]:
 
 def parts(pieces: Iterable[Excerpt]) -> Iterator[list[Excerpt]]:
     """Group neighbouring excerpts to about half a megabyte each."""
-    held: list[Excerpt] = []
+    group: list[Excerpt] = []
     size = 0
     for piece in pieces:
-        held.append(piece)
+        group.append(piece)
         size += utf8_bytes(piece.text)
         if size >= _PART_BYTES:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _pieces(corpus: Corpus) -> Iterator[Excerpt]:
