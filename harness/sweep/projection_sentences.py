@@ -102,12 +102,12 @@ def hypothesis(found: Projection) -> str:
             "depth, batch size and steps of the trials: over these the best rate may change, also under mup."
         )
     kind = "models" if found.unit == "parameters" else "trainings"
-    where = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
+    relation = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
     tested = (
         "One of them has that size." if searched else "This sweep trains nothing of that size, and does not test it."
     )
     return (
-        f"Transfer hypothesis: the power law of the searched {kind} holds {where} them, at "
+        f"Transfer hypothesis: the power law of the searched {kind} holds {relation} them, at "
         f"{size_of(found.target, found.unit)}. {tested}"
     )
 

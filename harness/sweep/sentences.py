@@ -79,10 +79,10 @@ def _nothing_below(curve: RateCurve) -> str:
     place, result = (
         (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")
     )
-    many = count(len(curve.above), "trial")
+    trials_text = count(len(curve.above), "trial")
     return (
         f"**{place} learning rate of {rate(curve.ceiling.learning_rate)} diverged{of_seeds(curve.ceiling)}, and no "
-        f"lower one came to its end: {result} ({many} at or above it came to the end). "
+        f"lower one came to its end: {result} ({trials_text} at or above it came to the end). "
         "Search below it (learning_rate.low), or look at data, precision and clipping.**"
     )
 
@@ -113,7 +113,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
     if chosen.by == "fit" and isinstance(optimum, LearningRateOptimum):
         ends = [end for end in (chosen.ci_low, chosen.ci_high) if end is not None]
         within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high, curve)}" if ends else "no 95 % interval"
-        how = f" {INTERVAL}" if len(ends) == 2 else ""
+        interval_note = f" {INTERVAL}" if len(ends) == 2 else ""
         fit = f"a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')}"
         highest = max(learning_rate for learning_rate, _ in curve.points)
         if curve.ceiling is not None and math.isclose(chosen.learning_rate, highest):  # held within the rates
@@ -121,7 +121,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
             minimum = f"the highest below one that diverged: {fit} has its minimum there or above{place}"
         else:
             minimum = f"where {fit} has its minimum"
-        return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{how}"
+        return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{interval_note}"
     if chosen.by == "bound":
         interval_text = "" if chosen.ci_low is None and chosen.ci_high is None else " (95 % interval "
         interval_text += f"{interval(chosen.ci_low, chosen.ci_high, curve)})" if interval_text else ""
@@ -140,16 +140,20 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     """Return the warning that an end of the tried rates was hit, and if it is also a bound of the search range."""
     tried = sorted(learning_rate for learning_rate, _ in curve.points)
-    many = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
+    trials_text = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
     low = chosen.at_edge == "low"
     end, bound = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
     extreme, beyond = ("lowest", "below") if low else ("highest", "above")
     is_bound = abs(end / bound - 1) < 1e-9
-    place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {extreme} rate {many}"
+    place = (
+        f"the {'lower' if low else 'upper'} bound of the search range"
+        if is_bound
+        else f"the {extreme} rate {trials_text}"
+    )
     key = "learning_rate.low" if low else "learning_rate.high"
     return (
-        f"The optimum may not be inside the rates {many}: the loss is lowest at {rate(end)}, {place}. The best rate "
-        f"may lie {beyond} it{_or_inside(chosen, curve, end)}. Search again with another {key}."
+        f"The optimum may not be inside the rates {trials_text}: the loss is lowest at {rate(end)}, {place}. The best "
+        f"rate may lie {beyond} it{_or_inside(chosen, curve, end)}. Search again with another {key}."
     )
 
 
@@ -243,8 +247,10 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
             "rate is a hypothesis that this sweep does not test."
         )
     if len(settings.seeds) == 1:
-        where = "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
-        text += f" Each rate had one seed: what another seed would change is not {where}."
+        predicate = (
+            "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
+        )
+        text += f" Each rate had one seed: what another seed would change is not {predicate}."
     return text
 
 
