@@ -124,4 +124,4 @@ def lines(scores: ChoiceScores) -> list[str]:
         texts.append(text)
     width = max(map(len, texts))
     rows = zip(SHARES.items(), texts, strict=True)
-    return [*heading, *(f"{name:<10} {text:<{width}} {how}" for (name, how), text in rows)]
+    return [*heading, *(f"{name:<10} {text:<{width}} {description}" for (name, description), text in rows)]

@@ -135,8 +135,10 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     warn_of_missing(plan.scenario.track)
     if in_jobs:
         return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
-    until = None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
-    options = StudyOptions(arguments.force, until, load_check=check)
+    allowance = (
+        None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
+    )
+    options = StudyOptions(arguments.force, allowance, load_check=check)
     return run_study(plan, out, command, arguments.scenario, options=options)
 
 
@@ -160,8 +162,8 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
         raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
     from harness.commands.budgets import resumed_allowance
 
-    until = resumed_allowance(path, arguments.budget)
-    return resume_study(path, command, StudyOptions(arguments.force, until, load_check=check))
+    allowance = resumed_allowance(path, arguments.budget)
+    return resume_study(path, command, StudyOptions(arguments.force, allowance, load_check=check))
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
