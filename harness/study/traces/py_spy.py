@@ -92,10 +92,10 @@ def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)
-    for (offset, closing), (until, _) in zip(edges, [*edges[1:], (edges[-1][0], 1)], strict=True):
+    for (offset, closing), (next_offset, _) in zip(edges, [*edges[1:], (edges[-1][0], 1)], strict=True):
         depth += -1 if closing else 1
         if depth > most:
-            most, best = depth, (offset, until)
+            most, best = depth, (offset, next_offset)
     return *best, most
 
 

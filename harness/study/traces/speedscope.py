@@ -28,11 +28,11 @@ def speedscope(samples: pa.Table) -> JsonObject:
         stack = [frames.setdefault(frame, len(frames)) for frame in row["stack"]]
         thread = row["pid"], row["tid"], row["role"]
         threads.setdefault(thread, []).append((row["time_ns"], row["duration_ns"], stack))
-    since = min((spans[0][0] for spans in threads.values()), default=0)
+    origin_ns = min((spans[0][0] for spans in threads.values()), default=0)
     profiles: list[Json] = []
     for (pid, tid, role), spans in sorted(threads.items(), key=lambda item: _place(*item[0])):
         weights = [duration for _, duration, _ in spans]
-        start = spans[0][0] - since
+        start = spans[0][0] - origin_ns
         profiles.append(
             {
                 "type": "sampled",
