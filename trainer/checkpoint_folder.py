@@ -93,7 +93,7 @@ class WholeState:
 
 
 def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
-    """Return (tensors by name, each once; for tensors with the same memory, the name that has it; all other values)."""
+    """Return (each distinct tensor by name, the stored name by each further name of a tensor, all other values)."""
     import torch
 
     tensors: dict[str, Any] = {}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainer.data.tokenizers import TokenizerInfo
 
 MAGIC, HEADER = 20240326, 256  # HEADER: int32 values
-PADDED_TO = 128  # number of rows of the token embedding is a multiple of it
+PADDED_TO = 128  # The number of rows of the token embedding is a multiple of this.
 LlmcDtype = Literal["fp32", "bf16"]
 VERSIONS: dict[int, LlmcDtype] = {3: "fp32", 5: "bf16"}
 _BYTES = {"fp32": 4, "bf16": 2}

@@ -117,8 +117,8 @@ def _median_ms(
     work: Callable[[], object], most: int, *, limit_s: float = BATCHES_S, before: Callable[[], None] = lambda: None
 ) -> float:
     times_ms: list[float] = []
-    until = monotonic() + limit_s
-    while len(times_ms) < most and (not times_ms or monotonic() < until):
+    deadline_s = monotonic() + limit_s
+    while len(times_ms) < most and (not times_ms or monotonic() < deadline_s):
         before()
         start = monotonic()
         work()

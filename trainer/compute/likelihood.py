@@ -1,4 +1,4 @@
-"""Computes the log-likelihood of given tokens after others under a causal model, a batch of rows at a time."""
+"""Computes the log-likelihood of endings after their contexts under a causal model, a batch of rows at a time."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _look: Any = None
 
 @contextmanager
 def known(several: bool | None) -> Iterator[None]:
-    """Within this, transformers assumes that rows hold ``several`` documents or not. None: it checks."""
+    """Tell transformers within this context if rows hold several documents. None: transformers checks by itself."""
     global _several
     _several = several
     try:

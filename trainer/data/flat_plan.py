@@ -88,15 +88,15 @@ class DocumentPlan:
                 return None
         # numpy's methods, such as .item, take a third of the time of its functions and of indexing. All of it is
         # overhead.
-        self._at = until = position + size
-        first, last = self._first, int(self._end.searchsorted(until))
+        self._at = stop = position + size
+        first, last = self._first, int(self._end.searchsorted(stop))
         sources, ends = self._source[first : last + 1], self._source_end[first : last + 1]
         starts = self._begin[first : last + 1] - position
         inner = self._inner.item(last + 1) - self._inner.item(first)
-        cut, overhang = -starts.item(0), self._end.item(last) - until
+        cut, overhang = -starts.item(0), self._end.item(last) - stop
         if cut > 0:  # The stretch before took the first tokens of this document.
             starts, inner = starts[1:], self._inner.item(last + 1) - self._inner.item(first + 1)
-        document, used = self._number.item(last), until - self._begin.item(last)
+        document, used = self._number.item(last), stop - self._begin.item(last)
         self._first = last
         if not overhang:
             document, used, self._first = document + 1, 0, last + 1

@@ -42,7 +42,7 @@ _LOOK_S = 5.0
 _TIMED_OUT = "DataLoader timed out"  # begin of torch's message
 _WORKER = "DataLoader worker (pid"  # begin of torch's message about an ended worker, raised anywhere in the main thread
 _ENDING_S = 2.0  # time for a worker whose files are gone to end
-_SPARE_LOOKS = 1  # waits by which the alarm follows torch's own timeout, which costs less
+_SPARE_LOOKS = 1  # The alarm comes this many waits after torch's own timeout, which costs less.
 
 WorkerInit = Callable[[int], None]
 

@@ -107,7 +107,7 @@ class SparkProcess:
         The time limit restarts whenever the value of ``progress`` changes. ``unfinished``: predicate for the message of
         a timeout, such as "finished no share".
         """
-        since, previous = time.monotonic(), progress()
+        changed_s, previous = time.monotonic(), progress()
         while not done():
             was_ready = bool(self.events)
             self._read_events()
@@ -121,8 +121,8 @@ class SparkProcess:
                     f"{_HOW}: the driver ended with exit code {self._process.returncode}{self._last_line()}"
                 )
             if (current := progress()) != previous or was_ready != bool(self.events):
-                previous, since = current, time.monotonic()
-            if time.monotonic() - since > self._timeout_s:
+                previous, changed_s = current, time.monotonic()
+            if time.monotonic() - changed_s > self._timeout_s:
                 problem = unfinished if self.events else "was not ready"
                 raise InputError(f"{_HOW}: Spark {problem} within {self._timeout_s:g} s (--timeout){self._last_line()}")
 

@@ -77,8 +77,8 @@ def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: 
             variant = config.model_copy(update=update)
             needed = format_of(variant)
             prepared = Prepared(corpus, info, None if needed is None else pretokenized[needed].folder)
-            by = f" by {info.engine}" if needed is None else ""
-            with shown(f"comparing batches of {name}{by}", corpus.documents) as progress:
+            engine_text = f" by {info.engine}" if needed is None else ""
+            with shown(f"comparing batches of {name}{engine_text}", corpus.documents) as progress:
                 count, rest = _compare_epoch(
                     name, variant, prepared, token_lists, padded.manifest.rows_tokens, progress
                 )

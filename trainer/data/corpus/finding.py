@@ -100,7 +100,9 @@ def matching(pattern: str, key: str) -> Matched:
         return Matched((str(path.absolute()),))
     tally, absolute = Tally(), path.absolute()
     deep = "**" in absolute.parts
-    literal = next((at for at, part in enumerate(absolute.parts) if set(_WILD) & set(part)), len(absolute.parts) - 1)
+    literal = next(
+        (index for index, part in enumerate(absolute.parts) if set(_WILD) & set(part)), len(absolute.parts) - 1
+    )
     root = Path(*absolute.parts[:literal])
     files = []
     names = _expanded_glob(str(root), absolute.parts[literal:], frozenset(), key)

@@ -123,7 +123,7 @@ def _bytes_of_characters() -> dict[str, int]:
     """Return the byte of each character in byte-level vocabularies (bytes_to_unicode of GPT-2's encoder.py)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 BYTE_OF = _bytes_of_characters()

@@ -107,9 +107,9 @@ class _Trial:
             took_ns[name] = process_time_ns() - begun
         expected = encoded[""]
         for name in list(self.engines):
-            if (at := _first_difference(expected, encoded[name])) is not None:
-                actual, reference = (_document(ids, at) for ids in (encoded[name], expected))
-                self._refuse(name, f"{places[at]}: {self._message(texts[at], actual, reference)}")
+            if (document := _first_difference(expected, encoded[name])) is not None:
+                actual, reference = (_document(ids, document) for ids in (encoded[name], expected))
+                self._refuse(name, f"{places[document]}: {self._message(texts[document], actual, reference)}")
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
@@ -155,8 +155,8 @@ class _Trial:
             except InputError as error:
                 self._refuse(name, f"{error} (one text at a time)")
                 continue
-            if (at := _first_difference(expected, encoded)) is not None:
-                self._refuse(name, f"its ids change when {literal(texts[at][:_AROUND])} is encoded by itself")
+            if (document := _first_difference(expected, encoded)) is not None:
+                self._refuse(name, f"its ids change when {literal(texts[document][:_AROUND])} is encoded by itself")
 
     def _refuse(self, name: str, reason: str) -> None:
         self.refused[name] = reason.removeprefix("data.tokenizer.engine: ")
@@ -164,7 +164,7 @@ class _Trial:
 
     def _message(self, text: str, ours: list[int], theirs: list[int]) -> str:
         agreements = (actual == expected for actual, expected in zip(ours, theirs, strict=False))
-        position = next((at for at, agrees in enumerate(agreements) if not agrees), min(len(ours), len(theirs)))
+        position = next((index for index, agrees in enumerate(agreements) if not agrees), min(len(ours), len(theirs)))
         place = self._reference.place(text, position)
         around = text[max(0, place - _AROUND) : place + _AROUND]
         return (

@@ -61,7 +61,7 @@ class _RareCharacters:
             return
         self._searched += len(text)
         while self._taken < RARE_CHARACTERS and not self._seen.issuperset(text):
-            place = next(at for at, character in enumerate(text) if character not in self._seen)
+            place = next(index for index, character in enumerate(text) if character not in self._seen)
             start, end = max(0, place - WINDOW_CHARACTERS), place + WINDOW_CHARACTERS
             window = text[start:end]
             self._seen.update(window)

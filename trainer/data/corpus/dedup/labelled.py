@@ -139,7 +139,7 @@ class _LabelledMaker:
         if planned.kind == "page":
             return self._within_page(original, draws, len(original) // 2), planned.kind, 1.0
         if planned.kind == "reformatted":
-            text = "\n".join(" ".join(original[at : at + 9]) for at in range(0, len(original), 9))
+            text = "\n".join(" ".join(original[start : start + 9]) for start in range(0, len(original), 9))
             return text.upper() if draws.one() < 0.3 else f"  {text}\n", planned.kind, 1.0
         if planned.kind == "related":
             return self._measured(planned, original, [0.6, 0.4, 0.2, 0.0], draws)

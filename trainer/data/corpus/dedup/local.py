@@ -88,7 +88,7 @@ def _sketch(
 
 
 def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]]:
-    """Pair each document that has the shingles of an earlier one with the first such. Also return these as a mask."""
+    """Pair each document with the first earlier one that has the same shingles, if any. Also mask the paired ones."""
     repeated = np.zeros(documents, np.bool_)
     firsts, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(SPILL_PARTS):
@@ -118,9 +118,9 @@ def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill
         steps = range(0, len(rows), _STEP)
         batches = ((rows["key"][start : start + _STEP], rows["row"][start : start + _STEP]) for start in steps)
         for left, right in pairs.bucket_pairs(batches):
-            out = right == pairs.CROWDED
-            crowded[left[out]] = True
-            left, right = pairs.distinct_pairs(left[~out], right[~out])
+            is_mark = right == pairs.CROWDED
+            crowded[left[is_mark]] = True
+            left, right = pairs.distinct_pairs(left[~is_mark], right[~is_mark])
             spill.add(left * SPILL_PARTS // job.corpus.documents, left=left, right=right)
     return int(crowded.sum())
 

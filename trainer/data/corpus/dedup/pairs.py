@@ -17,7 +17,8 @@ from trainer.data.corpus.dedup.shingles import Hashes
 from trainer.data.corpus.dedup.sketches import Integers, Sets
 
 BEFORE = 64
-CROWDED = -1  # right document of a pair that marks its left one as having more than BEFORE documents before it
+# Takes the place of a pair's right document. The left one then has more than BEFORE documents before it in its bucket.
+CROWDED = -1
 
 
 def bucket_pairs(batches: Iterable[tuple[Hashes, Integers]]) -> Iterator[tuple[Integers, Integers]]:

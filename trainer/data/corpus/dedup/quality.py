@@ -189,19 +189,22 @@ def read_clusters(path: Path, corpus: Corpus) -> Clusters:
     rows = _labels(path, key)
     if not rows:
         raise InputError(f"{key}: no labels; allowed: {_ALLOWED}")
-    by = [name for name in ("row", "id") if name in rows[0]]
-    if len(by) != 1 or "cluster" not in rows[0]:
+    key_columns = [name for name in ("row", "id") if name in rows[0]]
+    if len(key_columns) != 1 or "cluster" not in rows[0]:
         raise InputError(f"{key}: its columns are {', '.join(map(literal, rows[0]))}; allowed: {_ALLOWED}")
-    places = _Rows(corpus, key) if by == ["row"] else _Ids(corpus, key)
+    places = _Rows(corpus, key) if key_columns == ["row"] else _Ids(corpus, key)
     cluster_of, unknown = np.full(corpus.documents, -1, np.int64), 0
     numbers: dict[str, int] = {}
     for row, label in enumerate(rows):
-        place = places.of(label.get(by[0]), row)
+        place = places.of(label.get(key_columns[0]), row)
         if place is None:
             unknown += 1
             continue
         if cluster_of[place] >= 0:
-            raise InputError(f"{key}, row {row} (from 0): a second label of {by[0]} {literal(label[by[0]])}; give one")
+            raise InputError(
+                f"{key}, row {row} (from 0): a second label of {key_columns[0]} "
+                f"{literal(label[key_columns[0]])}; give one"
+            )
         cluster = label.get("cluster")
         name = f"alone {row}" if cluster in (None, "") else f"cluster {_text(cluster, key, row, 'cluster')}"
         cluster_of[place] = numbers.setdefault(name, len(numbers))

@@ -176,7 +176,7 @@ class _SparkTables:
         return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Pair each document that has the shingles of an earlier one with the first such."""
+        """Pair each document with the first earlier one that has the same shingles, if there is one."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
