@@ -99,10 +99,10 @@ def _try_to_read(state: Any) -> None:
         written.seek(0)
         torch.load(written, weights_only=True)
     except Exception as error:  # pickle and torch may raise anything for a user's own class.
-        what = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error))
+        reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error))
         raise InputError(
             "data.source: what its dataset's state_dict gives could not be read from a checkpoint again; allowed: "
-            f"numbers, strings, lists, dicts and tensors ({one_line(what):.120})"
+            f"numbers, strings, lists, dicts and tensors ({one_line(reason):.120})"
         ) from error
 
 
@@ -140,8 +140,10 @@ class Saver:
         ``about``: returns further content of checkpoint.json, called within the step. ``ready``: called in the thread
         before a checkpoint is complete. ``epochs``: returns the number of finished epochs, for every_epochs.
         """
-        every = config.every_epochs
-        self._interval = None if every is None else EpochInterval(every, epochs, "checkpoint.every_epochs")
+        every_epochs = config.every_epochs
+        self._interval = (
+            None if every_epochs is None else EpochInterval(every_epochs, epochs, "checkpoint.every_epochs")
+        )
         self._config, self._folder, self._parts = config, folder, parts
         self._about, self._store, self._ready = about, store, ready
         self._thread: threading.Thread | None = None
@@ -169,12 +171,14 @@ class Saver:
         self.wait()  # Writes one at a time, so the ledger shows the wait for a slower disk here.
         copies = self._config.asynchronous
         states = {name: self._state_of(part, copies) for name, part in self._parts.items()}
-        about, self.last = self._about(), steps
+        description, self.last = self._about(), steps
         if copies:
-            self._thread = threading.Thread(target=self._write_noting, args=(steps, states, about), name="checkpoint")
+            self._thread = threading.Thread(
+                target=self._write_noting, args=(steps, states, description), name="checkpoint"
+            )
             self._thread.start()
         else:
-            self._write(steps, states, about)
+            self._write(steps, states, description)
         self._saved_s = time.monotonic()
 
     def wait(self) -> None:
@@ -220,18 +224,18 @@ def in_host_memory(state: Any, copies: bool) -> Any:
     """
     import torch
 
-    seen: dict[tuple[object, ...], torch.Tensor] = {}
+    by_place: dict[tuple[object, ...], torch.Tensor] = {}
 
     def moved(one: Any) -> Any:
         if isinstance(one, torch.Tensor):
             # The memory of a rank's share (DTensor) is the memory of its local tensor.
             local = getattr(one, "to_local", None)
-            own: torch.Tensor = one if local is None else local()
-            place = (one.device, own.data_ptr(), one.dtype, tuple(one.shape), one.stride())
-            if place not in seen or not own.numel():
-                found = one.detach()
-                seen[place] = found.to("cpu") if found.device.type != "cpu" else found.clone() if copies else found
-            return seen[place]
+            tensor: torch.Tensor = one if local is None else local()
+            place = (one.device, tensor.data_ptr(), one.dtype, tuple(one.shape), one.stride())
+            if place not in by_place or not tensor.numel():
+                copy = one.detach()
+                by_place[place] = copy.to("cpu") if copy.device.type != "cpu" else copy.clone() if copies else copy
+            return by_place[place]
         if isinstance(one, Mapping):
             return {key: moved(value) for key, value in one.items()}
         if isinstance(one, list | tuple):
@@ -243,7 +247,7 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
 def identity(config: TrainerConfig) -> dict[str, Json]:
     """Return the dotted keys that define the training: all but :data:`FREE`."""
-    found: dict[str, Json] = {}
+    values: dict[str, Json] = {}
 
     def walk(section: JsonObject, prefix: str) -> None:
         for name, value in section.items():
@@ -253,32 +257,32 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
             if isinstance(value, Mapping) and value:
                 walk(value, f"{key}.")
             else:
-                found[key] = value
+                values[key] = value
 
     walk(config.model_dump(mode="json"), "")
     if config.evaluation is not None:  # A section of defaults has the same keys as no section.
-        found["evaluation"] = "given"
-    return found
+        values["evaluation"] = "given"
+    return values
 
 
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
     """Raise InputError if the checkpoint belongs to another training: other keys, data or code."""
-    now = {**identity(config), **fingerprints}
-    before = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
+    current = {**identity(config), **fingerprints}
+    recorded = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
     # A key with no value in only one of them comes from another version of this code. So does a key missing in the
     # checkpoint, if its default is the behaviour of every training before.
-    before = {**CAME_LATER, **before}
-    keys = [key for key in sorted(now.keys() | before.keys()) if now.get(key) != before.get(key)]
+    recorded = {**CAME_LATER, **recorded}
+    keys = [key for key in sorted(current.keys() | recorded.keys()) if current.get(key) != recorded.get(key)]
     if keys:
         key = keys[0]
         more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
         raise InputError(
-            f"{key}: {now.get(key)!r}, but {checkpoint.path} was made with {before.get(key)!r}{more}; "
+            f"{key}: {current.get(key)!r}, but {checkpoint.path} was made with {recorded.get(key)!r}{more}; "
             "allowed: the same training, or another --out"
         )
 
 
 def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
     """Return the object at ``key`` of checkpoint.json, or an empty one."""
-    found = checkpoint.about.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = checkpoint.about.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -60,12 +60,12 @@ class WholeState:
         import torch
 
         shared: dict[str, str] = {}
-        rest = {name: state for name, state in states.items() if name != MODEL}
+        other_states = {name: state for name, state in states.items() if name != MODEL}
         if MODEL in states:
             from safetensors.torch import save_file
 
-            tensors, shared, others = _weights(states[MODEL])
-            rest[MODEL] = others
+            tensors, shared, values = _weights(states[MODEL])
+            other_states[MODEL] = values
             save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
             if self._config is not None and hasattr(self._config, "to_json_string"):
                 content = {**json.loads(self._config.to_json_string()), "architectures": [self._kind]}
@@ -75,7 +75,7 @@ class WholeState:
                 if path.is_file() and path.name != DIGESTS:
                     shutil.copyfile(path, folder / path.name)
         with open(folder / STATE, "wb") as file:  # Given a path, torch would hide the system's error about the disk.
-            torch.save(rest, file)
+            torch.save(other_states, file)
         return {"shared": shared}
 
     def read(self, folder: Path, known: JsonObject) -> State:
@@ -93,23 +93,23 @@ class WholeState:
 
 
 def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
-    """Return (tensors by name, each once; for tensors with the same memory, the name that has it; all other values)."""
+    """Return (each distinct tensor by name, the stored name by each further name of a tensor, all other values)."""
     import torch
 
     tensors: dict[str, Any] = {}
     shared: dict[str, str] = {}
-    others: dict[str, Any] = {}
-    seen: dict[tuple[object, ...], str] = {}
-    for name, one in state.items():
-        if not isinstance(one, torch.Tensor):
-            others[name] = one
+    values: dict[str, Any] = {}
+    name_of_place: dict[tuple[object, ...], str] = {}
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            values[name] = value
             continue
-        place = (one.data_ptr(), one.dtype, tuple(one.shape), one.stride()) if one.numel() else (name,)
-        if (kept := seen.setdefault(place, name)) != name:
+        place = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride()) if value.numel() else (name,)
+        if (kept := name_of_place.setdefault(place, name)) != name:
             shared[name] = kept
         else:
-            tensors[name] = one.contiguous()
-    return tensors, shared, others
+            tensors[name] = value.contiguous()
+    return tensors, shared, values
 
 
 @dataclass(frozen=True)
@@ -147,16 +147,16 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
             remove(temporary)
             temporary.mkdir()
             try:
-                known = store.write(temporary, states)
+                stored = store.write(temporary, states)
             except Exception as error:
                 if (failed := of_the_disk(error)) is None:
                     raise
                 raise failed from error
-            files = {one.name: _sha256(one) for one in sorted(temporary.iterdir())}
-            content = {"schema": CHECKPOINT_SCHEMA, "steps": steps, **about, "store": known, "files": files}
+            files = {file.name: _sha256(file) for file in sorted(temporary.iterdir())}
+            content = {"schema": CHECKPOINT_SCHEMA, "steps": steps, **about, "store": stored, "files": files}
             (temporary / ABOUT).write_text(json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n")
-            for one in (*temporary.iterdir(), temporary):
-                _synchronize(one)
+            for entry in (*temporary.iterdir(), temporary):
+                _synchronize(entry)
             ready()
             remove_whole(path)  # a damaged checkpoint of the same step
             temporary.replace(path)
@@ -171,14 +171,14 @@ def of_the_disk(error: BaseException) -> OSError | None:
 
     torch raises another error while it closes the file. safetensors writes ``(os error 28)``.
     """
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    if found is not None:
-        return OSError(int(found[1]), os.strerror(int(found[1])))
-    one: BaseException | None = error
-    while one is not None:
-        if isinstance(one, OSError):
-            return OSError(one.errno, one.strerror)
-        one = one.__context__
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    if match is not None:
+        return OSError(int(match[1]), os.strerror(int(match[1])))
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return OSError(cause.errno, cause.strerror)
+        cause = cause.__context__
     return None
 
 
@@ -192,12 +192,12 @@ def read(path: Path) -> Checkpoint:
         raise InputError(f"{path}: damaged: {ABOUT} is not as it was written")
     if content.get("schema") != CHECKPOINT_SCHEMA:
         raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {CHECKPOINT_SCHEMA}")
-    for name, known in section(content, "files").items():
+    for name, expected in section(content, "files").items():
         try:
-            found = _sha256(path / name)
+            actual = _sha256(path / name)
         except OSError as error:
             raise InputError(f"{path}: damaged: {name} cannot be read ({error.strerror})") from error
-        if found != known:
+        if actual != expected:
             raise InputError(f"{path}: damaged: {name} is not as it was written")
     steps = content.get("steps")
     if not isinstance(steps, int) or path.name != path_of(path.parent, steps).name:
@@ -208,10 +208,10 @@ def read(path: Path) -> Checkpoint:
 def written(folder: Path) -> list[Path]:
     """Return the folders of checkpoints, intact or not, newest first."""
     try:
-        found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        folders = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:
         return []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
 def newest(folder: Path) -> Checkpoint | None:
@@ -225,8 +225,8 @@ def newest(folder: Path) -> Checkpoint | None:
         try:
             return read(path)
         except InputError as error:
-            instead = "; the one before is used" if paths[place + 1 :] else ""
-            print(f"warning: {error}{instead}", file=sys.stderr)
+            consequence = "; the one before is used" if paths[place + 1 :] else ""
+            print(f"warning: {error}{consequence}", file=sys.stderr)
     if paths:
         raise InputError(
             f"{folder}: none of {len(paths)} checkpoints can be used; a training begins again where they are removed"
@@ -251,12 +251,12 @@ def retain(folder: Path, keep: int) -> None:
 def remove_whole(path: Path) -> None:
     """Remove a checkpoint. It is renamed first, so it never counts as damaged while it is being removed."""
     # A checkpoint being written has another temporary name.
-    gone = temporary_path(path.with_name(f"{path.name}.gone"))
+    removed = temporary_path(path.with_name(f"{path.name}.gone"))
     try:
-        path.replace(gone)
+        path.replace(removed)
     except FileNotFoundError:
         return
-    remove(gone)
+    remove(removed)
 
 
 def _sha256(path: Path) -> str:

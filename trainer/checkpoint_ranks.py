@@ -50,29 +50,29 @@ class RanksState(Store):
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
         common = {name: state for name, state in states.items() if name not in (*OWN, SHARDED)}
-        known: JsonObject = {}
+        stored: JsonObject = {}
         with self._agreeing():
-            known = self._whole.write(folder, common)
+            stored = self._whole.write(folder, common)
             self._write_own(folder, states)
         self._write_share(folder, states)
-        return {**known, "ranks": self._rank.of, SHARDED: SHARDED in states}
+        return {**stored, "ranks": self._rank.of, SHARDED: SHARDED in states}
 
     def join_in(self, states: Any) -> None:
         """Write the part of any other rank into the folder that rank 0 names."""
         import torch.distributed as dist
 
-        named: list[Any] = [None]
-        dist.broadcast_object_list(named, src=0, group=self._group)
+        folder_names: list[Any] = [None]
+        dist.broadcast_object_list(folder_names, src=0, group=self._group)
         with self._agreeing():
-            self._write_own(Path(named[0]), states)
-        self._write_share(Path(named[0]), states)
+            self._write_own(Path(folder_names[0]), states)
+        self._write_share(Path(folder_names[0]), states)
 
     def read(self, folder: Path, known: JsonObject) -> Any:
         import torch
 
         states = self._whole.read(folder, known)
-        own = torch.load(folder / f"rank-{self._rank.number}.pt", map_location="cpu", weights_only=True)
-        return {**states, **own, **({SHARDED: str(folder)} if known.get(SHARDED) else {})}
+        rank_states = torch.load(folder / f"rank-{self._rank.number}.pt", map_location="cpu", weights_only=True)
+        return {**states, **rank_states, **({SHARDED: str(folder)} if known.get(SHARDED) else {})}
 
     def _write_own(self, folder: Path, states: Any) -> None:
         import torch

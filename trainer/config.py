@@ -99,9 +99,9 @@ class EvaluationConfig(Config):
     @model_validator(mode="after")
     def _one_size(self) -> EvaluationConfig:
         names = ("fraction", "documents", "corpus", "source")
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"gives {' and '.join(given)}; allowed: one of {', '.join(names)}")
+        keys = [name for name in names if getattr(self, name) is not None]
+        if len(keys) > 1:
+            raise ValueError(f"gives {' and '.join(keys)}; allowed: one of {', '.join(names)}")
         if self.every_steps is not None and self.every_epochs is not None:
             raise ValueError("gives every_steps and every_epochs; allowed: one of them")
         return self
@@ -172,7 +172,7 @@ class CheckpointConfig(Config):
 
     @model_validator(mode="after")
     def _one_interval(self) -> CheckpointConfig:
-        if sum(one is not None for one in (self.every_steps, self.every_epochs, self.every_minutes)) > 1:
+        if sum(interval is not None for interval in (self.every_steps, self.every_epochs, self.every_minutes)) > 1:
             raise ValueError("give at most one of every_steps, every_epochs, every_minutes")
         return self
 
@@ -235,12 +235,12 @@ class TrainerConfig(Config):
     def user_functions(self) -> tuple[tuple[str, str], ...]:
         """Keys and MODULE:FUNCTION of the user's own code that is called."""
         validation = self.evaluation.source if self.evaluation is not None else None
-        named = (
+        functions = (
             ("data.source", self.data.source),
             ("model.factory", self.model.factory),
             ("evaluation.source", validation),
         )
-        return tuple((key, name) for key, name in named if name is not None)
+        return tuple((key, name) for key, name in functions if name is not None)
 
     @model_validator(mode="after")
     def _ranks_compute(self) -> TrainerConfig:
@@ -338,9 +338,9 @@ class TrainerConfig(Config):
 
 def recorded_config(content: JsonObject) -> TrainerConfig:
     """Return the configuration of a recorded run, which may be older than some keys. Raises pydantic's error."""
-    whole = dict(content)
+    completed = dict(content)
     for dotted, value in BEFORE.items():
         section, key = dotted.split(".")
-        if isinstance(inner := whole.get(section, {}), Mapping) and key not in inner:
-            whole[section] = {**inner, key: value}
-    return TrainerConfig.model_validate(whole)
+        if isinstance(inner := completed.get(section, {}), Mapping) and key not in inner:
+            completed[section] = {**inner, key: value}
+    return TrainerConfig.model_validate(completed)

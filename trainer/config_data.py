@@ -78,9 +78,9 @@ class CorpusConfig(Config):
     def _exactly_one(self) -> CorpusConfig:
         if sum(value is not None for value in (self.builtin, self.parquet, self.path)) != 1:
             raise ValueError("give exactly one of builtin, parquet, path")
-        others = {"format": self.format != "auto", "split": self.split != "file", "chat_template": self.chat_template}
-        if self.path is None and (given := [name for name, value in others.items() if value]):
-            raise ValueError(f"{given[0]} goes with path, not with {'builtin' if self.builtin else 'parquet'}")
+        options = {"format": self.format != "auto", "split": self.split != "file", "chat_template": self.chat_template}
+        if self.path is None and (wrong := [name for name, value in options.items() if value]):
+            raise ValueError(f"{wrong[0]} goes with path, not with {'builtin' if self.builtin else 'parquet'}")
         return self
 
 
@@ -176,9 +176,9 @@ class DataConfig(Config):
         """Replace ``workers: auto`` by 0 until they are chosen, so that it is always a number."""
         if not (isinstance(given, Mapping) and given.get("workers") == "auto"):
             return handler(given)
-        made = handler({**given, "workers": 0})
-        made._chooses_workers = True
-        return made
+        config = handler({**given, "workers": 0})
+        config._chooses_workers = True
+        return config
 
     @property
     def chooses_workers(self) -> bool:

@@ -144,14 +144,14 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _exactly_one(self) -> ModelConfig:
         preset = None if self.factory is not None and self.preset == DEFAULT_PRESET else self.preset
-        ways = {"preset": preset, "config": self.config, "pretrained": self.pretrained, "factory": self.factory}
-        given = [key for key, value in ways.items() if value is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise ValueError(f"{found} given; give exactly one of preset, config, pretrained, factory (others: null)")
+        sources = {"preset": preset, "config": self.config, "pretrained": self.pretrained, "factory": self.factory}
+        chosen = [key for key, value in sources.items() if value is not None]
+        if len(chosen) != 1:
+            listed = " and ".join(chosen) or "none"
+            raise ValueError(f"{listed} given; give exactly one of preset, config, pretrained, factory (others: null)")
         if self.is_of_files:
             if keys := [key for key in DIMENSIONS if getattr(self, key) is not None]:
-                raise ValueError(f"{given[0]} says what the model is made of; {', '.join(keys)} are of a preset alone")
+                raise ValueError(f"{chosen[0]} says what the model is made of; {', '.join(keys)} are of a preset alone")
             if self.pretrained is not None and self.vocab_size is not None:
                 raise ValueError("pretrained weights have the vocabulary of their config.json; leave vocab_size out")
         return self

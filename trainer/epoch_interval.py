@@ -26,8 +26,8 @@ class EpochInterval:
 
     def ends(self) -> bool:
         """Return True once for the step in which an interval ended. Call it after each step."""
-        before, self._counted = self._counted, self._done()
-        return self._counted > before
+        previous, self._counted = self._counted, self._done()
+        return self._counted > previous
 
     def _done(self) -> int:
         epochs = self._epochs()

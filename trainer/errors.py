@@ -75,7 +75,7 @@ def visible(text: str) -> str:
     These are control characters (including line ends), lone surrogates, and characters that change the text's
     direction.
     """
-    return text if text.isprintable() else "".join(one if _harmless(one) else _escaped(one) for one in text)
+    return text if text.isprintable() else "".join(char if _harmless(char) else _escaped(char) for char in text)
 
 
 def visible_lines(text: str) -> str:

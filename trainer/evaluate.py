@@ -76,8 +76,8 @@ class Evaluator:
         self._last = step
         if self._interval is not None:
             epochs_are_over = self._agreed(self._interval.ends() or epochs_are_over)
-        for kind, every in self._every.items():
-            due = epochs_are_over and kind == "loss" if every is None else (step + 1) % every == 0
+        for kind, every_steps in self._every.items():
+            due = epochs_are_over and kind == "loss" if every_steps is None else (step + 1) % every_steps == 0
             if kind in kinds and due:
                 self._pass(kind, step)
 
@@ -117,13 +117,13 @@ class Evaluator:
         with telemetry.span("evaluate"):
             likelihoods = self._compute.log_likelihoods(choices.rows, self._beat)
             self._compute.synchronize()
-        found = choices.scores(likelihoods)
-        telemetry.validated(Validation(step, start, monotonic_ns(), None, None, None, None, *found))
-        norm = "" if found.acc_norm is None else f", acc_norm {found.acc_norm:.4f}"
+        scores = choices.scores(likelihoods)
+        telemetry.validated(Validation(step, start, monotonic_ns(), None, None, None, None, *scores))
+        norm = "" if scores.acc_norm is None else f", acc_norm {scores.acc_norm:.4f}"
         self._print(
             step,
-            f"multiple choice acc {found.acc:.4f}{norm}, per token {found.acc_tokens:.4f} "
-            f"({found.questions:,} question{'' if found.questions == 1 else 's'})",
+            f"multiple choice acc {scores.acc:.4f}{norm}, per token {scores.acc_tokens:.4f} "
+            f"({scores.questions:,} question{'' if scores.questions == 1 else 's'})",
         )
 
     def _print(self, step: int, line: str) -> None:
@@ -144,24 +144,26 @@ def make_evaluator(
 
     ``epochs``: returns the completed epochs, for every_epochs. Every rank must call this function.
     """
-    asked, prints = config.evaluation, rank.is_first
-    assert asked is not None
+    evaluation, prints = config.evaluation, rank.is_first
+    assert evaluation is not None
     batches = validation_batches(config, prepared)
     interval: EpochInterval | None = None
     agreed: Callable[[bool], bool] = bool
-    if asked.every_epochs is not None:
-        interval = EpochInterval(asked.every_epochs, epochs, "evaluation.every_epochs")
+    if evaluation.every_epochs is not None:
+        interval = EpochInterval(evaluation.every_epochs, epochs, "evaluation.every_epochs")
         if rank.of > 1:
             group = gloo_group(rank)
             agreed = lambda due: bool(of_first(due, group))  # noqa: E731
-    if (questions := asked.multiple_choice) is None:
-        return Evaluator(compute, batches, asked.every_steps, beat, prints=prints, interval=interval, agreed=agreed)
+    if (questions := evaluation.multiple_choice) is None:
+        return Evaluator(
+            compute, batches, evaluation.every_steps, beat, prints=prints, interval=interval, agreed=agreed
+        )
     check_causal(prepared.objective)
     choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
     if choices.shortened and prints:
         print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
     return Evaluator(
-        compute, batches, asked.every_steps, beat, prints=prints, choices=choices,
+        compute, batches, evaluation.every_steps, beat, prints=prints, choices=choices,
         choices_every_steps=questions.every_steps, interval=interval, agreed=agreed,
     )  # fmt: skip
 
@@ -170,24 +172,24 @@ def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]
     """Return the batches of each pass. Raises InputError if none has a token to predict."""
     from trainer.data.dataset import held_out_batches
 
-    asked = config.evaluation
-    assert asked is not None
+    evaluation = config.evaluation
+    assert evaluation is not None
     plain = {"inject": None, "replay": False, "extra_reads": 0, "extra_tokenizations": 0}
     data = config.data.model_copy(update=plain)
-    if asked.source is None:
-        return held_out_batches(data, prepared, asked.batches)
+    if evaluation.source is None:
+        return held_out_batches(data, prepared, evaluation.batches)
     from trainer.data.user_batch import KEY
     from trainer.data.user_source import UserPipeline
     from trainer.inject import Injector
 
-    data = data.model_copy(update={"source": asked.source, "arguments": asked.arguments, "shuffle": False})
+    data = data.model_copy(update={"source": evaluation.source, "arguments": evaluation.arguments, "shuffle": False})
     with untouched_randomness():
         try:
             shifted = prepared.objective == "causal"
             source = UserPipeline(data, config.seed, 0, 1, Injector(None, 0), marked=False, shifted=shifted)
-            found = source.of_first_epoch(asked.batches)
+            batches = source.of_first_epoch(evaluation.batches)
         except InputError as error:
             raise InputError(str(error).replace(KEY, "evaluation.source", 1)) from error
-    if not any(batch.trained_tokens for batch in found):
-        raise InputError(f"evaluation.source: {asked.source} gave no batch with a token to predict")
-    return found
+    if not any(batch.trained_tokens for batch in batches):
+        raise InputError(f"evaluation.source: {evaluation.source} gave no batch with a token to predict")
+    return batches

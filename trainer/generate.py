@@ -97,11 +97,11 @@ def generate(
     computed = 0
     begun_s = perf_counter()
     # Only the last logits of the prompt are needed. A model that cannot skip the others returns all of them.
-    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():  # Tensors made in inference_mode could not be used by a surrounding training.
         fed = torch.tensor([ids], device=device)
         while computed < most:
-            output = model(input_ids=fed, past_key_values=past, use_cache=cache, **last)
+            output = model(input_ids=fed, past_key_values=past, use_cache=cache, **last_only)
             past = output.past_key_values if cache else None
             logits = output.logits[0, -1, :vocab_size].float().cpu()
             if bool(logits.isnan().any()):
@@ -128,12 +128,12 @@ def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         raise InputError(f"{key}: holds bytes that are no text (UTF-8)")
-    if found := codec.encode(prompt):
-        return found
+    if ids := codec.encode(prompt):
+        return ids
     begin = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id
     if begin is None:
-        what = "''" if not prompt else "text without a token"
-        raise InputError(f"{key}: {what}, and the tokenizer has no token that begins or ends a document; give text")
+        reason = "''" if not prompt else "text without a token"
+        raise InputError(f"{key}: {reason}, and the tokenizer has no token that begins or ends a document; give text")
     return [begin]
 
 
@@ -153,8 +153,8 @@ def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator
         values, ids = values[: choice.top_k], ids[: choice.top_k]
     shares = values.softmax(-1)
     if choice.top_p is not None:  # Keeps at least the first token, which has nothing before it.
-        kept = int(((shares.cumsum(-1) - shares) < choice.top_p).sum())
-        shares, ids = shares[:kept] / shares[:kept].sum(), ids[:kept]
-    drawn = torch.rand((), generator=draws, dtype=torch.float64)
-    place = int(torch.searchsorted(shares.cumsum(-1), drawn, right=True))
+        count = int(((shares.cumsum(-1) - shares) < choice.top_p).sum())
+        shares, ids = shares[:count] / shares[:count].sum(), ids[:count]
+    draw = torch.rand((), generator=draws, dtype=torch.float64)
+    place = int(torch.searchsorted(shares.cumsum(-1), draw, right=True))
     return int(ids[min(place, len(ids) - 1)])

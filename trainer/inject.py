@@ -33,24 +33,24 @@ def spend(milliseconds: float, how: How) -> None:
 
 def wait_until(deadline_ns: int) -> None:
     """Sleep until CLOCK_MONOTONIC reaches ``deadline_ns``. Returns at once if it already has."""
-    left = deadline_ns - time.monotonic_ns()
-    if left > _SPIN_NS:
-        time.sleep((left - _SPIN_NS) / 1e9)
+    remaining_ns = deadline_ns - time.monotonic_ns()
+    if remaining_ns > _SPIN_NS:
+        time.sleep((remaining_ns - _SPIN_NS) / 1e9)
     while time.monotonic_ns() < deadline_ns:
         pass
 
 
 def _burn(nanoseconds: int) -> None:
     """Spend CPU time of this thread in few long calls. The last calls are short, so that it does not overshoot."""
-    start = now = time.thread_time_ns()
+    start = now_ns = time.thread_time_ns()
     size, done = _LEAST_BYTES, 0
-    while (left := start + nanoseconds - now) > 0:
+    while (remaining_ns := start + nanoseconds - now_ns) > 0:
         if done:
             # three quarters of the rest, at the speed so far
-            size = max(_LEAST_BYTES, min(len(_WORK), left * done * 3 // (4 * max(now - start, 1))))
+            size = max(_LEAST_BYTES, min(len(_WORK), remaining_ns * done * 3 // (4 * max(now_ns - start, 1))))
         hashlib.sha256(_WORK[:size])
         done += size
-        now = time.thread_time_ns()
+        now_ns = time.thread_time_ns()
 
 
 class Injector:
@@ -90,9 +90,9 @@ class Injector:
         ``transfer`` is not such a stage: a batch that is made several times is handed over once.
         """
         if self._jitter:
-            for name, own in self._random.items():
+            for name, random_state in self._random.items():
                 for _ in range(draws * (1 if name == "transfer" else more)):
-                    own.random()
+                    random_state.random()
 
     def spend(self, name: str) -> None:
         """Spend the next cost of stage or phase ``name`` (see :meth:`draw_ms`)."""

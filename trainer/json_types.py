@@ -17,19 +17,19 @@ JsonObject: TypeAlias = Mapping[str, Json]
 
 def section(content: JsonObject, key: str) -> JsonObject:
     """Return the object at ``key``, or an empty one."""
-    found = content.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def objects(content: Json) -> list[JsonObject]:
     """Return the objects of a list; none if ``content`` is no list."""
     listed = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
-    return [one for one in listed if isinstance(one, Mapping)]
+    return [item for item in listed if isinstance(item, Mapping)]
 
 
 def integer(content: JsonObject, key: str) -> int:
     """Return the whole number at ``key``. Raises KeyError or TypeError for other values."""
-    found = content[key]
-    if not isinstance(found, int):
-        raise TypeError(f"{key}: expected a whole number, got {found!r}")
-    return found
+    value = content[key]
+    if not isinstance(value, int):
+        raise TypeError(f"{key}: expected a whole number, got {value!r}")
+    return value

@@ -29,7 +29,7 @@ def temporary_path(path: Path) -> Path:
 
 def final_name(name: str) -> str:
     """Return ``name`` with the names of :func:`temporary_path` and :func:`partial_path` replaced by the original."""
-    return "/".join(found["name"] if (found := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
+    return "/".join(match["name"] if (match := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
 
 def partial_path(path: Path) -> Path:
@@ -52,10 +52,12 @@ def remove_leftovers_of(path: Path) -> None:
 
 def _remove_left(folder: Path, begin: str) -> None:
     try:
-        found = [path for path in folder.iterdir() if path.name.startswith(begin) and path.suffix in (".tmp", _PARTIAL)]
+        leftovers = [
+            path for path in folder.iterdir() if path.name.startswith(begin) and path.suffix in (".tmp", _PARTIAL)
+        ]
     except OSError:
         return
-    for path in found:
+    for path in leftovers:
         if _is_left(path):
             remove(path)
 
@@ -90,7 +92,7 @@ def _is_alive(pid: int) -> bool:
 def _unwritten_s(path: Path) -> float:
     """Return the seconds since anything in it was written; 0 if it is gone meanwhile, because then its owner lives."""
     try:
-        return time.time() - max(one.lstat().st_mtime for one in (path, *path.rglob("*")))
+        return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
     except OSError:
         return 0.0
 

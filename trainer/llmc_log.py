@@ -55,13 +55,13 @@ def read_log(path: Path) -> LlmcLog:
     training: dict[int, LoggedStep] = {}
     validation: dict[int, LoggedScore] = {}
     hellaswag: dict[int, LoggedScore] = {}
-    others = 0
+    skipped = 0
     cut = False
-    for found in _lines(path):
-        if found is None:
+    for line in _lines(path):
+        if line is None:
             cut = True
             continue
-        step, values = found
+        step, values = line
         kind = next(iter(values))
         if kind == _TRAINING:
             training[step] = LoggedStep(step, values[kind], values.get("lr"), values.get("norm"))
@@ -70,14 +70,14 @@ def read_log(path: Path) -> LlmcLog:
         elif kind in _ACCURACY:
             hellaswag[step] = LoggedScore(step, values[kind])
         else:
-            others += 1
+            skipped += 1
     if not (training or validation or hellaswag):
         raise InputError(f"{path}: no step in it; a main.log of llm.c has lines such as 's:0 trl:10.9 lr:0.0001'")
     return LlmcLog(
         tuple(training[step] for step in sorted(training)),
         tuple(validation[step] for step in sorted(validation)),
         tuple(hellaswag[step] for step in sorted(hellaswag)),
-        others,
+        skipped,
         cut,
     )
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainer.data.tokenizers import TokenizerInfo
 
 MAGIC, HEADER = 20240326, 256  # HEADER: int32 values
-PADDED_TO = 128  # number of rows of the token embedding is a multiple of it
+PADDED_TO = 128  # The number of rows of the token embedding is a multiple of this.
 LlmcDtype = Literal["fp32", "bf16"]
 VERSIONS: dict[int, LlmcDtype] = {3: "fp32", 5: "bf16"}
 _BYTES = {"fp32": 4, "bf16": 2}
@@ -97,7 +97,7 @@ class LlmcHeader:
     def shape_of(self, tensor: LlmcTensor) -> tuple[int, ...]:
         """Return the shape of one tensor, of one layer."""
         letters = {"V": self.padded_vocab_size, "T": self.positions, "C": self.width}
-        return tuple(letters[one[-1]] * int(one[:-1] or 1) for one in tensor.shape)
+        return tuple(letters[dimension[-1]] * int(dimension[:-1] or 1) for dimension in tensor.shape)
 
     @property
     def title(self) -> str:
@@ -111,8 +111,10 @@ class LlmcHeader:
     @property
     def values(self) -> int:
         """Number of values after the header."""
-        sizes = (int(np.prod(self.shape_of(one), dtype=object)) for one in TENSORS)
-        return sum(size * (self.layers if one.is_of_layers else 1) for one, size in zip(TENSORS, sizes, strict=True))
+        sizes = (int(np.prod(self.shape_of(tensor), dtype=object)) for tensor in TENSORS)
+        return sum(
+            size * (self.layers if tensor.is_of_layers else 1) for tensor, size in zip(TENSORS, sizes, strict=True)
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -145,27 +147,27 @@ class LlmcHeader:
 def read_header(path: Path) -> LlmcHeader:
     """Read the header of a file. Raises InputError if it is invalid, of another version, cut short or too long."""
     try:
-        if not S_ISREG((about := path.stat()).st_mode):  # A pipe or a device may have no end.
+        if not S_ISREG((stat := path.stat()).st_mode):  # A pipe or a device may have no end.
             raise InputError(f"{path}: no file, but a folder, a pipe or a device; allowed: a model file of llm.c")
-        size = about.st_size
+        size = stat.st_size
         with path.open("rb") as file:
             begin = file.read(4 * HEADER)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    found = np.frombuffer(begin, "<i4") if len(begin) == 4 * HEADER else None
-    if found is None and begin[:4] == MAGIC.to_bytes(4, "little"):
+    integers = np.frombuffer(begin, "<i4") if len(begin) == 4 * HEADER else None
+    if integers is None and begin[:4] == MAGIC.to_bytes(4, "little"):
         raise InputError(f"{path}: {size:,} bytes, where its header alone has {4 * HEADER:,}: cut short")
-    if found is None or found[0] != MAGIC:
+    if integers is None or integers[0] != MAGIC:
         raise InputError(f"{path}: not a model file of llm.c (its first int32 must be {MAGIC})")
-    version, *fields = (int(one) for one in found[1:8])
+    version, *fields = (int(integer) for integer in integers[1:8])
     if version not in VERSIONS:
         older = ": an older layout without a padded vocabulary" if version in (1, 2) else ""
         raise InputError(f"{path}: version {version} of llm.c's model files{older}; allowed: 3 (float32), 5 (bfloat16)")
-    named = dict(zip(_FIELDS, fields, strict=True))
-    for name, value in named.items():
+    dimensions = dict(zip(_FIELDS, fields, strict=True))
+    for name, value in dimensions.items():
         if value < 1:
             raise InputError(f"{path}: damaged: its header says {value} {name}; allowed: at least 1")
-    header = LlmcHeader(VERSIONS[version], **named)
+    header = LlmcHeader(VERSIONS[version], **dimensions)
     if header.width % header.heads:
         raise InputError(f"{path}: damaged: its width {header.width} is not a multiple of its {header.heads} heads")
     if header.padded_vocab_size < header.vocab_size:
@@ -175,8 +177,8 @@ def read_header(path: Path) -> LlmcHeader:
         )
     if size != header.size_bytes:
         differs = size - header.size_bytes
-        how = f"cut short by {-differs:,} bytes" if differs < 0 else f"{differs:,} bytes too many"
-        raise InputError(f"{path}: {size:,} bytes, where its header speaks of {header.size_bytes:,}: {how}")
+        difference = f"cut short by {-differs:,} bytes" if differs < 0 else f"{differs:,} bytes too many"
+        raise InputError(f"{path}: {size:,} bytes, where its header speaks of {header.size_bytes:,}: {difference}")
     return header
 
 
@@ -195,8 +197,8 @@ def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
 def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
-    kept = "<f4" if header.dtype == "fp32" else "<i2"  # numpy has no bfloat16, so torch views its bits.
-    values: NDArray[Any] = np.memmap(path, kept, "r", offset=4 * HEADER)
+    numpy_type = "<f4" if header.dtype == "fp32" else "<i2"  # numpy has no bfloat16, so torch views its bits.
+    values: NDArray[Any] = np.memmap(path, numpy_type, "r", offset=4 * HEADER)
     place = 0
     for tensor in TENSORS:
         shape = header.shape_of(tensor)
@@ -206,8 +208,8 @@ def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor
             place += size
             if tensor.shape[0] == "V":
                 part = part[: header.vocab_size]
-            one = torch.from_numpy(np.array(part.T if tensor.turned else part, order="C"))
-            yield tensor.name.format(layer), one if header.dtype == "fp32" else one.view(torch.bfloat16)
+            weight = torch.from_numpy(np.array(part.T if tensor.turned else part, order="C"))
+            yield tensor.name.format(layer), weight if header.dtype == "fp32" else weight.view(torch.bfloat16)
 
 
 def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
@@ -219,7 +221,7 @@ def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size
 
     header = header_of(model, dtype, vocab_size)
     weights = model.state_dict()
-    version = next(number for number, one in VERSIONS.items() if one == dtype)
+    version = next(number for number, version_dtype in VERSIONS.items() if version_dtype == dtype)
     head = np.zeros(HEADER, "<i4")
     head[:8] = MAGIC, version, *(getattr(header, name) for name in _FIELDS)
     bits = torch.float32 if dtype == "fp32" else torch.bfloat16
@@ -230,14 +232,14 @@ def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size
             for tensor in TENSORS:
                 rows = header.shape_of(tensor)[0]
                 for layer in range(header.layers if tensor.is_of_layers else 1):
-                    one = weights[tensor.name.format(layer)].detach().to("cpu", bits)
+                    weight = weights[tensor.name.format(layer)].detach().to("cpu", bits)
                     if tensor.turned:
-                        one = one.T
+                        weight = weight.T
                     if tensor.shape[0] == "V":
                         padding = torch.zeros(rows - header.vocab_size, header.width, dtype=bits)
-                        one = torch.cat([one[: header.vocab_size], padding])
-                    whole = one.contiguous()
-                    array = whole.numpy() if dtype == "fp32" else whole.view(torch.int16).numpy()
+                        weight = torch.cat([weight[: header.vocab_size], padding])
+                    contiguous = weight.contiguous()
+                    array = contiguous.numpy() if dtype == "fp32" else contiguous.view(torch.int16).numpy()
                     file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
 
     target = expanded(path).absolute()
@@ -263,8 +265,8 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
     if type(model).__name__ != "GPT2LMHeadModel":
         raise InputError(f"llm.c's model files hold GPT-2 alone, and this is a {type(model).__name__}")
     for key, allowed in _COMPUTED.items():
-        if (found := getattr(config, key)) not in allowed:
-            raise InputError(f"llm.c computes {key} {literal(allowed[0])} alone, and this model has {literal(found)}")
+        if (value := getattr(config, key)) not in allowed:
+            raise InputError(f"llm.c computes {key} {literal(allowed[0])} alone, and this model has {literal(value)}")
     if config.n_inner not in (None, 4 * config.n_embd):
         raise InputError(
             f"llm.c's feed-forward width is four times the width ({4 * config.n_embd}), and this model's is "
@@ -314,8 +316,8 @@ def build(path: Path) -> torch.nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     header, weights = read_model(path)
-    kept = {key: value for key, value in header.config().items() if key not in ("model_type", "dtype")}
-    model: torch.nn.Module = GPT2LMHeadModel(GPT2Config(**kept, use_cache=False))
+    settings = {key: value for key, value in header.config().items() if key not in ("model_type", "dtype")}
+    model: torch.nn.Module = GPT2LMHeadModel(GPT2Config(**settings, use_cache=False))
     _fill(model, weights)
     # transformers cannot infer it from the class name, and would warn.
     model.loss_type = "ForCausalLM"  # type: ignore[assignment]
@@ -330,36 +332,38 @@ def load_seed(model: torch.nn.Module, path: Path) -> str:
     """
     header, weights = read_model(path)
     try:
-        ours = header_of(model, header.dtype)
+        model_header = header_of(model, header.dtype)
     except InputError as error:
         raise InputError(f"resume.llmc: {error}") from error
     for key in ("layers", "width", "heads", "vocab_size"):
-        mine, theirs = getattr(ours, key), getattr(header, key)
-        if mine != theirs:
-            raise InputError(f"model.{key}: {mine:,}, but {path} has {theirs:,}; allowed with resume.llmc: {theirs}")
-    if ours.positions > header.positions:
+        expected, actual = getattr(model_header, key), getattr(header, key)
+        if expected != actual:
+            raise InputError(
+                f"model.{key}: {expected:,}, but {path} has {actual:,}; allowed with resume.llmc: {actual}"
+            )
+    if model_header.positions > header.positions:
         raise InputError(
-            f"data.sequence_length: {ours.positions:,}, but {path} has {header.positions:,} positions; allowed: at "
-            f"most {header.positions}"
+            f"data.sequence_length: {model_header.positions:,}, but {path} has {header.positions:,} positions; "
+            f"allowed: at most {header.positions}"
         )
     name = "transformer.wpe.weight"
-    weights[name] = weights[name][: ours.positions]
+    weights[name] = weights[name][: model_header.positions]
     _fill(model, weights)
-    if ours.positions == header.positions:
+    if model_header.positions == header.positions:
         return ""
-    return f"{path}: its positions beyond {ours.positions:,} of {header.positions:,} are left out"
+    return f"{path}: its positions beyond {model_header.positions:,} of {header.positions:,} are left out"
 
 
 def _fill(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> None:
     import torch
 
-    own = dict(model.named_parameters())  # A tied weight appears once.
-    assert own.keys() == weights.keys(), own.keys() ^ weights.keys()
+    parameters = dict(model.named_parameters())  # A tied weight appears once.
+    assert parameters.keys() == weights.keys(), parameters.keys() ^ weights.keys()
     with torch.no_grad():
-        for name, one in weights.items():
-            own[name].copy_(one)
+        for name, weight in weights.items():
+            parameters[name].copy_(weight)
 
 
 def not_finite(weights: dict[str, torch.Tensor]) -> int:
     """Return the number of weights that are NaN or infinite."""
-    return sum(one.numel() - int(one.isfinite().sum()) for one in weights.values())
+    return sum(weight.numel() - int(weight.isfinite().sum()) for weight in weights.values())

@@ -66,9 +66,9 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
     if shape is None:
         from trainer.transformers_models import count
 
-        if (found := count(files, config)) is None:
+        if (counts := count(files, config)) is None:
             return None
-        shape = counted_shape(files.model_type, **found)
+        shape = counted_shape(files.model_type, **counts)
     if tokenizer_vocab_size > shape.vocab_size:
         raise InputError(
             f"{files.title} has {shape.vocab_size} token ids, fewer than the tokenizer ({tokenizer_vocab_size}); "
@@ -84,8 +84,8 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
     """Return a shape whose parameters were counted."""
-    whole = Shape(family, **dimensions)  # type: ignore[arg-type]
-    return replace(whole, counted=Counted(parameters, lookups))
+    shape = Shape(family, **dimensions)  # type: ignore[arg-type]
+    return replace(shape, counted=Counted(parameters, lookups))
 
 
 # Keys of the dimensions in a config.json, the library's general name last, and defaults.
@@ -116,22 +116,22 @@ _ASSUMED: Mapping[str, Mapping[str, Json]] = {
 def _shape_of_files(files: ModelFiles) -> Shape | None:
     """Return the shape from a config.json alone; None for another family, or for settings without a formula."""
     family, content = files.model_type, files.content
-    if family not in FAMILIES or any(content.get(key, one) != one for key, one in _ASSUMED[family].items()):
+    if family not in FAMILIES or any(content.get(key, default) != default for key, default in _ASSUMED[family].items()):
         return None
-    found: dict[str, int] = {}
+    dimensions: dict[str, int] = {}
     for dimension, names in _NAMES[family].items():
         keys = [*names, *([_GENERAL[dimension]] if dimension in _GENERAL else [])]
         value = next((content[key] for key in keys if content.get(key) is not None), None)
-        found[dimension] = _whole(files, keys[0], _DEFAULTS[family].get(dimension) if value is None else value)
-    found["vocab_size"] = _whole(files, "vocab_size", content.get("vocab_size", _DEFAULTS[family]["vocab_size"]))
-    if not found["ffn_width"]:
-        found["ffn_width"] = 4 * found["width"]
+        dimensions[dimension] = _whole(files, keys[0], _DEFAULTS[family].get(dimension) if value is None else value)
+    dimensions["vocab_size"] = _whole(files, "vocab_size", content.get("vocab_size", _DEFAULTS[family]["vocab_size"]))
+    if not dimensions["ffn_width"]:
+        dimensions["ffn_width"] = 4 * dimensions["width"]
     kv_heads = content.get("num_key_value_heads") if family == "llama" else None
-    found["kv_heads"] = found["heads"] if kv_heads is None else _whole(files, "num_key_value_heads", kv_heads)
+    dimensions["kv_heads"] = dimensions["heads"] if kv_heads is None else _whole(files, "num_key_value_heads", kv_heads)
     head_width = content.get("head_dim") if family == "llama" else None
-    if head_width is not None and head_width != found["width"] // found["heads"]:
+    if head_width is not None and head_width != dimensions["width"] // dimensions["heads"]:
         return None
-    return Shape(family=family, **found)  # type: ignore[arg-type]
+    return Shape(family=family, **dimensions)  # type: ignore[arg-type]
 
 
 def _whole(files: ModelFiles, key: str, value: Json) -> int:

@@ -171,17 +171,19 @@ def objective_of(config: ModelConfig) -> Objective:
         return config.objective or "causal"
     if (files := model_files(config)) is None:
         family = preset_family(config)
-        made: Objective = "masked" if family in MASKED_ALONE else "causal"
-        if config.objective not in (None, made):
-            raise InputError(f"model.objective: {config.objective}, but {family} is a {made} model; allowed: {made}")
-        return made
-    kind, asked = files.model_type, config.objective
+        objective: Objective = "masked" if family in MASKED_ALONE else "causal"
+        if config.objective not in (None, objective):
+            raise InputError(
+                f"model.objective: {config.objective}, but {family} is a {objective} model; allowed: {objective}"
+            )
+        return objective
+    kind, requested = files.model_type, config.objective
     decoder = bool(files.content.get("is_decoder"))
-    if asked == "causal" and (kind in MASKED_ALONE or (kind in MASKED_OR_DECODER and not decoder)):
+    if requested == "causal" and (kind in MASKED_ALONE or (kind in MASKED_OR_DECODER and not decoder)):
         more = "" if kind in MASKED_ALONE else ", or is_decoder: true in its config"
         raise InputError(f"model.objective: causal, but {files.name} is a masked model ({kind}); allowed: masked{more}")
-    if asked == "masked" and kind not in MASKED_ALONE | MASKED_OR_DECODER:
+    if requested == "masked" and kind not in MASKED_ALONE | MASKED_OR_DECODER:
         raise InputError(f"model.objective: masked, but {files.name} is a causal model ({kind}); allowed: causal")
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return "masked" if kind in MASKED_ALONE or (kind in MASKED_OR_DECODER and not decoder) else "causal"

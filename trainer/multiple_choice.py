@@ -67,11 +67,11 @@ class Choices:
     def scores(self, likelihoods: Sequence[float]) -> ChoiceScores:
         """Compute the shares from the log-likelihood of each row."""
         sums = np.asarray(likelihoods, dtype=np.float64)
-        tokens = np.array([one.scored for one in self.rows])
+        tokens = np.array([row.scored for row in self.rows])
         by_character = by_byte = None
         if self.texts is not None:
-            by_character = self._share(sums / np.array([len(one) for one in self.texts]))
-            by_byte = self._share(sums / np.array([len(one.encode()) for one in self.texts]))
+            by_character = self._share(sums / np.array([len(text) for text in self.texts]))
+            by_byte = self._share(sums / np.array([len(text.encode()) for text in self.texts]))
         return ChoiceScores(len(self.labels), self._share(sums), by_character, by_byte, self._share(sums / tokens))
 
     def _share(self, values: NDArray[np.float64]) -> float:
@@ -110,32 +110,38 @@ def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str)
             f"{key}: {config.path} holds text, and the tokenizer is not known here; allowed: a .bin with token ids"
         )
     prompt = None if config.prompt == "auto" else config.prompt
-    asked = list(read_jsonl(config.path, key, config.most, prompt))
-    rows = _encoded(asked, load_tokenizer(info))
-    texts = tuple(ending for one in asked for ending in one.endings)
-    return [one.place for one in asked], Choices(tuple(rows), np.array([one.label for one in asked]), texts)
+    questions = list(read_jsonl(config.path, key, config.most, prompt))
+    rows = _encoded(questions, load_tokenizer(info))
+    texts = tuple(ending for question in questions for ending in question.endings)
+    return [question.place for question in questions], Choices(
+        tuple(rows), np.array([question.label for question in questions]), texts
+    )
 
 
 def _encoded(questions: Sequence[TextQuestion], engine: Engine) -> list[EndingRow]:
     # White space at the end of a context belongs to the ending, because a tokenizer joins it to the next word.
-    contexts = [one.context.rstrip() for one in questions]
-    wholes = [f"{one.context} {ending}" for one in questions for ending in one.endings]
-    before = engine.encode_batch(contexts)
-    found = []
-    for at, whole in enumerate(engine.encode_batch(wholes)):
-        context = before[at // ENDINGS]
-        ending = whole[len(context) :]
+    contexts = [question.context.rstrip() for question in questions]
+    wholes = [f"{question.context} {ending}" for question in questions for ending in question.endings]
+    context_ids = engine.encode_batch(contexts)
+    rows = []
+    for number, ids in enumerate(engine.encode_batch(wholes)):
+        context = context_ids[number // ENDINGS]
+        ending = ids[len(context) :]
         if not context or not ending:
-            of = questions[at // ENDINGS]
-            what = "ctx" if not context else f"endings: number {at % ENDINGS} (from 0)"
-            raise InputError(f"{of.place}: {what}: the tokenizer makes no token of it; allowed: text that it knows")
-        found.append(EndingRow(np.array([*context, *ending], dtype=np.int64), len(ending)))
-    return found
+            question = questions[number // ENDINGS]
+            place = "ctx" if not context else f"endings: number {number % ENDINGS} (from 0)"
+            raise InputError(
+                f"{question.place}: {place}: the tokenizer makes no token of it; allowed: text that it knows"
+            )
+        rows.append(EndingRow(np.array([*context, *ending], dtype=np.int64), len(ending)))
+    return rows
 
 
 def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, key: str) -> tuple[list[str], Choices]:
     rows = [
-        EndingRow(np.concatenate([one.context, ending]), len(ending)) for one in questions for ending in one.endings
+        EndingRow(np.concatenate([question.context, ending]), len(ending))
+        for question in questions
+        for ending in question.endings
     ]
     texts = None
     if info is not None and info.kind != "source":
@@ -143,37 +149,41 @@ def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, k
 
         codec = load_codec(info)
         _check_tokens(questions, info, codec, key)
-        texts = tuple(codec.decode(ending.tolist()).removeprefix(" ") for one in questions for ending in one.endings)
+        texts = tuple(
+            codec.decode(ending.tolist()).removeprefix(" ") for question in questions for ending in question.endings
+        )
         if not all(texts):  # An ending of a single space has no length to divide by.
             texts = None
-    return [one.place for one in questions], Choices(tuple(rows), np.array([one.label for one in questions]), texts)
+    return [question.place for question in questions], Choices(
+        tuple(rows), np.array([question.label for question in questions]), texts
+    )
 
 
 def _check_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, codec: TextCodec, key: str) -> None:
     """Raise InputError if the tokens are not those of this tokenizer, because their likelihood would be meaningless."""
-    largest = max(int(part.max()) for one in questions for part in (one.context, *one.endings))
+    largest = max(int(part.max()) for question in questions for part in (question.context, *question.endings))
     if largest >= info.vocab_size:
         raise InputError(
             f"{key}: it holds the id {largest}, and the arm's tokenizer has {info.vocab_size} ids; allowed: a .bin "
             "made with that tokenizer, or a jsonl file"
         )
-    for one in questions[:QUESTIONS_TRIED]:
-        ids = one.context.tolist()
+    for question in questions[:QUESTIONS_TRIED]:
+        ids = question.context.tolist()
         if codec.encode(codec.decode(ids)) != ids:
             raise InputError(
-                f"{one.place}: its context, decoded and encoded again by the arm's tokenizer, has other ids; allowed: "
-                "a .bin made with that tokenizer, or a jsonl file"
+                f"{question.place}: its context, decoded and encoded again by the arm's tokenizer, has other ids; "
+                "allowed: a .bin made with that tokenizer, or a jsonl file"
             )
 
 
 def _fitting(choices: Choices, places: Sequence[str], longest_row: int) -> Choices:
     shortened, rows = 0, []
-    for at, row in enumerate(choices.rows):
+    for number, row in enumerate(choices.rows):
         if row.scored >= longest_row:
             raise InputError(
-                f"{places[at // ENDINGS]}: ending {at % ENDINGS} (from 0) has {row.scored} tokens, and the model takes "
-                f"rows of {longest_row} with at least one of the context; allowed: a model of more positions, or "
-                "shorter endings"
+                f"{places[number // ENDINGS]}: ending {number % ENDINGS} (from 0) has {row.scored} tokens, and the "
+                f"model takes rows of {longest_row} with at least one of the context; allowed: a model of more "
+                "positions, or shorter endings"
             )
         shortened += len(row.ids) > longest_row
         rows.append(EndingRow(row.ids[-longest_row:], row.scored))

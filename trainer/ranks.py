@@ -67,10 +67,10 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
     if rank.of == 1 or device.type != "cuda":
         return device
     cards = torch.cuda.device_count()
-    here = rank.of if rank.here is None else rank.here
+    local_ranks = rank.of if rank.here is None else rank.here
     local = rank.number if rank.local is None else rank.local
-    if here > cards:
-        raise InputError(f"launch.torchrun.nproc: {here} ranks, but this torch sees {cards} CUDA devices")
+    if local_ranks > cards:
+        raise InputError(f"launch.torchrun.nproc: {local_ranks} ranks, but this torch sees {cards} CUDA devices")
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
@@ -148,7 +148,7 @@ def failing(failed: bool, group: Any) -> list[int]:
     flags = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
     flags[dist.get_rank(group)] = int(failed)
     dist.all_reduce(flags, group=group)
-    return [number for number, one in enumerate(flags.tolist()) if one]
+    return [number for number, flag in enumerate(flags.tolist()) if flag]
 
 
 def leave() -> None:
@@ -169,4 +169,4 @@ def is_of_the_exchange(error: BaseException) -> bool:
     if dist.is_available() and isinstance(error, dist.DistError):
         return True
     signs = ("gloo/", "Connection closed by peer", "ProcessGroup", "c10d", "NCCL", "TCPStore")
-    return isinstance(error, RuntimeError) and any(one in str(error) for one in signs)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -39,14 +39,16 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
     # a single checkpoint; its tokenizer is in the training's folder
     if ABOUT in sizes and root.parent.name == CHECKPOINTS:
         training = root.parent.parent
-        found = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
-        return training, found | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
+        files = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
+        return training, files | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
     # A checkpoint is complete once its last file exists.
-    whole = {name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")}
-    if whole:
-        newest = max(whole, key=lambda name: (len(name), name))
-        wanted = f"{CHECKPOINTS}/{newest}/", f"{KEPT}/"
-        sizes = {name: size for name, size in sizes.items() if name.startswith(wanted)}
+    complete = {
+        name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")
+    }
+    if complete:
+        newest = max(complete, key=lambda name: (len(name), name))
+        prefixes = f"{CHECKPOINTS}/{newest}/", f"{KEPT}/"
+        sizes = {name: size for name, size in sizes.items() if name.startswith(prefixes)}
     return root, sizes
 
 
@@ -107,11 +109,11 @@ def _whole(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[st
 def _below(filesystem: Any, folder: PurePosixPath) -> dict[str, int]:
     import pyarrow.fs as fs
 
-    found = filesystem.get_file_info(fs.FileSelector(str(folder), recursive=True, allow_not_found=True))
+    infos = filesystem.get_file_info(fs.FileSelector(str(folder), recursive=True, allow_not_found=True))
     return {
-        PurePosixPath(one.path).relative_to(folder).as_posix(): one.size or 0
-        for one in found
-        if one.type == fs.FileType.File
+        PurePosixPath(info.path).relative_to(folder).as_posix(): info.size or 0
+        for info in infos
+        if info.type == fs.FileType.File
     }
 
 

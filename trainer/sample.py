@@ -54,10 +54,10 @@ class TextSampler:
         telemetry.pause()
         with telemetry.span("evaluate"):
             tokenizer = self._tokenizer
-            found = self._compute.generated(
+            continuation = self._compute.generated(
                 self._prompt, self._choice, self._config.tokens, tokenizer.vocab_size, tokenizer.eos_id
             )
             self._compute.synchronize()
         begin = self._prompt if self._config.prompt else ()
-        text = self._codec.decode([*begin, *found.ids])
-        return Sample(step, text, found.ids, found.ending, found.seconds)
+        text = self._codec.decode([*begin, *continuation.ids])
+        return Sample(step, text, continuation.ids, continuation.ending, continuation.seconds)

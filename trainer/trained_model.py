@@ -92,10 +92,10 @@ def load_trained(place: str, key: str) -> TrainedModel:
 
 
 def _newest(folder: Path) -> checkpoint_folder.Checkpoint:
-    found = checkpoint_folder.newest(folder)
-    if found is None:
+    checkpoint = checkpoint_folder.newest(folder)
+    if checkpoint is None:
         raise InputError(f"{folder}: no checkpoint in it")
-    return found
+    return checkpoint
 
 
 def _build(folder: Path, key: str) -> torch.nn.Module:

@@ -77,7 +77,7 @@ def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[s
     import torch
 
     # Loaded in single precision, whatever the file's dtype is. TorchCompute converts them to the run's precision.
-    model, found = kind.from_pretrained(
+    model, report = kind.from_pretrained(
         str(files.folder),
         config=settings,
         local_files_only=True,
@@ -87,7 +87,7 @@ def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[s
         output_loading_info=True,
         **chosen,
     )
-    missing = sorted(found["missing_keys"]) + sorted(str(one) for one in found.get("mismatched_keys", ()))
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
     if missing:
         shown = ", ".join(missing[:_MODELS_SHOWN]) + (", ..." if len(missing) > _MODELS_SHOWN else "")
         raise InputError(
@@ -124,8 +124,8 @@ def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
     if layers > MOST_LAYERS:
         raise InputError(f"{files.title}: num_hidden_layers: {layers}; allowed: at most {MOST_LAYERS}")
     key = [version("transformers"), files.content, objective_of(config)]
-    found: dict[str, int] | None = cache.remember("model", key, lambda: _count(files, config))
-    return found
+    counts: dict[str, int] | None = cache.remember("model", key, lambda: _count(files, config))
+    return counts
 
 
 def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
@@ -136,9 +136,9 @@ def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
     settings: Any = model.config
     names = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
     names["vocab_size"] = "vocab_size"
-    found = {ours: size for ours, theirs in names.items() if (size := _whole(getattr(settings, theirs, None)))}
+    sizes = {name: size for name, attribute in names.items() if (size := _whole(getattr(settings, attribute, None)))}
     parameters = list(model.parameters())
-    if len(found) < len(names) or any(one.dim() > 2 for one in parameters) or _is_mixed(settings):
+    if len(sizes) < len(names) or any(parameter.dim() > 2 for parameter in parameters) or _is_mixed(settings):
         return None
     output = model.get_output_embeddings()  # type: ignore[operator]
     lookups = sum(
@@ -146,14 +146,14 @@ def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
         for module in model.modules()
         if isinstance(module, torch.nn.Embedding) and (output is None or module.weight is not output.weight)
     )
-    heads, width = found["heads"], found["width"]
+    heads, width = sizes["heads"], sizes["width"]
     return {
-        **found,
+        **sizes,
         "kv_heads": _whole(getattr(settings, "num_key_value_heads", None)) or heads,
         "ffn_width": _whole(getattr(settings, "intermediate_size", None)) or 4 * width,
         "head_width": _whole(getattr(settings, "head_dim", None)) or width // heads,
         "positions": positions_of(settings),
-        "parameters": sum(one.numel() for one in parameters),
+        "parameters": sum(parameter.numel() for parameter in parameters),
         "lookups": lookups,
     }
 
@@ -162,13 +162,13 @@ def _is_mixed(settings: Any) -> bool:
     """Return True if a token uses only some weights, or some of them twice (experts, an encoder with a decoder)."""
     experts = [value for key, value in settings.to_dict().items() if "expert" in key and _whole(value)]
     shared = getattr(settings, "num_hidden_groups", None) is not None  # albert uses one layer's weights many times
-    return any(one > 1 for one in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))
+    return any(number > 1 for number in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))
 
 
 def positions_of(settings: Any) -> int:
     """Return the longest sequence of a model with these settings; a huge number if they set no limit."""
-    found = _whole(getattr(settings, "max_position_embeddings", None)) or _UNLIMITED
-    return found - (settings.pad_token_id or 0) - 1 if settings.model_type in _PAST_PADDING else found
+    positions = _whole(getattr(settings, "max_position_embeddings", None)) or _UNLIMITED
+    return positions - (settings.pad_token_id or 0) - 1 if settings.model_type in _PAST_PADDING else positions
 
 
 def _whole(value: object) -> int | None:

@@ -56,14 +56,14 @@ def own_files(folder: Path) -> list[str]:
     """Return the files in ``folder`` from which this process has imported modules; no libraries, no code of ours."""
     place = folder.resolve()
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
-    found = {
+    paths = {
         path
         for module in list(sys.modules.values())
         if isinstance(file := getattr(module, "__file__", None), str) and (path := Path(file).resolve()).is_file()
-        if path.is_relative_to(place) and not any(path.is_relative_to(one) for one in (library, *_OURS))
+        if path.is_relative_to(place) and not any(path.is_relative_to(excluded) for excluded in (library, *_OURS))
         if not _INSTALLED.intersection(path.parts)
     }
-    return sorted(map(str, found))
+    return sorted(map(str, paths))
 
 
 def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[str, object]) -> Any:
@@ -73,13 +73,13 @@ def call(key: str, name: str, arguments: Mapping[str, Json], offered: Mapping[st
     """
     function = find(key, name)
     parameters = inspect.signature(function).parameters
-    given = {one: value for one, value in offered.items() if one in parameters} | dict(arguments)
+    keywords = {parameter: value for parameter, value in offered.items() if parameter in parameters} | dict(arguments)
     try:
-        inspect.signature(function).bind(**given)
+        inspect.signature(function).bind(**keywords)
     except TypeError as error:
         raise InputError(f"{key}: {name}{inspect.signature(function)} cannot be called: {error}") from error
     try:
-        return function(**given)
+        return function(**keywords)
     except Exception as error:
         raise failed(key, name, error) from error
 
@@ -98,12 +98,12 @@ def find(key: str, name: str) -> Callable[..., Any]:
         if place not in sys.path:
             sys.path.insert(0, place)
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        member = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         raise failed(key, name, error) from error
-    if not callable(found):
+    if not callable(member):
         raise InputError(f"{key}: {name}: {module} has no function {function}")
-    return found  # type: ignore[no-any-return]
+    return member  # type: ignore[no-any-return]
 
 
 def _places() -> list[str]:
@@ -123,12 +123,12 @@ def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path
         raise InputError(f"{key}: {name}: {reason}; give MODULE:FUNCTION, importable from where harness is called")
     if not folders:
         return [Path(str(spec.origin))]
-    if not (found := sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())):
+    if not (paths := sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())):
         raise InputError(f"{key}: {name}: no Python file in {folders[0]}")
-    return found
+    return paths
 
 
 def _inside(folder: Path, parts: list[str]) -> list[Path]:
     """Return the places of a submodule of the package in ``folder``."""
-    at = folder.joinpath(*parts)
-    return [place for place in (at.with_suffix(".py"), at) if place.exists()]
+    module_path = folder.joinpath(*parts)
+    return [place for place in (module_path.with_suffix(".py"), module_path) if place.exists()]

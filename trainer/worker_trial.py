@@ -107,38 +107,38 @@ def mean_ms(work: Callable[[], object]) -> float:
     A median would exclude the few batches that pay for the others.
     """
     begun, count = monotonic(), 0
-    while (took := monotonic() - begun) < BATCHES_S and (count < BATCHES or took < MADE_S):
+    while (took_s := monotonic() - begun) < BATCHES_S and (count < BATCHES or took_s < MADE_S):
         work()
         count += 1
-    return took * 1e3 / count
+    return took_s * 1e3 / count
 
 
 def _median_ms(
     work: Callable[[], object], most: int, *, limit_s: float = BATCHES_S, before: Callable[[], None] = lambda: None
 ) -> float:
-    found: list[float] = []
-    until = monotonic() + limit_s
-    while len(found) < most and (not found or monotonic() < until):
+    times_ms: list[float] = []
+    deadline_s = monotonic() + limit_s
+    while len(times_ms) < most and (not times_ms or monotonic() < deadline_s):
         before()
         start = monotonic()
         work()
-        found.append((monotonic() - start) * 1e3)
-    return median(found)
+        times_ms.append((monotonic() - start) * 1e3)
+    return median(times_ms)
 
 
 def main() -> int:
     """Measure the configuration on standard input."""
     out = os.dup(1)
     os.dup2(2, 1)  # Output of libraries must not mix with the answer.
-    given = json.loads(sys.stdin.read())
-    found: dict[str, object]
+    content = json.loads(sys.stdin.read())
+    result: dict[str, object]
     try:
-        config = TrainerConfig.model_validate(given)
-        found = asdict(measure(config))
+        config = TrainerConfig.model_validate(content)
+        result = asdict(measure(config))
     except InputError as error:
-        found = {"error": str(error)}
+        result = {"error": str(error)}
     with os.fdopen(out, "w") as answer:
-        json.dump(found, answer)
+        json.dump(result, answer)
     return 0
 
 

@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Command]) -> None:
     """Add the actions to a command's parser. Each takes its arguments from its module when it is chosen."""
-    each = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    subparsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, action in actions.items():
         settings: Any = {"command": action}  # The entrance's parser imports the action when it is chosen.
-        each.add_parser(name, help=action.help, **settings)
+        subparsers.add_parser(name, help=action.help, **settings)

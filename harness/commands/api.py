@@ -79,7 +79,7 @@ class LoadedStudy:
     @cached_property
     def verdicts(self) -> tuple[ComparisonVerdict, ...]:
         """Every measured comparison. Empty for a study of one program, as ``harness exec`` makes it; see ``ledger``."""
-        return tuple(_verdict(one) for one in self._report.compared)
+        return tuple(_verdict(comparison) for comparison in self._report.compared)
 
     @cached_property
     def ledger(self) -> tuple[ArmLedger, ...]:
@@ -117,15 +117,15 @@ class LoadedStudy:
         if name not in COLUMNS:
             raise InputError(f"table {name!r}: allowed: {', '.join(COLUMNS)}")
         StudyFolder(self.path).read_study()  # Raises InputError if the folder has no study.
-        found = []
+        tables = []
         for run in StudyFolder(self.path).runs():
             table: pa.Table | None = getattr(run, name)
             if table is None or run.record.status != "done":
                 continue
             assert run.folder is not None
-            found.append(with_run(run.folder / f"{name}.parquet", table))
-        if found:
-            return pa.concat_tables(found)
+            tables.append(with_run(run.folder / f"{name}.parquet", table))
+        if tables:
+            return pa.concat_tables(tables)
         return make_table((*RUN_COLUMNS, *COLUMNS[name]), {})
 
 
@@ -176,17 +176,17 @@ def _ledger(arm: ArmReport, mean_step_ms: float) -> ArmLedger:
 def _verdict(one: Comparison) -> ComparisonVerdict:
     from harness.judge.study import comparison_doubts
 
-    found = one.measured
-    ratio = found.figure
+    measured = one.measured
+    ratio = measured.figure
     return ComparisonVerdict(
         one.baseline,
         one.candidate,
-        found.measure,
+        measured.measure,
         None if ratio is None else ratio.median,
         None if ratio is None else ratio.ci_low,
         None if ratio is None else ratio.ci_high,
-        None if ratio is None else found.noise_floor,
-        found.verdict,
-        found.cause,
+        None if ratio is None else measured.noise_floor,
+        measured.verdict,
+        measured.cause,
         comparison_doubts(one),
     )

@@ -31,10 +31,10 @@ def study_path(given: str | Path) -> Path:
     from harness.study.store import find_study
 
     path = Path(given)
-    found = find_study(path)
-    if found != path:
-        print(visible(f"{path}: the newest study is {found.name}"), file=sys.stderr)
-    return found
+    study = find_study(path)
+    if study != path:
+        print(visible(f"{path}: the newest study is {study.name}"), file=sys.stderr)
+    return study
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:

@@ -58,26 +58,26 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.regress.policy import APART_WITHIN
     from harness.regress.text import kept_note
 
-    found = read_series(Path(arguments.study))
-    names = select(found, arguments.arm, arguments.study)
+    series = read_series(Path(arguments.study))
+    names = select(series, arguments.arm, arguments.study)
     for name in names:
-        if len(found[name].blocks) < MIN_BLOCKS:
+        if len(series[name].blocks) < MIN_BLOCKS:
             raise InputError(
-                f"{arguments.study}: {name} has {len(found[name].blocks)} finished blocks; "
+                f"{arguments.study}: {name} has {len(series[name].blocks)} finished blocks; "
                 f"a baseline takes {MIN_BLOCKS}"
             )
-        if found[name].diverged_runs:
+        if series[name].diverged_runs:
             raise InputError(
-                f"{arguments.study}: {name}: the loss of {found[name].diverged_runs} runs diverged: no baseline; "
+                f"{arguments.study}: {name}: the loss of {series[name].diverged_runs} runs diverged: no baseline; "
                 "keep one of a training that learns"
             )
     notes = []
     for name in names:
-        blocks = len(found[name].blocks)
+        blocks = len(series[name].blocks)
         if blocks < FEW_BLOCKS:
             text = f"{name}: {blocks} blocks, so checks may stay undecided; run harness with --repeats {FEW_BLOCKS}"
             print(f"warning: {text}", file=sys.stderr)
-        path = baselines.save(folder, found[name], anew=arguments.anew)
+        path = baselines.save(folder, series[name], anew=arguments.anew)
         say(str(path))
         notes.append(kept_note(baselines.read(path), read_share(APART_WITHIN, APART_WITHIN)))
     if is_ignored(folder):
@@ -93,19 +93,19 @@ def _check(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.regress.decision import WhyUndecided, nothing
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
-    found = read_series(Path(arguments.study))
-    names = select(found, arguments.arm, arguments.study)
+    series = read_series(Path(arguments.study))
+    names = select(series, arguments.arm, arguments.study)
     across, missing = [], []
     for name in names:
         try:
-            kept = baselines.find(folder, found[name])
+            kept = baselines.find(folder, series[name])
         except baselines.NoBaselineError as error:
             missing.append(error)
             across.append(
                 Across(name, nothing(name, "baseline", name, limits.step, WhyUndecided("no baseline", (str(error),))))
             )
         else:
-            across.append(compare_series(kept.series, found[name], limits, arguments.allow, kept.days))
+            across.append(compare_series(kept.series, series[name], limits, arguments.allow, kept.days))
     if len(missing) == len(names):
         raise missing[0]
     return show(across, arguments.json, undecided)
@@ -120,17 +120,17 @@ def _list(folder: Path) -> int:
     listed = list(baselines.every(folder))
     if not listed:
         say(f"no baseline under {folder}; keep one: {baselines.SAVE}")
-    for key in dict.fromkeys(one.key for one in listed):
-        group = [one for one in listed if one.key == key]
+    for key in dict.fromkeys(saved.key for saved in listed):
+        group = [saved for saved in listed if saved.key == key]
         environment = baselines.environment_of(group[0].series)
         shown = ", ".join(f"{name} {value}" for name, value in environment.items() if value is not None)
         say(f"{key}: {shown}")
-        for one in group:
-            step_ms = one.series.part_ms["step"]
-            commit = one.series.environment.get("git_commit")
+        for saved in group:
+            step_ms = saved.series.part_ms["step"]
+            commit = saved.series.environment.get("git_commit")
             say(
-                f"  {one.series.scenario}, {one.series.arm}: {median(step_ms):.3f} ms per step, "
-                f"{len(step_ms)} blocks, commit {commit}, {one.series.created_utc}, "
-                f"{len(one.days.level)} of {count(len(one.sessions), 'session')} of this speed"
+                f"  {saved.series.scenario}, {saved.series.arm}: {median(step_ms):.3f} ms per step, "
+                f"{len(step_ms)} blocks, commit {commit}, {saved.series.created_utc}, "
+                f"{len(saved.days.level)} of {count(len(saved.sessions), 'session')} of this speed"
             )
     return 0

@@ -36,10 +36,10 @@ def read_limit(text: str) -> SpendingLimit | None:
 
     if text.strip() == NO_LIMIT:
         return None
-    found = _LIMIT.fullmatch(text)
-    if found is None or not 0 < float(found[1]) <= 1e9:
+    match = _LIMIT.fullmatch(text)
+    if match is None or not 0 < float(match[1]) <= 1e9:
         raise InputError(f"--budget {text[:60]!r}: {_ALLOWED}")
-    amount, unit = float(found[1]), found[2].lower()
+    amount, unit = float(match[1]), match[2].lower()
     return SpendingLimit(usd=amount) if unit == "usd" else SpendingLimit(hours=amount * _HOURS[unit])
 
 
@@ -68,19 +68,19 @@ def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
     from harness.launch.budget import Allowance, read_cost
     from harness.study.store import StudyFolder
 
-    before = read_cost(folder)
-    if before is None:
+    previous = read_cost(folder)
+    if previous is None:
         if text is not None and read_limit(text) is not None:
             raise InputError(
                 f"run --resume {shell_word(folder)} --budget: it was begun without one, so nothing was predicted for it"
             )
         return None
-    limit = before.limit if text is None else read_limit(text)
-    _refuse_unpriced(limit, before, "--budget")
+    limit = previous.limit if text is None else read_limit(text)
+    _refuse_unpriced(limit, previous, "--budget")
     study = StudyFolder(folder)
     names = [(name, block) for block, order in enumerate(study.read_study().order) for name in order]
     done = sum(study.is_done(name, block) for name, block in names) / max(1, len(names))
-    predicted = replace(before, limit=limit, standing="unfinished")
+    predicted = replace(previous, limit=limit, standing="unfinished")
     _check(predicted, done)
     return Allowance(predicted)
 
@@ -104,16 +104,16 @@ def training_allowance(
             return None
         steps = steps_of(goal, config)
         used_s = time.monotonic() - begun_s
-        before = read_cost(out) if out.exists() else None
-        if before is None:
+        previous = read_cost(out) if out.exists() else None
+        if previous is None:
             spent_s = _spent_s(out)
             predicted = _predicted(
                 plan, "training", limit, out, command, source, steps=steps, launcher_s=used_s, spent_s=spent_s
             )
         else:
-            prices = prices_of(before.measured, scenario_usd=plan.scenario.price_usd_per_hour)
+            prices = prices_of(previous.measured, scenario_usd=plan.scenario.price_usd_per_hour)
             work = works_of(plan, "training", steps)
-            predicted = replace(before, limit=limit, work=work, prices=prices, standing="unfinished")
+            predicted = replace(previous, limit=limit, work=work, prices=prices, standing="unfinished")
             _refuse_unpriced(limit, predicted)
         first = config.first_step
         trained = next(
@@ -192,9 +192,9 @@ def _predicted(
         remove(place)
     prices = prices_of(measured, scenario_usd=scenario.price_usd_per_hour)
     measuring_s = time.monotonic() - begun_s
-    found = PredictedCost(of, scenario.name, measured, works, prices, limit, spent_s + measuring_s, measuring_s)
-    _refuse_unpriced(limit, found)
-    return found
+    prediction = PredictedCost(of, scenario.name, measured, works, prices, limit, spent_s + measuring_s, measuring_s)
+    _refuse_unpriced(limit, prediction)
+    return prediction
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
@@ -236,8 +236,8 @@ def stopped_line(folder: Path, cut: str | None) -> str:
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
 
-    found = read_cost(folder)
-    text = "" if found is None else f" {outcome(found)}"
+    cost = read_cost(folder)
+    text = "" if cost is None else f" {outcome(cost)}"
     if cut is None:
         return (
             f"harness: stopped at the budget; the last checkpoint is saved.{text} Go on with a larger budget "
@@ -254,5 +254,5 @@ def say_cost(folder: Path) -> None:
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line
 
-    if (found := read_cost(folder)) is not None and found.standing != "stopped":
-        say(actual_line(found))
+    if (cost := read_cost(folder)) is not None and cost.standing != "stopped":
+        say(actual_line(cost))

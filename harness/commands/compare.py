@@ -37,18 +37,19 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
-    ours, theirs = (read_series(Path(path)) for path in (arguments.baseline, arguments.candidate))
-    names = [name for name in select(theirs, arguments.arm, arguments.candidate) if name in ours]
+    baseline, candidate = (read_series(Path(path)) for path in (arguments.baseline, arguments.candidate))
+    names = [name for name in select(candidate, arguments.arm, arguments.candidate) if name in baseline]
     if not names:
         raise InputError(
-            f"compare: no arm is in both; {arguments.baseline}: {', '.join(ours)}; "
-            f"{arguments.candidate}: {', '.join(theirs)}"
+            f"compare: no arm is in both; {arguments.baseline}: {', '.join(baseline)}; "
+            f"{arguments.candidate}: {', '.join(candidate)}"
         )
     folder = Path(arguments.baselines)
-    found = [
-        compare_series(ours[name], theirs[name], limits, arguments.allow, _days(folder, theirs[name])) for name in names
+    comparisons = [
+        compare_series(baseline[name], candidate[name], limits, arguments.allow, _days(folder, candidate[name]))
+        for name in names
     ]
-    return show(found, arguments.json, undecided)
+    return show(comparisons, arguments.json, undecided)
 
 
 def _days(folder: Path, series: BlockSeries) -> Days:
@@ -67,10 +68,10 @@ def read_series(path: Path) -> dict[str, BlockSeries]:
 
     path = study_path(path)
     folder = StudyFolder(path)
-    found = series_of(folder.read_study(), list(folder.runs()))
-    if not found:
+    series = series_of(folder.read_study(), list(folder.runs()))
+    if not series:
         raise InputError(f"{path}: no finished run with a measured step: nothing to compare")
-    return found
+    return series
 
 
 def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str) -> list[str]:
@@ -87,9 +88,9 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
     from harness.regress.across import common_move
     from harness.regress.text import AT_OTHER_TIMES, common_move_note
 
-    comparisons = [one.comparison for one in found]
+    comparisons = [across.comparison for across in found]
     move = common_move(comparisons)
-    notes = [] if all(one.same_study for one in comparisons) else [AT_OTHER_TIMES]
+    notes = [] if all(comparison.same_study for comparison in comparisons) else [AT_OTHER_TIMES]
     notes += [] if move is None else [common_move_note(move)]
     if as_json:
         print(json.dumps(regression.as_json(comparisons, notes), indent=1, default=str))
@@ -102,9 +103,9 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:
     """Yield for each refused comparison the options that decide it nonetheless."""
-    for one in found:
-        if one.refused:
-            keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in one.refused)
+    for across in found:
+        if across.refused:
+            keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in across.refused)
             yield f"\nTo compare them nonetheless: {keys}"
 
 

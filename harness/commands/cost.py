@@ -52,7 +52,7 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
     begun_s = time.monotonic()
     refuse_ranks("cost")
     _check(arguments)
-    of: Undertaking = "study" if arguments.study else "training"
+    undertaking: Undertaking = "study" if arguments.study else "training"
     plan = load_plan(arguments)
     scenario = plan.scenario
     if arguments.device_profile is not None:
@@ -65,11 +65,11 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.show.cost import cost_json, lines
 
     # Raises InputError for a plan that cannot be predicted, before anything is measured.
-    works = works_of(plan, of, arguments.steps)
+    works = works_of(plan, undertaking, arguments.steps)
     launcher_s = time.monotonic() - begun_s
     source = arguments.scenario
     try:
-        measured = measure(plan, of, Path(arguments.out), command, source, force=arguments.force)
+        measured = measure(plan, undertaking, Path(arguments.out), command, source, force=arguments.force)
     except MeasurementFailed as failed:
         if failed.status == "interrupted":
             raise KeyboardInterrupt from failed
@@ -77,11 +77,11 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
         return exit_codes.OF_STUDY["failed"]
     arms = measured.after(launcher_s)
     prices = prices_of(arms, arguments.price, arguments.device_profile, scenario.price_usd_per_hour, arguments.round_up)
-    found = PredictedCost(of, scenario.name, arms, works, prices, limit_of(scenario))
+    prediction = PredictedCost(undertaking, scenario.name, arms, works, prices, limit_of(scenario))
     if arguments.json:
-        say(json.dumps({**cost_json(found), "measured": str(measured.folder)}, indent=1, allow_nan=False))
+        say(json.dumps({**cost_json(prediction), "measured": str(measured.folder)}, indent=1, allow_nan=False))
         return 0
-    for line in lines(found):
+    for line in lines(prediction):
         say(line)
     say(f"measured: {measured.folder} (where those steps went: harness report {shell_word(measured.folder)})")
     return 0

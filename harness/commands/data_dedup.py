@@ -194,13 +194,13 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
         quality = quality_of(labels, outcome.removed, outcome.kept) if isinstance(labels, Labels) else None
         clusters = None
         if labels is not None and outcome.edges is not None:
-            known = labels.clusters if isinstance(labels, Labels) else labels
-            clusters = cluster_quality(known, outcome.edges, settings.threshold)
-        found = report.DedupPage(settings, outcome.result, quality, clusters)
-        pages.append(found)
+            truth = labels.clusters if isinstance(labels, Labels) else labels
+            clusters = cluster_quality(truth, outcome.edges, settings.threshold)
+        page = report.DedupPage(settings, outcome.result, quality, clusters)
+        pages.append(page)
         write_picture(folder / report.PICTURE, report.picture(settings))
-        write_text(folder / "dedup.json", json.dumps(report.as_json(found)) + "\n")
-        write_text(folder / "dedup.md", report.page(found, report.PICTURE))
+        write_text(folder / "dedup.json", json.dumps(report.as_json(page)) + "\n")
+        write_text(folder / "dedup.md", report.page(page, report.PICTURE))
 
     with _shown(corpus) as (stage, progress):
         deduplicate(
@@ -227,11 +227,11 @@ def _shown(corpus: Corpus) -> Iterator[tuple[Callable[[str], None], Callable[[in
     """Yield two callbacks, for the stage's name and the number of sketched documents. Both update a status line."""
     from harness.launch.progress import SignsOfLife
 
-    what = f"removing near-duplicates from {corpus.name}: {corpus.documents:,} documents"
+    task = f"removing near-duplicates from {corpus.name}: {corpus.documents:,} documents"
     doing, done = "starting", 0
 
     def line() -> str:
-        return f"{what}; {doing}" + (f", {done:,} done" if done else "")
+        return f"{task}; {doing}" + (f", {done:,} done" if done else "")
 
     def stage(name: str) -> None:
         nonlocal doing, done
@@ -242,5 +242,5 @@ def _shown(corpus: Corpus) -> Iterator[tuple[Callable[[str], None], Callable[[in
         done = documents
 
     with SignsOfLife(line) as signs:
-        signs.show(what)
+        signs.show(task)
         yield stage, progress

@@ -49,14 +49,14 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     share = VALIDATION_SHARE if arguments.validation_share is None else arguments.validation_share
     division = Division(arguments.name, arguments.shard_tokens or SHARD_TOKENS, share)
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
-    made = write(flat, arguments.format, vocabulary, tokenizer.fingerprint, Path(arguments.out), division)
+    exported = write(flat, arguments.format, vocabulary, tokenizer.fingerprint, Path(arguments.out), division)
     keep(tokenizer, Path(arguments.out))
-    for name in made.files:
+    for name in exported.files:
         say(str(Path(arguments.out) / name))
-    say(f"{made.tokens} tokens of {made.documents} documents; {made.empty} without a token leave no trace")
+    say(f"{exported.tokens} tokens of {exported.documents} documents; {exported.empty} without a token leave no trace")
     if (line := no_separator(tokenizer)) is not None:
         print(line, file=sys.stderr)
-    if arguments.format == "llmc" and len(made.files) == 1:
+    if arguments.format == "llmc" and len(exported.files) == 1:
         say("all of it is shard 0, which llm.c validates with: --shard-tokens N makes smaller shards")
     return 0
 

@@ -46,20 +46,20 @@ def formats(arguments: argparse.Namespace, _command: list[str]) -> int:
     corpus, info = prepared(need)
     with TextProgress(f"{corpus.name} to flat", corpus.documents) as progress:
         begun_s = time.perf_counter()
-        made = pretokenize(corpus, info, "flat", need.sequence_length, progress=progress)
+        pretokenized = pretokenize(corpus, info, "flat", need.sequence_length, progress=progress)
         tokenized_s = time.perf_counter() - begun_s
-    facts = made.manifest
+    facts = pretokenized.manifest
     say(f"{corpus.name}: {facts.documents:,} documents, {facts.tokens:,} tokens, vocabulary {info.vocab_size:,}")
     if new := progress.documents - progress.kept:
         read = "read" if corpus.content == "tokens" else f"tokenized with {info.engine}"
         kept = f"{new:,} documents, behind {progress.kept:,} that an earlier process had written: "
         say(f"{kept if progress.kept else ''}{read} and written as flat tokens in {tokenized_s:.2f} s")
-    found = costs(
-        made.flat(), Vocabulary(info.vocab_size, info.eos_id), need.sequence_length, padding_id(info), folder,
+    measurements = costs(
+        pretokenized.flat(), Vocabulary(info.vocab_size, info.eos_id), need.sequence_length, padding_id(info), folder,
         arguments.repeats,
     )  # fmt: skip
     say()
-    for line in _table(list(found), facts.tokens, need.sequence_length):
+    for line in _table(list(measurements), facts.tokens, need.sequence_length):
         say(line)
     return 0
 
@@ -68,16 +68,16 @@ def _table(found: Sequence[FormatCost], tokens: int, sequence_length: int) -> li
     heads = ("format", "bytes", "bytes/token", "write s", "write Mtok/s", "read s", "read Mtok/s")
     rows = [
         (
-            one.format,
-            f"{one.size_bytes:,}",
-            f"{one.size_bytes / tokens:.2f}",
-            f"{one.write_s:.3f}",
-            f"{tokens / 1e6 / max(one.write_s, 1e-9):,.1f}",
-            f"{one.read_s:.3f}",
-            f"{one.tokens / 1e6 / max(one.read_s, 1e-9):,.1f}",
+            measurement.format,
+            f"{measurement.size_bytes:,}",
+            f"{measurement.size_bytes / tokens:.2f}",
+            f"{measurement.write_s:.3f}",
+            f"{tokens / 1e6 / max(measurement.write_s, 1e-9):,.1f}",
+            f"{measurement.read_s:.3f}",
+            f"{measurement.tokens / 1e6 / max(measurement.read_s, 1e-9):,.1f}",
         )
-        for one in found
-        if not one.reason
+        for measurement in found
+        if not measurement.reason
     ]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = [
@@ -86,7 +86,9 @@ def _table(found: Sequence[FormatCost], tokens: int, sequence_length: int) -> li
         )
         for row in (heads, *rows)
     ]
-    lines += [f"{one.format}: not possible: {one.reason}" for one in found if one.reason]
-    cut = next((tokens - one.tokens for one in found if one.format == "padded"), 0)
+    lines += [
+        f"{measurement.format}: not possible: {measurement.reason}" for measurement in found if measurement.reason
+    ]
+    cut = next((tokens - measurement.tokens for measurement in found if measurement.format == "padded"), 0)
     lines.append(f"bytes/token: of all {tokens:,} tokens; padded rows of {sequence_length} cut {cut:,} of them off")
     return lines

@@ -29,10 +29,10 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     if out.exists():
         raise InputError(f"--out {out}: there is something already; choose a new file")
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
-    found = import_tokens(arguments.format, [Path(file) for file in arguments.files], vocabulary, out)
+    imported = import_tokens(arguments.format, [Path(file) for file in arguments.files], vocabulary, out)
     ends = "" if tokenizer.eos_id is None else " with the end-of-text id that each ends in"
-    say(f"{out}: {found.documents} documents, {found.tokens} tokens{ends}")
-    if found.cut:
+    say(f"{out}: {imported.documents} documents, {imported.tokens} tokens{ends}")
+    if imported.cut:
         say("the first or the last document is cut: it begins before these files, or goes on behind them")
-    say(f"lost: {'; '.join(found.lost)}")
+    say(f"lost: {'; '.join(imported.lost)}")
     return 0

@@ -61,13 +61,13 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
     """Return the requested data: one configuration, or those of the arms that differ in ``keys``. Raises InputError."""
-    given = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
+    options = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
     if arguments.scenario is not None:
-        given["--tokenizer-engine"] = arguments.tokenizer_engine
-        if also := [name for name, value in given.items() if value is not None]:
-            raise InputError(f"data {arguments.action}: {also[0]} goes without a scenario")
+        options["--tokenizer-engine"] = arguments.tokenizer_engine
+        if superfluous := [name for name, value in options.items() if value is not None]:
+            raise InputError(f"data {arguments.action}: {superfluous[0]} goes without a scenario")
         return distinct_needs(arguments, *keys)
-    if missing := [name for name, value in given.items() if value is None]:
+    if missing := [name for name, value in options.items() if value is None]:
         raise InputError(f"data {arguments.action}: which data? give a scenario, or {' and '.join(missing)}")
     if arguments.set or arguments.arm:
         raise InputError(f"data {arguments.action}: --set and --arm are of a scenario")
@@ -89,8 +89,8 @@ def of_corpus(arguments: argparse.Namespace) -> DataConfig:
 
 def corpus_setting(arguments: argparse.Namespace) -> dict[str, object]:
     """Return ``data.corpus`` for --corpus and --column."""
-    where = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
-    return {**where, "column": arguments.column}
+    source = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
+    return {**source, "column": arguments.column}
 
 
 def tokenizer_setting(name: str) -> dict[str, object]:

@@ -82,16 +82,18 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
             tokens: TokenSource | None = spark
             for format in formats:
                 out = Path(arguments.out) / format if arguments.out is not None else None
-                made = _pretokenized(corpus, tokenizer, format, need.sequence_length, out, arguments.workers, tokens)
-                facts = made.manifest
+                pretokenized = _pretokenized(
+                    corpus, tokenizer, format, need.sequence_length, out, arguments.workers, tokens
+                )
+                facts = pretokenized.manifest
                 length = f", sequence length {facts.sequence_length}" if facts.sequence_length else ""
-                say(f"{made.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
+                say(f"{pretokenized.folder}: {format}, {facts.documents} documents, {facts.rows_tokens} tokens{length}")
                 if format == "padded":
                     say(_padded_line(facts))
                 if out is not None:
                     keep(tokenizer, out)
                 if format == "flat":
-                    tokens = groups_of(made.flat())
+                    tokens = groups_of(pretokenized.flat())
             if spark is not None and spark.master is not None and arguments.out is not None:
                 write_text(Path(arguments.out) / SPARK_FILE, json.dumps({"master": spark.master}) + "\n")
     return 0 if uploader is None or finish_upload(Path(arguments.out), uploader) else 1
@@ -109,8 +111,8 @@ def _padded_line(facts: Manifest) -> str:
 
 def _check_engine(arguments: argparse.Namespace) -> None:
     """Raise InputError for options of the other engine, and if Spark is not installed, before any work."""
-    others = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
-    for name in others:
+    options = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
+    for name in options:
         if getattr(arguments, name) is not None:
             raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
     if arguments.engine == "spark":

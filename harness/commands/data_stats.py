@@ -35,8 +35,8 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.show.tables import record_json
     from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, statistics_of
 
-    asked: list[int] | None = arguments.lengths
-    if odd := next((one for one in asked or [] if not 2 <= one <= 2**20), None):
+    lengths: list[int] | None = arguments.lengths
+    if odd := next((length for length in lengths or [] if not 2 <= length <= 2**20), None):
         raise InputError(f"--sequence-length {odd}: allowed: 2 to 1,048,576")
     arguments.sequence_length = None  # data_needs takes one length for all.
     needs = needs_of(arguments, "corpus", "tokenizer")
@@ -46,20 +46,20 @@ def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
 
         check_writable(Path(arguments.out))
     for place, need in enumerate(needs):
-        own = () if arguments.scenario is None else (need.sequence_length,)
+        scenario_lengths = () if arguments.scenario is None else (need.sequence_length,)
         corpus, tokenizer = prepared(need)
         with announced(f"counting {corpus.name}: {corpus.documents:,} documents"):
-            found = statistics_of(corpus, tokenizer, asked or (*SEQUENCE_LENGTHS, *own))
-        plain = json.dumps(record_json(found))
+            statistics = statistics_of(corpus, tokenizer, lengths or (*SEQUENCE_LENGTHS, *scenario_lengths))
+        plain = json.dumps(record_json(statistics))
         if arguments.json:
             print(plain)
         else:
-            say(("\n" if place else "") + report.page(found))
+            say(("\n" if place else "") + report.page(statistics))
         if arguments.out is not None:
             folder = Path(arguments.out)
-            write_picture(folder / report.PICTURE, report.picture(found))
+            write_picture(folder / report.PICTURE, report.picture(statistics))
             write_text(folder / "stats.json", plain + "\n")
-            write_text(folder / "stats.md", report.page(found, report.PICTURE))
+            write_text(folder / "stats.md", report.page(statistics, report.PICTURE))
             if not arguments.json:
                 say(f"written to {folder}: stats.md, stats.json, {report.PICTURE}")
     return 0

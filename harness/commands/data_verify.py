@@ -30,15 +30,15 @@ def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     status = 0
     for need in distinct_needs(arguments, "corpus", "tokenizer", "sequence_length", "batch_size"):
-        found = compare(need, shown)
-        what = f"sequence length {need.sequence_length}, batch size {need.batch_size}"
-        if found.identical:
+        report = compare(need, shown)
+        batching = f"sequence length {need.sequence_length}, batch size {need.batch_size}"
+        if report.identical:
             print(
-                f"identical ({what}): {found.documents} documents, {found.tokens} tokens, {found.batches} batches of "
-                f"{', '.join(found.paths)}; {found.empty} documents without a token, "
-                f"{found.truncated_tokens} tokens truncated by padded rows"
+                f"identical ({batching}): {report.documents} documents, {report.tokens} tokens, {report.batches} "
+                f"batches of {', '.join(report.paths)}; {report.empty} documents without a token, "
+                f"{report.truncated_tokens} tokens truncated by padded rows"
             )
         else:
-            say(f"different ({what}): {found.difference}")
+            say(f"different ({batching}): {report.difference}")
             status = 1
     return status

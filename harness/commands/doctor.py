@@ -113,15 +113,15 @@ def _calibrate(threads: int | None) -> bool:
     except Exception as error:  # A broken package may raise anything.
         print(f"harness: cannot calibrate: {in_words(error)}", file=sys.stderr)
         return False
-    what = f"{threads} thread{'s' if threads > 1 else ''}"
-    print(f"measuring this CPU with {what}: 5 to 20 seconds", file=sys.stderr)
+    threads_text = f"{threads} thread{'s' if threads > 1 else ''}"
+    print(f"measuring this CPU with {threads_text}: 5 to 20 seconds", file=sys.stderr)
     calibrate(threads)
     return True
 
 
 def worst(checks: Sequence[Check]) -> str:
-    found = {check.status for check in checks}
-    return next(status for status in ("fail", "warn", "ok") if status in found)
+    statuses = {check.status for check in checks}
+    return next(status for status in ("fail", "warn", "ok") if status in statuses)
 
 
 def lines_of(check: Check) -> Iterator[str]:

@@ -40,16 +40,18 @@ class Duration:
     @property
     def text(self) -> str:
         minutes = self.seconds / 60
-        about = f"{self.seconds:.0f} seconds" if minutes < 1 else f"{minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
-        return f"about {about} on this machine ({self.basis})"
+        rounded = (
+            f"{self.seconds:.0f} seconds" if minutes < 1 else f"{minutes:.0f} minute{'s' if minutes >= 1.5 else ''}"
+        )
+        return f"about {rounded} on this machine ({self.basis})"
 
 
 def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
     """Return the line of ``harness run --plan``."""
-    if (found := expected(plan, out)) is not None:
-        return f"expected duration: {found.text}"
-    why = f"expected duration: unknown, as no finished study of these arms lies in {out / plan.scenario.name}"
-    return f"{why}; {how_to_measure(plan, source)}"
+    if (duration := expected(plan, out)) is not None:
+        return f"expected duration: {duration.text}"
+    text = f"expected duration: unknown, as no finished study of these arms lies in {out / plan.scenario.name}"
+    return f"{text}; {how_to_measure(plan, source)}"
 
 
 def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
@@ -63,10 +65,10 @@ def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
 
 def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
     """Return the duration of ``plan`` from studies below ``out``; None without one. Runs nothing."""
-    found = _as_before(plan, out / plan.scenario.name)
-    if found is None and not isinstance(plan, CommandPlan):
-        found = _from_trial(plan, out / TRIALS / plan.scenario.name)
-    return found
+    duration = _as_before(plan, out / plan.scenario.name)
+    if duration is None and not isinstance(plan, CommandPlan):
+        duration = _from_trial(plan, out / TRIALS / plan.scenario.name)
+    return duration
 
 
 def trial(plan: Plan, source: str, out: Path) -> Duration:
@@ -87,10 +89,10 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
                 f"it was not over within {MOST_TRIAL_S:.0f} s: the study takes long, or others use this machine"
             ) from failed
         raise InputError(f"{failed}{f'; its log: {failed.log}' if failed.log else ''}") from failed
-    found = _from_trial(plan, out / TRIALS / plan.scenario.name)
-    if found is None:
+    duration = _from_trial(plan, out / TRIALS / plan.scenario.name)
+    if duration is None:
         raise InputError("the trial left no study that can be read")
-    return found
+    return duration
 
 
 def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
@@ -101,13 +103,13 @@ def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
     from harness.machine.environment import record_environment
     from harness.study.store import StudyFolder
 
-    here = record_environment()
+    environment = record_environment()
     for path in paths[:MOST_STUDIES]:
         try:
             record = StudyFolder(path.parent).read_study()
         except InputError:  # A damaged study is no basis.
             continue
-        if record.status == "done" and all(record.environment.get(key) == here[key] for key in ("cpu", "cores")):
+        if record.status == "done" and all(record.environment.get(key) == environment[key] for key in ("cpu", "cores")):
             yield path.parent, record
 
 
@@ -133,19 +135,19 @@ def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
             continue
         try:
             seconds = _seconds_of(record)
-            each = (
+            arm_steps = (
                 integer(record.scenario_text, "warmup") + integer(record.scenario_text, "steps") if is_commands else 0
             )
         except (InputError, ValueError):
             continue
-        taken = {arm.name: each or _steps(arm.config) for arm in record.arms}
-        whole, then = _sum(plan.blocks, steps), _sum(record.order, taken)
-        if then and seconds > 0:
+        recorded = {arm.name: arm_steps or _steps(arm.config) for arm in record.arms}
+        planned_steps, recorded_steps = _sum(plan.blocks, steps), _sum(record.order, recorded)
+        if recorded_steps and seconds > 0:
             ran = sum(map(len, record.order))
             basis = f"{path} took {seconds:.0f} s for {ran} runs" + (
-                "" if whole == then else f"; here {runs}, by steps"
+                "" if planned_steps == recorded_steps else f"; here {runs}, by steps"
             )
-            return Duration(seconds * whole / then, basis)
+            return Duration(seconds * planned_steps / recorded_steps, basis)
     return None
 
 
@@ -164,7 +166,7 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
             continue
         runs = {run.record.arm: run for run in StudyFolder(path).runs()}
         measured = [arm_measurement(runs[arm.name]) for arm in arms]
-        total = sum_of(arm_cost(one, work).total for one, work in zip(measured, work_of_study(plan), strict=True))
+        total = sum_of(arm_cost(arm, work).total for arm, work in zip(measured, work_of_study(plan), strict=True))
         return Duration(total.likely, _trial_basis(measured, path))
     return None
 
@@ -172,7 +174,7 @@ def _from_trial(plan: Plan, folder: Path) -> Duration | None:
 def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
     from harness.judge.policy import CORE_WAIT_SHARE_MAX
 
-    steps, waiting = min(len(one.steps_s) for one in measured), max(one.waiting_share for one in measured)
+    steps, waiting = min(len(arm.steps_s) for arm in measured), max(arm.waiting_share for arm in measured)
     slowed = f"; other processes slowed it: up to {waiting:.0%} of an arm's steps waited for a core"
     return (
         f"a trial of {steps} steps of every arm, {path}; without preparing data"
@@ -200,7 +202,7 @@ def _sum(blocks: Sequence[Sequence[str]], steps: dict[str, int]) -> int:
 
 def _seconds_of(record: StudyRecord) -> float:
     """Return the seconds between the start and end of a study. Raises ValueError if either is no time."""
-    begin, end = (datetime.fromisoformat(one) for one in (record.created_utc, record.ended_utc))
+    begin, end = (datetime.fromisoformat(timestamp) for timestamp in (record.created_utc, record.ended_utc))
     try:
         return (end - begin).total_seconds()
     except TypeError as error:  # Either value may lack a time zone.

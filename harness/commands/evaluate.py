@@ -59,18 +59,18 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.trained_model import load_trained
 
     device = torch_device(arguments.device, "--device")
-    given = given_tokenizer(arguments.tokenizer)
-    if given is None and arguments.tokenizer is not None:
+    override = given_tokenizer(arguments.tokenizer)
+    if override is None and arguments.tokenizer is not None:
         raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
     trained = load_trained(arguments.model, "--model")
-    tokenizer = trained.tokenizer if given is None else given
+    tokenizer = trained.tokenizer if override is None else override
     if tokenizer is None and not is_bin(arguments.multiple_choice):
         raise InputError(
             f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer), or "
             f"questions as token ids ({OPTION} FILE.bin)"
         )
-    asked = MultipleChoiceConfig(path=arguments.multiple_choice, most=arguments.most, prompt=arguments.prompt)
-    choices = load_choices(asked, tokenizer, trained.positions + 1, OPTION)
+    config = MultipleChoiceConfig(path=arguments.multiple_choice, most=arguments.most, prompt=arguments.prompt)
+    choices = load_choices(config, tokenizer, trained.positions + 1, OPTION)
     largest = max(int(row.ids.max()) for row in choices.rows)
     if largest >= trained.vocab_size:
         if is_bin(arguments.multiple_choice):
@@ -87,8 +87,10 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
         print(visible(choices.what_was_left_out), file=sys.stderr)
     model: Any = trained.model.to(device)
     with evaluating(model):
-        found = log_likelihoods(choices.rows, lambda ids: model(input_ids=ids).logits, device, POSITIONS, lambda: None)
-    scores = choices.scores(found)
+        likelihoods = log_likelihoods(
+            choices.rows, lambda ids: model(input_ids=ids).logits, device, POSITIONS, lambda: None
+        )
+    scores = choices.scores(likelihoods)
     say(json.dumps(as_json(scores)) if arguments.json else "\n".join(lines(scores)))
     return 0
 
@@ -111,7 +113,7 @@ def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
 def lines(scores: ChoiceScores) -> list[str]:
     """Return a line for each share, with the 95 % interval of questions as independent draws."""
     counted = f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}"
-    found = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
+    heading = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
     texts = []
     for name in SHARES:
         share = _share(scores, name)
@@ -122,4 +124,4 @@ def lines(scores: ChoiceScores) -> list[str]:
         texts.append(text)
     width = max(map(len, texts))
     rows = zip(SHARES.items(), texts, strict=True)
-    return [*found, *(f"{name:<10} {text:<{width}} {how}" for (name, how), text in rows)]
+    return [*heading, *(f"{name:<10} {text:<{width}} {description}" for (name, description), text in rows)]

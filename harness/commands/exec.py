@@ -143,12 +143,12 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     raw = (folder.path / RAW).absolute()
     raw.mkdir()
     try:
-        ended = run_command(program, raw, _settings(arguments, arguments.steps))
+        outcome = run_command(program, raw, _settings(arguments, arguments.steps))
     except (InputError, OSError):  # The command was not started.
         remove(folder.path)
         raise
     try:
-        status = _report(folder, raw, program, command, ended, begun_utc)
+        status = _report(folder, raw, program, command, outcome, begun_utc)
     except OSError:  # a full disk
         print(f"harness: what was recorded is kept; harness exec --recorded {raw} makes a study of it", file=sys.stderr)
         raise
@@ -278,16 +278,16 @@ def _report(
     from trainer.leftovers import remove
 
     code = 0 if ended is None else ended.code
-    found = make_study(folder, raw, program, command, code, begun_utc, ended)
-    for fault in found.faults:
+    study = make_study(folder, raw, program, command, code, begun_utc, ended)
+    for fault in study.faults:
         print(f"harness: {fault}", file=sys.stderr)
-    if not found.trained:
-        print(f"harness: {_why(found, raw, code)}", file=sys.stderr)
+    if not study.trained:
+        print(f"harness: {_why(study, raw, code)}", file=sys.stderr)
         remove(folder.path)
         return code or 1
     print_first_screen(folder.path, measured=True)
-    if found.profiled:
-        arms = ", ".join(found.profiled)
+    if study.profiled:
+        arms = ", ".join(study.profiled)
         say(f"profiled, not measured: {arms}; on one timeline with its steps: harness trace {folder.path}")
     say(f"study: {folder.path}")
     return code
@@ -302,15 +302,15 @@ def _why(found: ExecResult, raw: Path, code: int) -> str:
         return f"nothing was recorded: the folder of the recording was removed while the command ran ({raw})"
     if found.switched_off:
         return "no training step was seen: our recording was switched off before the first one"
-    if left := with_variable(MARK, str(raw)):
-        numbers = ", ".join(map(str, left[:PROCESSES_NAMED]))
+    if pids := with_variable(MARK, str(raw)):
+        numbers = ", ".join(map(str, pids[:PROCESSES_NAMED]))
         return (
             f"nothing was recorded: the command ended and left processes behind ({numbers}); what they do is not "
             "measured; start the training in the foreground (no nohup, &, or daemon)"
         )
     if code:
-        how = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
-        return f"no training step was seen: the command {how}"
+        ending = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
+        return f"no training step was seen: the command {ending}"
     if found.started:
         return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"
     return (

@@ -40,9 +40,10 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
         header = write_model(trained.model, out, arguments.dtype, arguments.vocab_size)
     except InputError as error:
         raise InputError(f"{trained.name}: {error}") from error
-    at = "" if trained.steps is None else f" after {trained.steps:,} steps"
+    after = "" if trained.steps is None else f" after {trained.steps:,} steps"
     say(
-        f"{out}: {header.title}{at}, {header.dtype}, {header.size_bytes:,} bytes; weights alone, no optimizer's moments"
+        f"{out}: {header.title}{after}, {header.dtype}, {header.size_bytes:,} bytes; "
+        "weights alone, no optimizer's moments"
     )
     if wrong := not_finite(trained.model.state_dict()):
         say(f"{wrong:,} of its weights are NaN or infinite")

@@ -31,7 +31,10 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     info = kept(expanded(arguments.tokenizer)) or given_tokenizer(arguments.tokenizer)
     if info is None:
         raise InputError(f"{arguments.tokenizer}: none can be trained here; give one that was")
-    found = write_tokenizer(info, out)
-    unused = f"; {found.unused:,} of them have no token" if found.unused else ""
-    say(f"{out}: {found.vocab_size:,} ids, end of text {found.eos_id}, {expanded(out).stat().st_size:,} bytes{unused}")
+    written = write_tokenizer(info, out)
+    unused = f"; {written.unused:,} of them have no token" if written.unused else ""
+    say(
+        f"{out}: {written.vocab_size:,} ids, end of text {written.eos_id}, {expanded(out).stat().st_size:,} bytes"
+        f"{unused}"
+    )
     return 0

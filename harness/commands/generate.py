@@ -56,30 +56,30 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.trained_model import load_trained
 
     device = torch_device(arguments.device, "--device")
-    given = given_tokenizer(arguments.tokenizer)
-    if given is None and arguments.tokenizer is not None:
+    override = given_tokenizer(arguments.tokenizer)
+    if override is None and arguments.tokenizer is not None:
         raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
     trained = load_trained(arguments.model, "--model")
-    tokenizer = _tokenizer(trained, given)
+    tokenizer = _tokenizer(trained, override)
     codec = load_codec(tokenizer)
     prompt = prompt_ids(codec, tokenizer, arguments.prompt, "--prompt")
     trained.model.to(device)
-    found = continue_text(
+    continuation = continue_text(
         trained, prompt, choice, arguments.max_tokens, tokenizer.vocab_size, tokenizer.eos_id,
         cache=not arguments.no_cache,
     )  # fmt: skip
-    text = codec.decode([*(prompt if arguments.prompt else ()), *found.ids])
+    text = codec.decode([*(prompt if arguments.prompt else ()), *continuation.ids])
     if arguments.json:
         content = {
-            "schema": 1, "text": text, "prompt_ids": prompt, "ids": list(found.ids), "ending": found.ending,
-            "seconds": found.seconds, "tokens_per_s": found.tokens_per_s,
+            "schema": 1, "text": text, "prompt_ids": prompt, "ids": list(continuation.ids),
+            "ending": continuation.ending, "seconds": continuation.seconds, "tokens_per_s": continuation.tokens_per_s,
         }  # fmt: skip
         say(json.dumps(content))
     else:
         say(text)
     print(
-        f"{found.computed:,} tokens in {found.seconds:.2f} s, {found.tokens_per_s:,.1f} tokens/s, after a prompt of "
-        f"{len(prompt):,}; ended: {_ENDINGS[found.ending]}",
+        f"{continuation.computed:,} tokens in {continuation.seconds:.2f} s, {continuation.tokens_per_s:,.1f} tokens/s, "
+        f"after a prompt of {len(prompt):,}; ended: {_ENDINGS[continuation.ending]}",
         file=sys.stderr,
     )
     return 0
@@ -105,24 +105,24 @@ def _choice(arguments: argparse.Namespace) -> TokenChoice:
         raise InputError(f"--top-p {top_p}; allowed: above 0, up to 1")
     if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
         raise InputError(f"--seed {arguments.seed}; allowed: 0 to {2**63 - 1}")
-    drawn = temperature is not None or top_k is not None or top_p is not None
+    is_sampled = temperature is not None or top_k is not None or top_p is not None
     without_effect = [
         name for name, value in (("--top-k", top_k), ("--top-p", top_p), ("--seed", arguments.seed))
-        if value is not None and (temperature == 0 or not drawn)
+        if value is not None and (temperature == 0 or not is_sampled)
     ]  # fmt: skip
     if without_effect:
-        why = "--temperature 0" if temperature == 0 else f"none of {_DRAWN}"
-        raise InputError(f"{without_effect[0]}: nothing is drawn with {why}: the most likely token is taken")
+        reason = "--temperature 0" if temperature == 0 else f"none of {_DRAWN}"
+        raise InputError(f"{without_effect[0]}: nothing is drawn with {reason}: the most likely token is taken")
     from trainer.generate import TokenChoice
 
-    default = 1.0 if drawn else 0.0
+    default = 1.0 if is_sampled else 0.0
     return TokenChoice(default if temperature is None else temperature, top_k, top_p, arguments.seed or 0)
 
 
 def _tokenizer(trained: TrainedModel, given: TokenizerInfo | None) -> TokenizerInfo:
-    found = trained.tokenizer if given is None else given
-    if found is None:
+    tokenizer = trained.tokenizer if given is None else given
+    if tokenizer is None:
         raise InputError(
             f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer)"
         )
-    return found
+    return tokenizer

@@ -106,9 +106,11 @@ QUESTIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file to write, and an option for each answer."""
     parser.add_argument("file", metavar="FILE", help="scenario file to write")
-    for one in QUESTIONS:
-        default = f" (default: {one.default or 'empty'})" if one.name not in ABOUT else ""
-        parser.add_argument(f"--{one.name}", dest=one.attribute, metavar=one.value, help=f"{one.text}{default}")
+    for question in QUESTIONS:
+        default = f" (default: {question.default or 'empty'})" if question.name not in ABOUT else ""
+        parser.add_argument(
+            f"--{question.name}", dest=question.attribute, metavar=question.value, help=f"{question.text}{default}"
+        )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
     parser.add_argument(
         "--no-trial",
@@ -126,19 +128,21 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"init: {path} exists; --force overwrites it")
     if not path.parent.is_dir():
         raise InputError(f"init: {path}: no such folder {path.parent}")
-    given = {one.name: value for one in QUESTIONS if (value := getattr(arguments, one.attribute)) is not None}
-    about = _about(given)
-    answers = _answers(about, given)
+    options = {
+        question.name: value for question in QUESTIONS if (value := getattr(arguments, question.attribute)) is not None
+    }
+    subject = _about(options)
+    answers = _answers(subject, options)
     for name, answer in answers.items():
         if not answer.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in answer):
             raise InputError(f"init: {path}: --{name} {answer!r}: not text that a file can hold")
         if name in ("corpus", "parquet") and answer and "://" not in answer and not _matches(answer):
             raise InputError(f"init: --{name} {answer}: no such file; allowed: a file, a folder, a glob or a URL")
-    _check(path, scenario_text(about, answers, REPEATS))
+    _check(path, scenario_text(subject, answers, REPEATS))
     say(f"wrote {path}")
-    _say_duration(path, about, answers, measures=not arguments.no_trial)
+    _say_duration(path, subject, answers, measures=not arguments.no_trial)
     say(f"  harness run {path} --plan     every run of it, in order")
-    if about in OURS:
+    if subject in OURS:
         say(f"  harness doctor {path}         is this machine fit for it?")
     say(f"  harness run {path}            the study")
     return 0
@@ -158,22 +162,24 @@ def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measure
     scenario = open_scenario(path)
     plan = plan_commands(scenario) if isinstance(scenario, CommandScenario) else make_plan(scenario, source)
     unknown = "no study of these arms has run here"
-    found = expected(plan, out)
-    if found is None and measures and not isinstance(plan, CommandPlan):
+    duration = expected(plan, out)
+    if duration is None and measures and not isinstance(plan, CommandPlan):
         print("trial: a few steps of every arm, to estimate the duration (--no-trial leaves it out)", file=sys.stderr)
         try:
-            found = trial(plan, source, out)
+            duration = trial(plan, source, out)
         except InputError as error:
             unknown = f"the trial failed: {error}"
-    if found is None:
+    if duration is None:
         say(f"expected duration: unknown ({unknown}); {how_to_measure(plan, source)}")
         return
-    repeats = max(LEAST_REPEATS, min(REPEATS, int(REPEATS * MOST_S / found.seconds)))
+    repeats = max(LEAST_REPEATS, min(REPEATS, int(REPEATS * MOST_S / duration.seconds)))
     if repeats < REPEATS:
         _check(path, scenario_text(about, answers, repeats))
-        found = Duration(found.seconds * repeats / REPEATS, f"{found.basis}; {repeats} blocks instead of {REPEATS}")
-    say(f"expected duration: {found.text}")
-    if found.seconds > MOST_S:
+        duration = Duration(
+            duration.seconds * repeats / REPEATS, f"{duration.basis}; {repeats} blocks instead of {REPEATS}"
+        )
+    say(f"expected duration: {duration.text}")
+    if duration.seconds > MOST_S:
         say("  that is long: fewer arms, controls or steps in the file shorten it, and so does a smaller model")
 
 
@@ -183,31 +189,31 @@ def _matches(pattern: str) -> bool:
 
 def _about(given: Mapping[str, str]) -> str:
     """Return the subject of the scenario, from the options or, on a terminal, from the user."""
-    named = [one for one in ABOUT if one in given]
-    if len(named) > 1:
-        raise InputError(f"init: --{named[0]} and --{named[1]}: a scenario is about one of them; leave the other away")
-    if named:
-        return named[0]
-    if any(one.of == (TEXT,) and one.name in given for one in QUESTIONS):
+    kinds = [kind for kind in ABOUT if kind in given]
+    if len(kinds) > 1:
+        raise InputError(f"init: --{kinds[0]} and --{kinds[1]}: a scenario is about one of them; leave the other away")
+    if kinds:
+        return kinds[0]
+    if any(question.of == (TEXT,) and question.name in given for question in QUESTIONS):
         return TEXT
-    about = _ask(KIND)
-    if about not in ABOUT:
-        raise InputError(f"init: {about!r}: allowed: {', '.join(ABOUT)}")
-    return about
+    subject = _ask(KIND)
+    if subject not in ABOUT:
+        raise InputError(f"init: {subject!r}: allowed: {', '.join(ABOUT)}")
+    return subject
 
 
 def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
     """Return the answers to all questions for this subject."""
     answers: dict[str, str] = {}
-    for one in QUESTIONS:
-        if about in one.of and not answers.get(one.unless or ""):
-            asked = one.asked and one.name not in given
-            answers[one.name] = _ask(one) if asked else given.get(one.name) or one.default
-        elif one.name in given and about in one.of:
-            raise InputError(f"init: --{one.name} does not go with --{one.unless}")
-        elif one.name in given:
-            scenarios = " or ".join("text" if kind == TEXT else f"--{kind}" for kind in one.of)
-            raise InputError(f"init: --{one.name} goes with {scenarios}; this scenario is about {about}")
+    for question in QUESTIONS:
+        if about in question.of and not answers.get(question.unless or ""):
+            is_asked = question.asked and question.name not in given
+            answers[question.name] = _ask(question) if is_asked else given.get(question.name) or question.default
+        elif question.name in given and about in question.of:
+            raise InputError(f"init: --{question.name} does not go with --{question.unless}")
+        elif question.name in given:
+            scenarios = " or ".join("text" if kind == TEXT else f"--{kind}" for kind in question.of)
+            raise InputError(f"init: --{question.name} goes with {scenarios}; this scenario is about {about}")
     if about != TEXT and not answers[about].strip():
         raise InputError(f"init: --{about}: it is what the scenario is about; give it")
     return answers
@@ -315,21 +321,21 @@ def _data_of_source(answers: Mapping[str, str]) -> str:
 
 
 def _run_as_it_is(about: str, answers: Mapping[str, str], repeats: int) -> str:
-    mine, other = answers[about], answers["against"]
-    question = f"Is {mine} faster than {other}?" if other else f"Where does the time of {mine} go?"
+    candidate, baseline = answers[about], answers["against"]
+    question = f"Is {candidate} faster than {baseline}?" if baseline else f"Where does the time of {candidate} go?"
     vary = "{workers: 2}, where the command has --workers {workers}"
     if about == LOOP:
         vary = "{workers: 2}, where the function has a parameter workers"
     arms = f"  mine: {{}} # the {about} above; another arm with values of its own varies it: {vary}"
-    if other:
+    if baseline:
         arms = (
-            f"  baseline: {{{about}: {quoted(other)}}} # the first is what the others are compared with\n"
+            f"  baseline: {{{about}: {quoted(baseline)}}} # the first is what the others are compared with\n"
             f"  candidate: {{}} # the {about} above"
         )
     return f"""\
 question: {quoted(question)}
 
-{about}: {quoted(mine)} # no line of it changes; it runs in the folder in which harness is called
+{about}: {quoted(candidate)} # no line of it changes; it runs in the folder in which harness is called
 
 arms: # what differs
 {arms}

@@ -59,8 +59,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     out = expanded(arguments.out)
     check_writable(out)
-    whole = find_curves(arguments.runs, per_step)
-    runs = [run.only(arguments.only) for run in whole]
+    curves = find_curves(arguments.runs, per_step)
+    runs = [run.only(arguments.only) for run in curves]
     if arguments.x == "tokens":
         _check_tokens(runs)
     if len(runs) > MOST_RUNS:
@@ -68,7 +68,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     for run in runs[:MOST_RUNS]:
         for line in notes(run, arguments.only):
             print(visible(f"{run.name}: {line}"), file=sys.stderr)
-    for line in dict.fromkeys(line for run in whole for line in run.not_counted):
+    for line in dict.fromkeys(line for run in curves for line in run.not_counted):
         print(visible(f"not counted: {line}"), file=sys.stderr)
     has_losses = any(run.training.shape[1] or run.validation.shape[1] for run in runs[:MOST_RUNS])
     if has_losses:
@@ -78,8 +78,8 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     elif arguments.only is not None:
         raise InputError(f"--only {arguments.only}: none of the runs has a {arguments.only} loss")
     _draw_choices(arguments, runs, out, has_losses)
-    write_text(out / TABLE, json.dumps({"schema": PLOT_SCHEMA, "runs": run_records(whole)}, indent=1) + "\n")
-    for line in aligned(run_rows(whole, arguments.measure)):
+    write_text(out / TABLE, json.dumps({"schema": PLOT_SCHEMA, "runs": run_records(curves)}, indent=1) + "\n")
+    for line in aligned(run_rows(curves, arguments.measure)):
         say(visible(line))
     say(f"table: {out / TABLE}")
     return 0
@@ -90,19 +90,19 @@ def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Pa
     from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
 
-    asked = [run for run in runs[:MOST_RUNS] if run.choices]
-    if asked:
-        measure = arguments.measure or best_measure(asked)
-        known = [run for run in asked if any(getattr(one, measure) is not None for one in run.choices)]
-        for run in asked:
-            if run not in known:
+    scored = [run for run in runs[:MOST_RUNS] if run.choices]
+    if scored:
+        measure = arguments.measure or best_measure(scored)
+        measured = [run for run in scored if any(getattr(choice, measure) is not None for choice in run.choices)]
+        for run in scored:
+            if run not in measured:
                 print(
                     visible(f"{run.name}: its {measure} is not known, so it is left out of {CHOICES}"), file=sys.stderr
                 )
-        if not known and not has_losses:
+        if not measured and not has_losses:
             raise InputError(f"--measure {measure}: nothing is drawn, as it is not known of any of the runs")
-        if known:
-            pictures = (choices_figure(known, measure, arguments.x, sheet) for sheet in (WIDE, NARROW))
+        if measured:
+            pictures = (choices_figure(measured, measure, arguments.x, sheet) for sheet in (WIDE, NARROW))
             write_picture(out / CHOICES, drawn(next(pictures), narrow=next(pictures)))
             say(f"multiple choice ({MEASURES[measure]}): {out / CHOICES}")
 
@@ -111,25 +111,27 @@ def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
     """Return one line for each requested curve or point that is not drawn."""
     import numpy as np
 
-    found = []
-    for what, values in (("training", run.training), ("validation", run.validation)):
+    reasons = []
+    for kind, values in (("training", run.training), ("validation", run.validation)):
         broken = values[0, ~np.isfinite(values[1])]
         if len(broken):
-            found.append(
-                f"{len(broken):,} of {values.shape[1]:,} {what} losses are NaN or infinite, the first after "
+            reasons.append(
+                f"{len(broken):,} of {values.shape[1]:,} {kind} losses are NaN or infinite, the first after "
                 f"{int(broken[0]):,} steps: marked by a cross"
             )
-    if broken := [one.step + 1 for one in run.choices if one.acc_tokens is not None and np.isnan(one.acc_tokens)]:
-        found.append(
+    if broken := [
+        choice.step + 1 for choice in run.choices if choice.acc_tokens is not None and np.isnan(choice.acc_tokens)
+    ]:
+        reasons.append(
             f"{len(broken):,} of {len(run.choices):,} multiple-choice shares are NaN, the first after {broken[0]:,} "
             "steps: not drawn"
         )
     if not run.training.shape[1] and only != "validation":
-        found.append("it has no training losses")
+        reasons.append("it has no training losses")
     if not run.validation.shape[1] and not run.choices and only != "training":
-        drawn = "nothing of it is drawn" if only == "validation" else "its training loss alone is drawn"
-        found.append(f"it has no evaluations: {drawn}")
-    return found
+        consequence = "nothing of it is drawn" if only == "validation" else "its training loss alone is drawn"
+        reasons.append(f"it has no evaluations: {consequence}")
+    return reasons
 
 
 def _check_tokens(runs: list[PlottedRun]) -> None:

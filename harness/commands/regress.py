@@ -88,33 +88,35 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
     scenario = open_scenario(source, arguments.set, interleave=arguments.interleave) if source else None
     if scenario is None or isinstance(scenario, CommandScenario):
         plan = plan_commands(scenario) if scenario else _plan_of(program, arguments)
-        found = _of_commands(plan, source, arguments, command, limits, budget_s)
+        outcome = _of_commands(plan, source, arguments, command, limits, budget_s)
     else:
-        asked = between_states(scenario, source, arguments.arm, arguments.control)
+        comparison_plan = between_states(scenario, source, arguments.arm, arguments.control)
         out = Path(arguments.out)
-        if is_of_user_code(asked, arguments.base, arguments.head):
-            found = run_user_states(asked, arguments.base, arguments.head, out, command, source, limits, budget_s)
+        if is_of_user_code(comparison_plan, arguments.base, arguments.head):
+            outcome = run_user_states(
+                comparison_plan, arguments.base, arguments.head, out, command, source, limits, budget_s
+            )
         else:
-            asked, arms = with_codes(asked, arguments.base, arguments.head, Path.cwd(), budget_s)
-            found = run_comparisons(asked, out, command, source, limits, budget_s, arms)
-    comparisons = found.comparisons
-    notes = [note for note in (blocks_note(found, budget_s),) if note]
-    page = regression.write(StudyFolder(found.folder), comparisons, notes)
+            comparison_plan, arms = with_codes(comparison_plan, arguments.base, arguments.head, Path.cwd(), budget_s)
+            outcome = run_comparisons(comparison_plan, out, command, source, limits, budget_s, arms)
+    comparisons = outcome.comparisons
+    notes = [note for note in (blocks_note(outcome, budget_s),) if note]
+    page = regression.write(StudyFolder(outcome.folder), comparisons, notes)
     for comparison in comparisons:
         say(sentence(comparison))
     for note in notes:
         say(f"note: {note}")
-    say(f"evidence: {found.folder / regression.MARKDOWN}")
+    say(f"evidence: {outcome.folder / regression.MARKDOWN}")
     for path, name in ((arguments.markdown, regression.MARKDOWN), (arguments.junit, regression.JUNIT)):
         if path:
             with copy_may_fail(path):
-                Path(path).write_bytes((found.folder / name).read_bytes())
+                Path(path).write_bytes((outcome.folder / name).read_bytes())
     append_step_summary(page)
-    if found.status == "interrupted":
+    if outcome.status == "interrupted":
         return EXIT_INTERRUPTED
     verdict = regression.overall(comparisons)
-    if found.status == "failed":
-        print(f"harness: some runs failed, see {found.folder}", file=sys.stderr)
+    if outcome.status == "failed":
+        print(f"harness: some runs failed, see {outcome.folder}", file=sys.stderr)
         if verdict != "slower":
             return 1
     return of_verdict(verdict, undecided)
@@ -125,21 +127,21 @@ def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, l
     from harness.launch.code import holds_code
 
     program = command[command.index("--") + 1 :] if "--" in command else []
-    given = arguments.scenario[: len(arguments.scenario) - len(program)]
-    if program and given:
-        raise InputError(f"regress: {given[0]}: give a SCENARIO or a command after --, not both")
-    if not program and not given and holds_code(".", Path.cwd()):
-        given = [GUARD]
-    if not program and len(given) != 1:
+    scenarios = arguments.scenario[: len(arguments.scenario) - len(program)]
+    if program and scenarios:
+        raise InputError(f"regress: {scenarios[0]}: give a SCENARIO or a command after --, not both")
+    if not program and not scenarios and holds_code(".", Path.cwd()):
+        scenarios = [GUARD]
+    if not program and len(scenarios) != 1:
         raise InputError(
             "regress: what is to be measured? Give a command: harness regress --base main -- python train.py; or one "
             "SCENARIO: harness init speed.yaml --command 'python train.py', then harness regress speed.yaml --base main"
         )
     if arguments.base is None:
         raise InputError("the following arguments are required: --base REV|PATH (what is compared with, such as main)")
-    if given and arguments.steps is not None:
+    if scenarios and arguments.steps is not None:
         raise InputError("regress: --steps goes with a command; a SCENARIO takes --set steps=N")
-    return "".join(given), program
+    return "".join(scenarios), program
 
 
 def _plan_of(program: list[str], arguments: argparse.Namespace) -> CommandPlan:

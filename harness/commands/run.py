@@ -102,8 +102,8 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
         say(describe(plan))
         say(plan_line(plan, arguments.scenario, out))
         return
-    found = expected(plan, out)
-    duration = None if found is None else {"seconds": found.seconds, "basis": found.basis}
+    estimate = expected(plan, out)
+    duration = None if estimate is None else {"seconds": estimate.seconds, "basis": estimate.basis}
     say(json.dumps({**plan_json(plan), "expected": duration}, indent=1))
 
 
@@ -135,8 +135,10 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     warn_of_missing(plan.scenario.track)
     if in_jobs:
         return submit_study(plan, out, command, arguments.scenario, force=arguments.force, wait=not arguments.no_wait)
-    until = None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
-    options = StudyOptions(arguments.force, until, load_check=check)
+    allowance = (
+        None if limit is None else study_allowance(plan, limit, out, command, arguments.scenario, arguments.force)
+    )
+    options = StudyOptions(arguments.force, allowance, load_check=check)
     return run_study(plan, out, command, arguments.scenario, options=options)
 
 
@@ -160,8 +162,8 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
         raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
     from harness.commands.budgets import resumed_allowance
 
-    until = resumed_allowance(path, arguments.budget)
-    return resume_study(path, command, StudyOptions(arguments.force, until, load_check=check))
+    allowance = resumed_allowance(path, arguments.budget)
+    return resume_study(path, command, StudyOptions(arguments.force, allowance, load_check=check))
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
@@ -186,7 +188,7 @@ def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, comm
 
 
 def _check_resume(arguments: argparse.Namespace) -> None:
-    given = {
+    options = {
         "SCENARIO": arguments.scenario,
         "--plan": arguments.plan,
         "--set": arguments.set,
@@ -196,7 +198,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
         "--out": arguments.out != DEFAULT_OUT,
         "--dry-run": arguments.dry_run,
     }
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             raise InputError(f"run --resume: {name} does not go with it: a study is completed as it was planned")
 

@@ -30,25 +30,25 @@ def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
     price = arguments.price
     if price is not None and not (math.isfinite(price) and 0 < price <= MOST_USD):
         raise InputError(f"--price: {price:g}; allowed: more than 0, at most {MOST_USD:,.0f}")
-    found: dict[str, Expense] = {}  # expenses by folder: arguments may repeat or overlap
-    for given in arguments.folders:
-        place = expanded(given)
+    by_folder: dict[str, Expense] = {}  # expenses by folder: arguments may repeat or overlap
+    for argument in arguments.folders:
+        place = expanded(argument)
         if not place.is_dir():
             raise InputError(f"{place}: no such folder")
-        lying = list(expenses(place, price))
-        if not lying:
+        entries = list(expenses(place, price))
+        if not entries:
             raise InputError(
                 f"{place}: contains no training, study, cost probe or sweep; give a folder of harness "
                 "train, run, cost or sweep"
             )
-        for one in lying:
-            if isinstance(one, InputError):
-                print(visible(f"not counted: {one}"), file=sys.stderr)
+        for entry in entries:
+            if isinstance(entry, InputError):
+                print(visible(f"not counted: {entry}"), file=sys.stderr)
             else:
-                found.setdefault(str(one.folder.resolve()), one)
-    if not found:
+                by_folder.setdefault(str(entry.folder.resolve()), entry)
+    if not by_folder:
         raise InputError("spent: no folder could be read; see the lines above")
-    listed = list(found.values())
+    listed = list(by_folder.values())
     if arguments.json:
         say(json.dumps(spending_json(listed), indent=1))
         return 0

@@ -94,8 +94,8 @@ def _plan(loaded: LoadedSweep, *, compared: bool = True) -> list[str]:
     configs, strategy = configs_of(loaded, compared=compared), loaded.settings.strategy
     space = configs.space()
     step_tokens = configs.step_tokens(configs.base)
-    asked = loaded.settings.steps
-    parameters = configs.parameters(configs.base) if asked == "compute-optimal" else None
+    steps = loaded.settings.steps
+    parameters = configs.parameters(configs.base) if steps == "compute-optimal" else None
     title = f"sweep {loaded.settings.name}, strategy {strategy.name}"
     stages = strategy.stages(space)
     cut = warmup_lines(*configs.warmup(configs.base), stages)
@@ -109,23 +109,23 @@ def _cost(loaded: LoadedSweep, command: list[str], source: str) -> int:
     from harness.sweep.trial_process import TrialFailed
 
     try:
-        found = cost_of_sweep(loaded, command, source)
+        cost = cost_of_sweep(loaded, command, source)
     except (TrialFailed, BudgetOver) as failed:
         print(f"harness: {failed}", file=sys.stderr)
         return 1
-    for line in cost_lines(found.needs, found.measuring_s, found.price_usd_per_hour, evaluated=found.evaluated):
+    for line in cost_lines(cost.needs, cost.measuring_s, cost.price_usd_per_hour, evaluated=cost.evaluated):
         say(line)
     return 0
 
 
 def _resumed(arguments: argparse.Namespace, command: list[str]) -> int:
-    given = {
+    options = {
         "SWEEP": arguments.sweep,
         "--plan": arguments.plan,
         "--cost": arguments.cost,
         "--out": arguments.out != OUT,
     }
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             raise InputError(f"sweep --resume: {name} does not go with it: a sweep goes on as it was begun")
     from harness.sweep.begin import resume_sweep

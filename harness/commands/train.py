@@ -58,7 +58,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 
     sets = list(arguments.set)
     rate = None if arguments.rate_of is None else _rate_of(arguments.rate_of, sets)
-    if seeds := [one for one in sets if one.partition("=")[0].strip() == "seed"]:
+    if seeds := [setting for setting in sets if setting.partition("=")[0].strip() == "seed"]:
         raise InputError(
             f"--set {seeds[0]}: has no effect: it is the seed of the order of a study's arms; give base.{seeds[0]}, of "
             "weights and documents"
@@ -66,8 +66,12 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     name_file(arguments.scenario)
     scenario = load_scenario(arguments.scenario, sets)
     plan = make_plan(scenario, arguments.scenario, [arguments.arm] if arguments.arm else [])
-    if rate is not None and (others := [one.name for one in plan.arms if one.config.optimizer.learning_rate != rate]):
-        raise InputError(f"--rate-of: arm {others[0]} has an optimizer.learning_rate of its own; leave one of them out")
+    if rate is not None and (
+        differing := [arm.name for arm in plan.arms if arm.config.optimizer.learning_rate != rate]
+    ):
+        raise InputError(
+            f"--rate-of: arm {differing[0]} has an optimizer.learning_rate of its own; leave one of them out"
+        )
     from harness.launch.tracking.trackers import warn_of_missing
     from harness.launch.train_arm import train_arm
     from harness.launch.training import TrainingOptions
@@ -128,9 +132,9 @@ def _what_lies_there(folder: Path) -> str:
     from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
-    found = [LOSSES, "loss.png"] if has_rows(folder / LOSSES) else []
-    found += ["checkpoints"] * bool(written(folder / CHECKPOINTS))
-    kept = f" ({', '.join(found)})" if found else ""
+    names = [LOSSES, "loss.png"] if has_rows(folder / LOSSES) else []
+    names += ["checkpoints"] * bool(written(folder / CHECKPOINTS))
+    kept = f" ({', '.join(names)})" if names else ""
     line = f"training: {folder}{kept}"
     measured = any(folder.glob("runs/*/*/run.json"))
     return f"{line}; where its time went: harness report {shell_word(folder)}" if measured else line

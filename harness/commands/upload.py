@@ -40,8 +40,8 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     uploader = Uploader(Destination(folder, arguments.url, verify=arguments.verify))
     uploader.begin()
-    whole = finish_upload(folder, uploader, verify=arguments.verify)
-    return 0 if whole else exit_codes.OF_STUDY["failed"]
+    complete = finish_upload(folder, uploader, verify=arguments.verify)
+    return 0 if complete else exit_codes.OF_STUDY["failed"]
 
 
 def uploader_of(folder: Path, url: str) -> Uploader:
@@ -54,22 +54,24 @@ def uploader_of(folder: Path, url: str) -> Uploader:
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verify: bool = False) -> bool:
     """Copy the remaining files. Print the URL, or a command for the missing files. Return True if all were copied."""
     print("copying what is left to upload", file=sys.stderr)
-    found = uploader.end()
-    if found.left_out:
-        names = ", ".join(found.left_out[:UPLOADS_SHOWN]) + (", ..." if len(found.left_out) > UPLOADS_SHOWN else "")
-        print(f"harness: {len(found.left_out):,} of {folder} cannot be uploaded: {names}", file=sys.stderr)
-    if found.unlisted:
-        print(f"warning: {found.url} cannot be listed ({found.unlisted}): not compared with {folder}", file=sys.stderr)
-    if found.missing:
-        print(f"harness: {_missing_line(folder, found)}", file=sys.stderr)
+    result = uploader.end()
+    if result.left_out:
+        names = ", ".join(result.left_out[:UPLOADS_SHOWN]) + (", ..." if len(result.left_out) > UPLOADS_SHOWN else "")
+        print(f"harness: {len(result.left_out):,} of {folder} cannot be uploaded: {names}", file=sys.stderr)
+    if result.unlisted:
+        print(
+            f"warning: {result.url} cannot be listed ({result.unlisted}): not compared with {folder}", file=sys.stderr
+        )
+    if result.missing:
+        print(f"harness: {_missing_line(folder, result)}", file=sys.stderr)
     else:
-        read_back = ", read back and compared" if verify and not found.unlisted else ""
-        line = f"uploaded: {found.url} ({found.files:,} file{'s' * (found.files != 1)}{read_back})"
+        read_back = ", read back and compared" if verify and not result.unlisted else ""
+        line = f"uploaded: {result.url} ({result.files:,} file{'s' * (result.files != 1)}{read_back})"
         if json:
             print(line, file=sys.stderr)
         else:
             say(line)
-    return not found.missing and not found.left_out and not (verify and found.unlisted)
+    return not result.missing and not result.left_out and not (verify and result.unlisted)
 
 
 def _missing_line(folder: Path, found: Uploaded) -> str:

@@ -62,31 +62,33 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     study = folder.read_study()
     runs = list(folder.runs())
     arm = _arm(arguments.arm, runs)
-    own = [run for run in runs if run.record.arm == arm]
-    if (why := refusal(own)) is not None:
-        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, doubt_text(why))}")
-    replays = Replays(own)
-    asked = [edits, *(edits.with_text(f"{swept[0]}={text}") for _, text in swept[1])] if swept else [edits]
-    for one in asked:
-        if (bar := bar_of(one, own, replays)) is not None:
+    arm_runs = [run for run in runs if run.record.arm == arm]
+    if (reason := refusal(arm_runs)) is not None:
+        raise InputError(f"whatif: {report_advice.cannot_be_replayed(arm, doubt_text(reason))}")
+    replays = Replays(arm_runs)
+    variants = [edits, *(edits.with_text(f"{swept[0]}={text}") for _, text in swept[1])] if swept else [edits]
+    for variant in variants:
+        if (bar := bar_of(variant, arm_runs, replays)) is not None:
             raise InputError(f"whatif: {report_advice.barred_text(bar, arm)}")
     prediction = with_any_handover(replays, replays.predict(edits))
     checks = _checks(runs, arm, edits)
     by_arm: dict[str, list[RunData]] = {}
     for run in runs:
         by_arm.setdefault(run.record.arm, []).append(run)
-    among = StudyRuns(study, by_arm)
+    study_runs = StudyRuns(study, by_arm)
     ranged = None if swept is None else sweep(replays, edits, *swept)
     predictions = [prediction, *(() if ranged is None else ranged.recorded)]
-    doubts = in_order({doubt for each in predictions for doubt in edit_doubts(among, arm, replays, each)})
-    found = report.answer_json(study.scenario, arm, prediction, checks, doubts)
+    doubts = in_order(
+        {doubt for predicted in predictions for doubt in edit_doubts(study_runs, arm, replays, predicted)}
+    )
+    answer = report.answer_json(study.scenario, arm, prediction, checks, doubts)
     lines = report.prediction_lines(study.scenario, arm, prediction, checks, doubts)
     if ranged is not None:
-        by_value = [_checks(runs, arm, one.edits) for one in ranged.recorded]
+        by_value = [_checks(runs, arm, replayed.edits) for replayed in ranged.recorded]
         path = _draw(out, arm, ranged, prediction, by_value)
-        found["sweep"] = report.sweep_json(ranged, by_value, str(path))
+        answer["sweep"] = report.sweep_json(ranged, by_value, str(path))
         lines += ["", *report.sweep_lines(ranged, by_value), f"picture: {path}"]
-    say(json.dumps(found, indent=1, allow_nan=False) if arguments.json else "\n".join(lines))
+    say(json.dumps(answer, indent=1, allow_nan=False) if arguments.json else "\n".join(lines))
     return 0
 
 
@@ -101,8 +103,8 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
             return plain[0]
         raise InputError(f"whatif: which arm? give --arm NAME; arms: {', '.join(plain) or 'none has run'}")
     if wanted not in names:
-        there = ", ".join(names) or "none has run"
-        raise InputError(f"--arm {wanted}: no such arm{did_you_mean(wanted, names) or ';'} arms: {there}")
+        listed = ", ".join(names) or "none has run"
+        raise InputError(f"--arm {wanted}: no such arm{did_you_mean(wanted, names) or ';'} arms: {listed}")
     return wanted
 
 
@@ -111,12 +113,12 @@ def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
     from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 
-    found = []
+    checks = []
     for name in validation_arms([run.record for run in runs], arm, edits):
         value = step_ms_of([run for run in runs if run.record.arm == name])
         if value is not None:
-            found.append((name, value))
-    return found
+            checks.append((name, value))
+    return checks
 
 
 def _draw(out: Path, arm: str, ranged: Sweep, prediction: Prediction, checks: Sequence[ValidationArms]) -> Path:
@@ -125,6 +127,6 @@ def _draw(out: Path, arm: str, ranged: Sweep, prediction: Prediction, checks: Se
     from harness.study.files import check_folder_name
 
     path = out / check_folder_name(f"whatif-{arm}-{ranged.key}.png", "whatif: picture")
-    measured = [(at, value) for at, arms in zip(ranged.values, checks, strict=True) for _, value in arms]
+    measured = [(position, value) for position, arms in zip(ranged.values, checks, strict=True) for _, value in arms]
     write_picture(path, picture(ranged, arm, prediction, measured))
     return path

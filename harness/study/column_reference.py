@@ -126,7 +126,7 @@ Studies from before 2026-11-23 lack both columns: there `filename = true` gives 
 def reference() -> str:
     """Return the page as markdown, with one table for each results table."""
     parts = [_OPENING]
-    for file, what, columns, texts in TABLES:
-        head = [f"## {file}", "", what, "", "| column | type | what it is |", "| --- | --- | --- |"]
+    for file, description, columns, texts in TABLES:
+        head = [f"## {file}", "", description, "", "| column | type | what it is |", "| --- | --- | --- |"]
         parts.append("\n".join([*head, *(f"| `{name}` | {kind} | {texts[name]} |" for name, kind in columns), ""]))
     return "\n".join(parts)

@@ -80,8 +80,8 @@ def _links_below(folder: Path | str, depth: int) -> Iterator[Path]:
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
     """Return the entries of ``folder`` by name; none if it is missing or cannot be read."""
-    with suppress(OSError), os.scandir(folder) as found:
-        return sorted(found, key=lambda entry: entry.name)
+    with suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
     return []
 
 
@@ -141,9 +141,9 @@ def _content_digest(content: JsonObject) -> str:
 
 
 def _digests_digest(content: JsonObject) -> str:
-    found = content.get("digests")
-    known = found if isinstance(found, dict) else {}
-    return _json_digest({name: None if name == _REPLACED else one for name, one in known.items()})
+    digests = content.get("digests")
+    by_name = digests if isinstance(digests, dict) else {}
+    return _json_digest({name: None if name == _REPLACED else value for name, value in by_name.items()})
 
 
 def _json_digest(value: object) -> str:

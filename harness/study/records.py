@@ -31,8 +31,8 @@ def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
     """
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]  # a type checker cannot ask for a dataclass
-    record: Record = _adapters[kind].validate_python({key: one for key, one in content.items() if key in known})
+    names = {declared.name for declared in fields(kind)}  # type: ignore[arg-type]  # kind is a dataclass
+    record: Record = _adapters[kind].validate_python({key: value for key, value in content.items() if key in names})
     return record
 
 
@@ -55,8 +55,8 @@ def read_record(path: Path, kind: type[Record], schema: int) -> Record | None:
 def first_fault(error: ValidationError) -> str:
     """Return the place and text of the first error: ``windows.0: Input should be a valid integer``."""
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 SmallCount = Annotated[int, Field(ge=0, le=2**24)]
@@ -147,8 +147,11 @@ class RunFacts:
 
     def to_json(self) -> dict[str, Json]:
         """Return the facts by name, without those that the run lacks."""
-        known = {name: getattr(self, name) for name in NAMES}
-        return {**{name: one for name, one in known.items() if one is not None or name in self.nulls}, **self.others}
+        facts = {name: getattr(self, name) for name in NAMES}
+        return {
+            **{name: value for name, value in facts.items() if value is not None or name in self.nulls},
+            **self.others,
+        }
 
     @classmethod
     def from_json(cls, content: JsonObject) -> RunFacts:
@@ -175,18 +178,18 @@ class RunFacts:
 
     def only(self, names: Iterable[str]) -> RunFacts:
         """Return only the named facts, if the run has them."""
-        found = self.to_json()
-        return RunFacts.from_json({name: found[name] for name in names if name in found})
+        facts = self.to_json()
+        return RunFacts.from_json({name: facts[name] for name in names if name in facts})
 
 
-NAMES = tuple(one.name for one in fields(RunFacts) if one.name not in ("nulls", "others"))
+NAMES = tuple(declared.name for declared in fields(RunFacts) if declared.name not in ("nulls", "others"))
 
 
 def _fields_of(content: JsonObject) -> Mapping[str, object]:
     return {
         **{name: content[name] for name in NAMES if name in content},
         "nulls": {name for name in NAMES if name in content and content[name] is None},
-        "others": {name: one for name, one in content.items() if name not in NAMES},
+        "others": {name: value for name, value in content.items() if name not in NAMES},
     }
 
 
@@ -233,10 +236,10 @@ def possible(config: JsonObject) -> JsonObject:
 
 
 def _at(config: JsonObject, key: str) -> Json:
-    found: Json = config
+    value: Json = config
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 RunStatus = Literal["done", "failed", "interrupted"]

@@ -129,20 +129,20 @@ class StudyFolder:
         """Replace a run's steps table with ``steps``, which has the contract's columns and perhaps others."""
         contract = arrow_schema(STEP_COLUMNS)
         # columns of a later version, or of a user
-        others = [name for name in steps.column_names if name not in contract.names]
+        extra = [name for name in steps.column_names if name not in contract.names]
         table = steps.select(contract.names).cast(contract)
-        for name in others:
+        for name in extra:
             table = table.append_column(name, steps.column(name))
         path = self.run(record.arm, record.block) / "steps.parquet"
         table = with_run(path, table)
-        known = record.digests.get(path.name)
-        if known is None:  # an older study without digests
+        recorded = record.digests.get(path.name)
+        if recorded is None:  # an older study without digests
             write_atomically(path, lambda temporary: write_parquet(temporary, table))
             return
 
         def write(temporary: Path) -> None:
             write_parquet(temporary, table)
-            self._expect(record, path, (*known, digest(temporary)))
+            self._expect(record, path, (*recorded, digest(temporary)))
 
         write_atomically(path, write)
         self._expect(record, path, (digest(path),))
@@ -152,10 +152,10 @@ class StudyFolder:
         try:
             return _tables(path.parent, record), record
         except InputError:
-            again = self._read_run(path)  # Another report may have replaced a table since the record was read.
-            if again.digests == record.digests:
+            reread = self._read_run(path)  # Another report may have replaced a table since the record was read.
+            if reread.digests == record.digests:
                 raise
-            return _tables(path.parent, again), again
+            return _tables(path.parent, reread), reread
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
         """Write the file's current or next digest to run.json. Keeps keys of later versions there."""
@@ -219,12 +219,12 @@ class StudyFolder:
         failed.
         """
         windows: dict[str, RunData] = {}
-        found = list(self._runs(windows))
-        for run in found:
+        runs = list(self._runs(windows))
+        for run in runs:
             if run.record.status == "done" and run.probes.torch_profiler is not None:
                 arm = run.record.of if run.record.control == PROFILED else run.record.arm
                 windows.setdefault(arm or run.record.arm, run)
-        yield from found
+        yield from runs
 
     def _runs(self, windows: Mapping[str, RunData]) -> Iterator[RunData]:
         paths = [path for path in self.path.glob("runs/*/*/run.json") if _of_a_run(path)]
@@ -252,8 +252,8 @@ def find_study(path: Path) -> Path:
     """Return ``path``, or the newest study in it if it holds studies and is none itself (results/<scenario>)."""
     if StudyFolder(path).study_json.exists():
         return path
-    dated = (found.parent for found in path.glob("[0-9]*T[0-9]*Z-*/study.json"))
-    return max(dated, key=lambda found: found.name, default=path)
+    dated = (study_json.parent for study_json in path.glob("[0-9]*T[0-9]*Z-*/study.json"))
+    return max(dated, key=lambda folder: folder.name, default=path)
 
 
 class _Tables(NamedTuple):
@@ -275,23 +275,23 @@ COLUMNS = {
 
 def _tables(folder: Path, record: RunRecord) -> _Tables:
     """Return the tables of a run. Raises InputError if one is damaged."""
-    found: dict[str, StoredTable] = {}
+    tables: dict[str, StoredTable] = {}
     for name, columns in COLUMNS.items():
         file = folder / f"{name}.parquet"
-        known = record.digests.keys() & {file.name}
-        check(folder, record.digests, known)
+        recorded = record.digests.keys() & {file.name}
+        check(folder, record.digests, recorded)
         if file.exists():
-            found[name] = StoredTable(file, columns)
-            found[name].check(as_written=bool(known))
-    return _Tables(**found)
+            tables[name] = StoredTable(file, columns)
+            tables[name].check(as_written=bool(recorded))
+    return _Tables(**tables)
 
 
 def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
     """Return the reports of a run's probes, with a line for each of their damaged files."""
     path = folder / "probes.json"
-    others = record.digests.keys() - {path.name, *(f"{name}.parquet" for name in COLUMNS)}
+    probe_files = record.digests.keys() - {path.name, *(f"{name}.parquet" for name in COLUMNS)}
     problems = []
-    for name in [*(record.digests.keys() & {path.name}), *sorted(others)]:
+    for name in [*(record.digests.keys() & {path.name}), *sorted(probe_files)]:
         try:
             check(folder, record.digests, [name])
         except InputError as error:
@@ -299,10 +299,10 @@ def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
     if problems and path.name in problems[0]:
         return ProbesRecord(problems=tuple(problems))
     try:
-        found = read_facts(path) if path.exists() else ProbesRecord()
+        probes = read_facts(path) if path.exists() else ProbesRecord()
     except InputError as error:
-        found = ProbesRecord(problems=(str(error),))
-    return replace(found, problems=(*found.problems, *problems))
+        probes = ProbesRecord(problems=(str(error),))
+    return replace(probes, problems=(*probes.problems, *problems))
 
 
 def _study_json(record: StudyRecord) -> JsonObject:
@@ -323,20 +323,20 @@ def _study_json(record: StudyRecord) -> JsonObject:
 def _study_id(study_json: Path) -> str:
     """Return the id in study.json; "" if it is missing or unreadable, which :meth:`read_study` reports."""
     try:
-        found = study_json.stat()
+        stat = study_json.stat()
     except OSError:
         return ""
-    return _id_in(study_json, found.st_ino, found.st_mtime_ns, found.st_size)
+    return _id_in(study_json, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=8)  # Cached, because it is called once per run.
 def _id_in(study_json: Path, *_which: int) -> str:
     """Return the id in that file. ``_which`` identifies the file's content for the cache."""
     try:
-        found = _read_json(study_json).get("id")
+        study_id = _read_json(study_json).get("id")
     except InputError:
         return ""
-    return found if isinstance(found, str) else ""
+    return study_id if isinstance(study_id, str) else ""
 
 
 def _read_json(path: Path) -> JsonObject:

@@ -65,7 +65,7 @@ class StoredTable:
         import pyarrow as pa
 
         kinds = dict(self._columns)
-        schema = pa.schema([(one, pa.type_for_alias(kinds[one])) for one in names])
+        schema = pa.schema([(name, pa.type_for_alias(kinds[name])) for name in names])
         # Another program may have declared columns as not nullable, which differs from our schema.
         batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in self.batches(names))
         return pa.Table.from_batches(batches, schema)
@@ -116,10 +116,10 @@ class StoredTable:
         import pyarrow as pa
 
         with self._opened([name for name, kind in self._columns if kind == "string"]) as file:
-            there = [name for name in columns if name in file.schema_arrow.names]
+            present = [name for name in columns if name in file.schema_arrow.names]
             try:
                 # Reading group by group takes half the time of reading across their borders.
-                for group in _one_ahead(partial(file.read_row_group, columns=there), file.num_row_groups):
+                for group in _one_ahead(partial(file.read_row_group, columns=present), file.num_row_groups):
                     yield from self._complete(group, columns).select(columns).to_batches(BATCH_ROWS)
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise self._unreadable(error) from error
@@ -137,7 +137,7 @@ class StoredTable:
 
     def _unreadable(self, error: Exception) -> InputError:
         # Some of Arrow's messages have several lines, and bytes of the file in them.
-        reason = " ".join("".join(one if one.isprintable() else " " for one in str(error)).split())
+        reason = " ".join("".join(character if character.isprintable() else " " for character in str(error)).split())
         return InputError(f"{self._path}: not a readable parquet file ({reason})")
 
     def _complete(self, table: pa.Table, wanted: Sequence[str] | None = None) -> pa.Table:
@@ -182,10 +182,10 @@ def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
     with ThreadPoolExecutor(1) as reader:
         ahead = reader.submit(read, 0)
         for number in range(1, count + 1):
-            found = ahead.result()
+            group = ahead.result()
             if number < count:
                 ahead = reader.submit(read, number)
-            yield found
+            yield group
 
 
 def _give_back_at_once() -> None:
@@ -216,10 +216,10 @@ def completed(
     """
     import pyarrow as pa
 
-    found = {one.name: one.type for one in table.schema}
+    types = {field.name: field.type for field in table.schema}
     for name, kind in columns:
-        if name in found:
-            if found[name] != pa.type_for_alias(kind):
+        if name in types:
+            if types[name] != pa.type_for_alias(kind):
                 table = _typed(path, table, name, pa.type_for_alias(kind))
             if name in ALWAYS_KNOWN and table.column(name).null_count:
                 raise _wrong(path, f"column {name!r} holds nulls")
@@ -240,13 +240,13 @@ def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Tabl
     """Return ``table`` with that column in the contract's type. Another program may have written a wider type."""
     import pyarrow as pa
 
-    found = table.schema.field(name).type
-    if pa.types.is_dictionary(found) and found.value_type == kind:
+    actual = table.schema.field(name).type
+    if pa.types.is_dictionary(actual) and actual.value_type == kind:
         return table
     try:
         column = table.column(name).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _wrong(path, f"column {name!r} is {found}, not {kind}") from error
+        raise _wrong(path, f"column {name!r} is {actual}, not {kind}") from error
     return table.set_column(table.schema.get_field_index(name), name, column)
 
 
@@ -267,8 +267,8 @@ def _check_range(path: Path, table: pa.Table, name: str) -> None:
     """
     import pyarrow.compute as pc
 
-    found = pc.min_max(table.column(name))
-    least, most = found["min"].as_py(), found["max"].as_py()
+    extremes = pc.min_max(table.column(name))
+    least, most = extremes["min"].as_py(), extremes["max"].as_py()
     low, high = (0, LATEST_NS) if name in CLOCKS else (-LARGEST, LARGEST)
     if least is not None and not low <= least <= most <= high:
         raise _wrong(path, f"column {name!r} holds {least if least < low else most}, not {low} to {high}")
@@ -286,8 +286,8 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
     import pyarrow as pa
 
     count = len(next(iter(rows.values()))) if rows else 0
-    given = {name: rows.get(name, pa.nulls(count, pa.type_for_alias(kind))) for name, kind in columns}
-    return pa.table(given, schema=arrow_schema(columns))
+    arrays = {name: rows.get(name, pa.nulls(count, pa.type_for_alias(kind))) for name, kind in columns}
+    return pa.table(arrays, schema=arrow_schema(columns))
 
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:

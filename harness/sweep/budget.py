@@ -58,19 +58,19 @@ class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
 
 def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:
     """Return the sum over ``trials``. ``extra_s``: seconds spent outside of trials."""
-    seconds = sum(one.seconds for one in trials) + extra_s
-    return Spending(seconds, sum(one.tokens for one in trials), usd_of(seconds, price_usd_per_hour))
+    seconds = sum(trial.seconds for trial in trials) + extra_s
+    return Spending(seconds, sum(trial.tokens for trial in trials), usd_of(seconds, price_usd_per_hour))
 
 
 def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
     """Return the expected need of ``trials`` trials like ``plan``. Seconds are None without a pilot of that kind."""
     config = configs.of(plan)
     steps, pilot = trials * plan.steps, pilots.get(plan.kind)
-    found = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
+    need = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
     if pilot is None:
-        return found
+        return need
     cost = cost_of_trials(pilot.measurement, trials, work_of_training(config, plan.steps))
-    return replace(found, step_s=pilot.step_s, seconds=cost.likely)
+    return replace(need, step_s=pilot.step_s, seconds=cost.likely)
 
 
 def plan_of(stage: TrialStage, space: SearchSpace) -> TrialPlan:
@@ -82,11 +82,11 @@ def needs_by_size(
     stages: Iterable[TrialStage], space: SearchSpace, configs: TrialConfigs, pilots: Mapping[str, Pilot]
 ) -> list[TrialsNeed]:
     """Return the need of all trials of each size, in the order of the stages."""
-    found: dict[str, TrialsNeed] = {}
+    needs: dict[str, TrialsNeed] = {}
     for stage in stages:
-        more = need_of(plan_of(stage, space), configs, pilots, stage.trials)
-        found[stage.group] = _together(found[stage.group], more) if stage.group in found else more
-    return list(found.values())
+        need = need_of(plan_of(stage, space), configs, pilots, stage.trials)
+        needs[stage.group] = _together(needs[stage.group], need) if stage.group in needs else need
+    return list(needs.values())
 
 
 def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
@@ -107,13 +107,13 @@ def shortage(
 
     Without a pilot for each of ``needs``, only the tokens are checked.
     """
-    tokens = sum(one.tokens for one in needs)
+    tokens = sum(need.tokens for need in needs)
     if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
         return Shortage("tokens", tokens, budget.tokens - spent.tokens, budget.tokens)
-    known = [one.seconds for one in needs if one.seconds is not None]
-    if len(known) < len(needs):
+    durations_s = [need.seconds for need in needs if need.seconds is not None]
+    if len(durations_s) < len(needs):
         return None
-    seconds = sum(known)
+    seconds = sum(durations_s)
     if budget.hours is not None and seconds > (left_s := budget.hours * HOUR_S - spent.seconds):
         return Shortage("hours", seconds / HOUR_S, left_s / HOUR_S, budget.hours)
     usd = usd_of(seconds, price_usd_per_hour)

@@ -18,12 +18,14 @@ def chosen_rate(place: str, option: str) -> tuple[float, Path]:
     or it chose no rate.
     """
     root = expanded(place)
-    found = [root] if _summary(root).is_file() else sorted(one for one in root.glob("*") if _summary(one).is_file())
-    if not found:
+    folders = (
+        [root] if _summary(root).is_file() else sorted(path for path in root.glob("*") if _summary(path).is_file())
+    )
+    if not folders:
         raise InputError(
             f"{option} {place}: no sweep with a report lies there; give the folder that harness sweep names"
         )
-    folder = found[-1]  # Folder names begin with the time of the sweep's start.
+    folder = folders[-1]  # Folder names begin with the time of the sweep's start.
     try:
         summary = cast(JsonObject, read_json(_summary(folder)))
         status, chosen = summary["status"], cast("JsonObject | None", summary["chosen"])

@@ -119,13 +119,13 @@ def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> Swe
 
     ``plan``: the projection, for a strategy that projects.
     """
-    keys = dict.fromkeys((one.plan.group, one.plan.steps) for one in trials if one.plan.role == "curve")
+    keys = dict.fromkeys((trial.plan.group, trial.plan.steps) for trial in trials if trial.plan.role == "curve")
     longest: dict[str, int] = {}
     for group, steps in keys:
         longest[group] = max(steps, longest.get(group, 0))
     curves = [_curve(group, steps, trials) for group, steps in longest.items()]
     if plan is not None:
-        places = {one.group: place for place, one in enumerate(plan.sizes)}
+        places = {size.group: place for place, size in enumerate(plan.sizes)}
         curves.sort(key=lambda curve: places.get(curve.group, len(places)))
         projection = project(plan, {curve.group: (curve.optimum, curve.edge) for curve in curves})
         return SweepFindings(tuple(curves), _projected(projection), projection)
@@ -137,37 +137,41 @@ def diverged_rates(trials: Sequence[Trial]) -> list[DivergedRate]:
     """Return the rates at which a seed diverged, lowest first. ``trials``: trials of one model."""
     ended: dict[float, set[int]] = {}
     diverged: dict[float, set[int]] = {}
-    for one in trials:
-        if one.status != "running":
-            ended.setdefault(one.plan.learning_rate, set()).add(one.plan.seed)
-        if one.status == "diverged":
-            diverged.setdefault(one.plan.learning_rate, set()).add(one.plan.seed)
+    for trial in trials:
+        if trial.status != "running":
+            ended.setdefault(trial.plan.learning_rate, set()).add(trial.plan.seed)
+        if trial.status == "diverged":
+            diverged.setdefault(trial.plan.learning_rate, set()).add(trial.plan.seed)
     return [DivergedRate(rate, len(seeds), len(ended[rate])) for rate, seeds in sorted(diverged.items())]
 
 
 def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
-    own = [one for one in trials if (one.plan.group, one.plan.steps) == (group, steps) and one.plan.role == "curve"]
+    curve_trials = [
+        trial
+        for trial in trials
+        if (trial.plan.group, trial.plan.steps) == (group, steps) and trial.plan.role == "curve"
+    ]
     # A rate at which a shorter trial of the same model diverged would diverge here, too.
-    saying = [one for one in trials if _says(one, group, steps)]
-    diverged = tuple(one.plan.learning_rate for one in saying if one.status == "diverged")
-    ceiling = next(iter(diverged_rates(saying)), None)
+    relevant = [trial for trial in trials if _says(trial, group, steps)]
+    diverged = tuple(trial.plan.learning_rate for trial in relevant if trial.status == "diverged")
+    ceiling = next(iter(diverged_rates(relevant)), None)
     # A diverging rate has no points: the mean over its other seeds is not its loss. Higher rates that trained are not
     # reliable either.
     highest = math.inf if ceiling is None else ceiling.learning_rate
-    ended = [(one.plan.learning_rate, one.score) for one in own if math.isfinite(one.score)]
-    points = tuple(one for one in ended if one[0] < highest)
-    above = tuple(one for one in ended if one[0] >= highest)
+    ended = [(trial.plan.learning_rate, trial.score) for trial in curve_trials if math.isfinite(trial.score)]
+    points = tuple(point for point in ended if point[0] < highest)
+    above = tuple(point for point in ended if point[0] >= highest)
     training = tuple(
-        (one.plan.learning_rate, one.training_loss)
-        for one in own
-        if math.isfinite(one.score) and one.training_loss is not None and one.plan.learning_rate < highest
+        (trial.plan.learning_rate, trial.training_loss)
+        for trial in curve_trials
+        if math.isfinite(trial.score) and trial.training_loss is not None and trial.plan.learning_rate < highest
     )
-    behind = tuple(one.plan.learning_rate for one in own if one.status == "behind")
+    behind = tuple(trial.plan.learning_rate for trial in curve_trials if trial.status == "behind")
     # A rate that ended early has no final loss, but is not the best. So it bounds the optimum from above.
     worse = [*diverged, *behind]
     rates = [rate for rate, _ in points] + worse
     optimum = fit_optimum(rates, [loss for _, loss in points] + [math.inf] * len(worse))
-    if optimum.at_edge == "low" and any(rate < min(one for one, _ in points) for rate in behind):
+    if optimum.at_edge == "low" and any(rate < min(trained_rate for trained_rate, _ in points) for rate in behind):
         optimum = replace(optimum, at_edge=None)
     if len({rate for rate, _ in points}) < 2:  # A single rate has no neighbour to compare with.
         optimum = replace(optimum, at_edge=None)
@@ -181,8 +185,8 @@ def _says(one: Trial, group: str, steps: int) -> bool:
 
 
 def _projected(found: Projection) -> ChosenRate | None:
-    if isinstance(one := found.prediction, Extrapolation):
-        return ChosenRate(one.learning_rate, "projection", one.ci_low, one.ci_high, None)
+    if isinstance(extrapolation := found.prediction, Extrapolation):
+        return ChosenRate(extrapolation.learning_rate, "projection", extrapolation.ci_low, extrapolation.ci_high, None)
     largest = found.largest
     if found.unit != "width" or largest is None or not isinstance(optimum := largest.optimum, LearningRateOptimum):
         return None

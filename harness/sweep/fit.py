@@ -128,7 +128,7 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
         raise ValueError("learning rates must be above 0 and finite")
     trials = zip(map(math.log, learning_rates), losses, strict=True)
     kept = sorted((rate, loss) for rate, loss in trials if loss is not None and abs(loss) < LARGEST_LOSS)
-    x, y = np.array([one for one, _ in kept]), np.array([loss for _, loss in kept], dtype=np.float64)
+    x, y = np.array([rate for rate, _ in kept]), np.array([loss for _, loss in kept], dtype=np.float64)
     rates = np.unique(x)
     if not len(rates):
         return NoOptimum("too-few", 0, None, None)
@@ -156,25 +156,25 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
     fitted, points = fits[-1]
     if isinstance(fitted, str):
         return NoOptimum(fitted, len(rates), math.exp(rates[lowest]), at_edge)
-    vertex, low, high = (rates[lowest] + one for one in (fitted.vertex, fitted.low, fitted.high))
+    vertex, low, high = (rates[lowest] + offset for offset in (fitted.vertex, fitted.low, fitted.high))
     if vertex < rates[0]:
         at_edge = "low"
     elif vertex > rates[-1] and diverged is None:
         at_edge = "high"
-    held = min(max(vertex, rates[0]), rates[-1])
-    low, high = min(low, held), max(high, held)
+    clipped = min(max(vertex, rates[0]), rates[-1])
+    low, high = min(low, clipped), max(high, clipped)
     if diverged is not None:  # A rate that diverges is not the best.
-        high = max(held, min(high, diverged))
+        high = max(clipped, min(high, diverged))
     standard_errors = fitted.scatter * np.sqrt(1 / trained[lowest] + 1 / trained)
     maybe_lowest = np.flatnonzero(means <= means[lowest] + CHANCE * standard_errors)
     tried = list(map(math.log, learning_rates))
     below = max((rate for rate in tried if rate < rates[maybe_lowest[0]]), default=None)
     above = min((rate for rate in tried if rate > rates[maybe_lowest[-1]]), default=None)
     return LearningRateOptimum(
-        math.exp(held),
+        math.exp(clipped),
         None if at_edge == "low" or below is None else _rate(min(low, below)),
         None if at_edge == "high" or above is None else _rate(max(high, above)),
-        fitted.at(held - rates[lowest]),
+        fitted.at(clipped - rates[lowest]),
         at_edge,
         fitted.r2,
         points,
@@ -185,8 +185,8 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
 
 def _rate(log: float) -> float | None:
     """Return exp(log); None if the result is 0 or infinite as a float."""
-    found = math.exp(log) if log < 700 else math.inf
-    return found if 0 < found < math.inf else None
+    rate = math.exp(log) if log < 700 else math.inf
+    return rate if 0 < rate < math.inf else None
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
@@ -216,17 +216,17 @@ def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[flo
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
         return None
-    whole = np.hstack([design, places[:, None] ** 3])
-    coefficients = np.linalg.pinv(whole.T @ whole) @ whole.T @ rises
-    residuals = rises - whole @ coefficients
+    cubic = np.hstack([design, places[:, None] ** 3])
+    coefficients = np.linalg.pinv(cubic.T @ cubic) @ cubic.T @ rises
+    residuals = rises - cubic @ coefficients
     squares = float(residuals @ residuals)
-    _, b, c, d = (float(one) for one in coefficients)
+    _, b, c, d = (float(coefficient) for coefficient in coefficients)
     # Discriminant of b + 2 c v + 3 d v ** 2. The second derivative at the minimum is its root, above 0.
     root = c * c - 3 * b * d
     if root <= 0:
         return None, squares
-    found = -b / (c + math.sqrt(root))
-    return (found if places.min() <= found <= places.max() else None), squares
+    minimum = -b / (c + math.sqrt(root))
+    return (minimum if places.min() <= minimum <= places.max() else None), squares
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | L
     places, rises = x / scale, (y - base) / rise
     design = np.stack([np.ones_like(places), places, places**2], axis=1)
     inverse = np.linalg.pinv(design.T @ design)
-    a, b, c = (float(one) for one in inverse @ design.T @ rises)
+    a, b, c = (float(coefficient) for coefficient in inverse @ design.T @ rises)
     if not c > 1e-9:
         return "not-convex"
     residuals = rises - design @ np.array([a, b, c])
@@ -283,8 +283,8 @@ def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | L
         low, high = (-q - root) / p, (-q + root) / p
     spread = float(((rises - rises.mean()) ** 2).sum())
     vertex = -b / (2 * c)
-    cubic, least = _cubic(design, rises) or (None, None)
-    held = (vertex, vertex if cubic is None else cubic)
-    ends = min(low, *held) * scale, max(high, *held) * scale
-    scatter = rise * math.sqrt(squares / freedom if least is None else least / (freedom - 1))
+    cubic, cubic_squares = _cubic(design, rises) or (None, None)
+    vertices = (vertex, vertex if cubic is None else cubic)
+    ends = min(low, *vertices) * scale, max(high, *vertices) * scale
+    scatter = rise * math.sqrt(squares / freedom if cubic_squares is None else cubic_squares / (freedom - 1))
     return _Quadratic(vertex * scale, *ends, 1 - squares / spread, scatter, (a, b, c), scale, rise, base)

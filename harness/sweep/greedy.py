@@ -68,11 +68,11 @@ class GreedyStrategy(Config):
             ended = []
             for seed in space.seeds:
                 ended.append((yield TrialPlan(rate, self._longest(space), seed)))
-            scores = [one.score for one in ended]
+            scores = [trial.score for trial in ended]
             mean = sum(scores) / len(scores)
             if mean < math.inf:
                 spreads.append(scores)
-            if any(one.status == "diverged" for one in ended):
+            if any(trial.status == "diverged" for trial in ended):
                 best, worse = math.inf, 0  # Neither this rate nor a higher one is chosen.
             elif best < math.inf:
                 worse = worse + 1 if mean > best + noise_of(best, spreads) else 0
@@ -97,8 +97,8 @@ def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
 
     ``spreads``: the losses of the seeds of each rate. Their variances are pooled.
     """
-    squares = sum(variance(one) * (len(one) - 1) for one in spreads if len(one) > 1)
-    freedom = sum(len(one) - 1 for one in spreads)
+    squares = sum(variance(losses) * (len(losses) - 1) for losses in spreads if len(losses) > 1)
+    freedom = sum(len(losses) - 1 for losses in spreads)
     error = math.sqrt(2 * squares / freedom / len(spreads[0])) if freedom else 0.0
     return max(FLAT * abs(loss), SURE_DEVIATIONS * error)
 

@@ -84,8 +84,8 @@ def hyperband(
                 plan = TrialPlan(rate, rung.steps, space.seeds[0], group, overrides=overrides or {})
                 ended.append((yield plan))
             # Diverged trials never go on, even if the next rung then has fewer trials than planned.
-            alive = [one for one in ended if one.status == "done"]
-            rates = [one.plan.learning_rate for one in sorted(alive, key=lambda one: (one.score, one.number))]
+            alive = [trial for trial in ended if trial.status == "done"]
+            rates = [trial.plan.learning_rate for trial in sorted(alive, key=lambda trial: (trial.score, trial.number))]
 
 
 def brackets(most_steps: int, eta: int) -> list[Bracket]:
@@ -93,9 +93,9 @@ def brackets(most_steps: int, eta: int) -> list[Bracket]:
     s_max = 0
     while eta ** (s_max + 1) <= most_steps:  # s_max = floor(log_eta(R)); floating point gets it wrong for powers.
         s_max += 1
-    found = []
+    result = []
     for s in range(s_max, -1, -1):
         n = ceil(Fraction(s_max + 1, s + 1) * eta**s)
         rungs = [Rung(floor(Fraction(n, eta**i)), floor(Fraction(most_steps * eta**i, eta**s))) for i in range(s + 1)]
-        found.append(Bracket(s, tuple(rungs)))
-    return found
+        result.append(Bracket(s, tuple(rungs)))
+    return result

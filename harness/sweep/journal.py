@@ -56,7 +56,7 @@ class TrialJournal:
     def trials(self) -> list[Trial]:
         """Return all trials in order. Raises InputError if a record does not belong to a sweep."""
         try:
-            return [_trial(one) for one in self._study.get_trials(deepcopy=False)]
+            return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: holds a trial that no sweep wrote ({one_line(repr(error))})") from error
 
@@ -136,17 +136,17 @@ def _trial(frozen: FrozenTrial) -> Trial:
     milestones = dict(frozen.intermediate_values)
     if not frozen.state.is_finished():
         return Trial(frozen.number, plan, milestones=milestones)
-    found: JsonObject = frozen.user_attrs[OUTCOME]
+    outcome: JsonObject = frozen.user_attrs[OUTCOME]
     return Trial(
         frozen.number,
         plan,
-        cast("TrialStatus", found["status"]),
-        cast("float | None", found.get("loss") if frozen.values is None else frozen.values[0]),
-        cast("float | None", found["training_loss"]),
-        int(cast("int", found["steps"])),
-        int(cast("int", found["tokens"])),
-        float(cast("float", found["seconds"])),
-        cast("float | None", found["hellaswag"]),
+        cast("TrialStatus", outcome["status"]),
+        cast("float | None", outcome.get("loss") if frozen.values is None else frozen.values[0]),
+        cast("float | None", outcome["training_loss"]),
+        int(cast("int", outcome["steps"])),
+        int(cast("int", outcome["tokens"])),
+        float(cast("float", outcome["seconds"])),
+        cast("float | None", outcome["hellaswag"]),
         milestones,
     )
 

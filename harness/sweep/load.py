@@ -81,8 +81,8 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
         over = expand({key: parse_document(value, label, numbered=False).data})
     except DottedKeyError as error:
         raise InputError(f"{label}: {error}") from error
-    whole = key == "strategy"
-    document.data = {**document.data, **over} if whole else merge(document.data, over)
+    replaces = key == "strategy"
+    document.data = {**document.data, **over} if replaces else merge(document.data, over)
     mark = Mark(OPTIONS, 0, label)
     for leaf in flatten(over):
         path = tuple(leaf.split("."))
@@ -107,21 +107,21 @@ def check_settings(document: Document) -> SweepConfig:
     except ValidationError as error:
         raise _first(error, SweepConfig, document, ()) from error
     base = settings.base
-    for key, instead in SET_BY_SWEEP.items():
+    for key, setting in SET_BY_SWEEP.items():
         if has(base, key):
-            where = document.nearest(("base", *key.split(".")))
-            raise InputError(f"{where}: base.{key}: the search sets it; say it by the sweep's {instead}")
+            mark = document.nearest(("base", *key.split(".")))
+            raise InputError(f"{mark}: base.{key}: the search sets it; say it by the sweep's {setting}")
     for key in ("schedule", "final_fraction", "weight_decay"):
         if getattr(settings, key) is not None and has(base, f"optimizer.{key}"):
-            where = document.nearest(("base", "optimizer", key))
-            raise InputError(f"{where}: base.optimizer.{key}: the sweep's {key} says it too; give one of them")
+            mark = document.nearest(("base", "optimizer", key))
+            raise InputError(f"{mark}: base.optimizer.{key}: the sweep's {key} says it too; give one of them")
     warmup = next((key for key in ("warmup_steps", "warmup_fraction") if getattr(settings, key) is not None), None)
     if warmup is not None and has(base, "optimizer.lr_warmup_steps"):
-        where = document.nearest(("base", "optimizer", "lr_warmup_steps"))
-        raise InputError(f"{where}: base.optimizer.lr_warmup_steps: the sweep's {warmup} says it too; give one of them")
+        mark = document.nearest(("base", "optimizer", "lr_warmup_steps"))
+        raise InputError(f"{mark}: base.optimizer.lr_warmup_steps: the sweep's {warmup} says it too; give one of them")
     if settings.batch_tokens is not None and has(base, "optimizer.accumulation"):
-        where = document.nearest(("base", "optimizer", "accumulation"))
-        raise InputError(f"{where}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
+        mark = document.nearest(("base", "optimizer", "accumulation"))
+        raise InputError(f"{mark}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
     return settings
 
 
@@ -132,9 +132,10 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
     marks = {key: document.nearest((key,)) for key in ("warmup_steps", "warmup_fraction")}
     by_option = [key for key, mark in marks.items() if mark is not None and mark.order == OPTIONS]
     if len(by_option) == 1:
-        (given,), (other,) = by_option, [key for key in marks if key not in by_option]
+        (option_key,), (file_key,) = by_option, [key for key in marks if key not in by_option]
         raise InputError(
-            f"{marks[given]}: {given}: {marks[other]}: {other} says the warm-up too; add --set {other}=null"
+            f"{marks[option_key]}: {option_key}: {marks[file_key]}: {file_key} says the warm-up too; "
+            f"add --set {file_key}=null"
         )
     raise InputError(
         f"{marks['warmup_steps']}: warmup_steps: warmup_fraction ({marks['warmup_fraction']}) says the warm-up too; "
@@ -157,12 +158,12 @@ class _Base(NamedTuple):
 
     def notes(self, settings: SweepConfig) -> tuple[str, ...]:
         """Return a line for each setting of the scenario that does not apply to the sweep."""
-        found = []
+        lines = []
         if self.scenario is not None and self.scenario.budget is not None and settings.budget == SweepBudget():
-            found.append(f"the budget of {settings.scenario} is not one of this sweep, which has none (budget)")
+            lines.append(f"the budget of {settings.scenario} is not one of this sweep, which has none (budget)")
         if self.scenario is not None and self.scenario.upload is not None:
-            found.append(f"the upload of {settings.scenario} is not one of this sweep (harness upload copies it)")
-        return tuple(found)
+            lines.append(f"the upload of {settings.scenario} is not one of this sweep (harness upload copies it)")
+        return tuple(lines)
 
 
 def _base_of(settings: SweepConfig, document: Document, file: Path) -> _Base:
@@ -205,9 +206,9 @@ def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path
         plan = make_plan(loaded, str(place), [] if arm is None else [arm])
     except InputError as error:
         raise InputError(f"{mark}: scenario {scenario}: {str(error).replace('--arm', 'arm', 1)}") from error
-    arms = [one for one in plan.arms if one.control is None]
+    arms = [planned for planned in plan.arms if planned.control is None]
     if len(arms) != 1:
-        names = ", ".join(one.name for one in arms)
+        names = ", ".join(planned.name for planned in arms)
         raise InputError(f"{mark}: arm: one arm is trained, and {scenario} has {len(arms)}: {names}")
     return _Base(arms[0].name, arms[0].config.model_dump(mode="json"), loaded)
 
@@ -219,7 +220,7 @@ def _optimizer(settings: SweepConfig) -> dict[str, Json]:
 
 def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
     """Return one InputError for all errors of pydantic. ``above``: place in the document of the keys of ``model``."""
-    found = []
+    problems = []
     for kind, problem in problems_of(error, model):
         path = tuple(part for place, part in enumerate(problem.path) if not (place == 1 and _is_tag(problem.path)))
         message = problem.message
@@ -229,8 +230,8 @@ def _first(error: ValidationError, model: type[BaseModel], document: Document, a
             # key of a list in a strategy, for example sizes
             below = str(problem.path[2]) if len(problem.path) > 3 else None
             message = _unknown_setting(str(problem.path[1]), below, str(path[-1]))
-        found.append(Problem((*above, *path), message))
-    first = first_error(found, document)
+        problems.append(Problem((*above, *path), message))
+    first = first_error(problems, document)
     assert first is not None
     return first
 

@@ -49,18 +49,19 @@ def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None)
 def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: Spending, price: float | None) -> str:
     """Return the error for a budget that is smaller than all trials of all sizes of a projection."""
     sizes = [
-        f"{one.group}: {count(one.trials, 'trial')}, {_arithmetic(short.resource, one)} = {_total(short.resource, one)}"
-        for one in needs
+        f"{need.group}: {count(need.trials, 'trial')}, {_arithmetic(short.resource, need)} = "
+        f"{_total(short.resource, need)}"
+        for need in needs
     ]
     shown = "; ".join(sizes[:SIZES_SHOWN]) + (
         f"; and {len(sizes) - SIZES_SHOWN} more" if len(sizes) > SIZES_SHOWN else ""
     )
-    measured, whole = "", short.needed + short.budget - short.left  # ``whole`` includes the spent part
+    measured, total = "", short.needed + short.budget - short.left  # ``total`` includes the spent part
     if short.resource != "tokens" and spent.seconds:
         measured = f"; measuring what a step takes, which is spent: {duration(spent.seconds)}"
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but {count(len(needs), 'size')} "
-        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, whole)} where no trial ends early "
+        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, total)} where no trial ends early "
         f"({shown}{measured}{_at(short.resource, price)}); allowed: all sizes at least, fewer trials, or fewer steps"
     )
 
@@ -115,17 +116,17 @@ def plan_lines(
 ) -> list[str]:
     """Return the plan of a sweep as lines: a table of its stages, with their brackets, and the sum."""
     most = "" if all(stage.exact for stage in stages) else "at most "
-    about = "" if parameters is None else f"{parameters:,} parameters, "
+    parameters_text = "" if parameters is None else f"{parameters:,} parameters, "
     lines = [
         title,
-        f"{about}{step_tokens:,} tokens a step, learning rates from {rate(space.low)} to {rate(space.high)}",
+        f"{parameters_text}{step_tokens:,} tokens a step, learning rates from {rate(space.low)} to {rate(space.high)}",
     ]
     rows = [("stage", "trials", "steps each", "tokens each", "steps in all")]
     for stage in stages:
         name = f"{stage.of}, {stage.name}" if stage.of else stage.name
         trials = f"{stage.trials:,}" if stage.exact else f"at most {stage.trials:,}"
-        tokens, in_all = stage.steps * step_tokens, stage.trials * stage.steps
-        rows.append((name, trials, f"{stage.steps:,}", f"{tokens:,}", f"{in_all:,}"))
+        tokens, total_steps = stage.steps * step_tokens, stage.trials * stage.steps
+        rows.append((name, trials, f"{stage.steps:,}", f"{tokens:,}", f"{total_steps:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
@@ -160,19 +161,19 @@ def cost_lines(
     ``evaluated``: the trials include passes over held-out data.
     """
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
-    seconds = [one.seconds or 0.0 for one in needs]
+    seconds = [need.seconds or 0.0 for need in needs]
     rows = [
-        [one.group or "all", f"{one.trials:,}", f"{one.steps:,}", _step_ms(one.step_s or 0.0), hours(took)]
-        for one, took in zip(needs, seconds, strict=True)
+        [need.group or "all", f"{need.trials:,}", f"{need.steps:,}", _step_ms(need.step_s or 0.0), hours(duration_s)]
+        for need, duration_s in zip(needs, seconds, strict=True)
     ]
     if len(rows) > 1:
-        trials, steps = (sum(values) for values in zip(*((one.trials, one.steps) for one in needs), strict=True))
+        trials, steps = (sum(values) for values in zip(*((need.trials, need.steps) for need in needs), strict=True))
         rows.append(["together", f"{trials:,}", f"{steps:,}", "", hours(sum(seconds))])
         seconds.append(sum(seconds))
     if price is not None:
         rows = [
-            [*row, money(usd_of(took, price) or 0.0).removesuffix(" USD")]
-            for row, took in zip(rows, seconds, strict=True)
+            [*row, money(usd_of(duration_s, price) or 0.0).removesuffix(" USD")]
+            for row, duration_s in zip(rows, seconds, strict=True)
         ]
     money_text = "no price is known (price_usd_per_hour)" if price is None else f"at {price:g} USD an hour"
     counted = "the start, the passes over held-out data and the checkpoints" if evaluated else "the start"
@@ -197,7 +198,7 @@ def _step_ms(step_s: float) -> str:
 def trial_line(trial: Trial) -> str:
     """Return a line that says how a trial ended."""
     plan = trial.plan
-    what = {
+    result = {
         "done": f"validation loss {trial.loss:.4f}" if trial.loss is not None else "",
         "diverged": f"diverged after {trial.steps:,} of {plan.steps:,} steps",
         "behind": f"behind the others' median after {trial.steps:,} of {plan.steps:,} steps",
@@ -206,5 +207,5 @@ def trial_line(trial: Trial) -> str:
     group = f", {plan.group}" if plan.group else ""
     return (
         f"trial {trial.number}{group}: learning rate {rate(plan.learning_rate)}, seed {plan.seed}, {plan.steps:,} "
-        f"steps: {what}, {duration(trial.seconds)}"
+        f"steps: {result}, {duration(trial.seconds)}"
     )

@@ -22,10 +22,10 @@ def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial])
     """Return True if ``loss``, the mean at the milestone ``steps``, is above the median of the group's other trials."""
     if not plan.ends_behind or steps < EARLIEST * plan.steps:
         return False
-    same = (plan.group, plan.steps, plan.seed, plan.role)
+    kind = (plan.group, plan.steps, plan.seed, plan.role)
     peers = [
-        one.milestones[steps]
-        for one in others
-        if (one.plan.group, one.plan.steps, one.plan.seed, one.plan.role) == same and steps in one.milestones
+        trial.milestones[steps]
+        for trial in others
+        if (trial.plan.group, trial.plan.steps, trial.plan.seed, trial.plan.role) == kind and steps in trial.milestones
     ]
     return len(peers) >= MIN_PEERS and loss > median(peers)

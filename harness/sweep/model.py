@@ -139,7 +139,7 @@ class SweepConfig(Config):
     @classmethod
     def _are_distinct(cls, seeds: list[int]) -> list[int]:
         """Refuse a repeated seed, because the same trial twice would count as two that agree."""
-        again = [seed for place, seed in enumerate(seeds) if seed in seeds[:place]]
-        if again:
-            raise ValueError(f"{again[0]} is there twice; allowed: each seed once")
+        repeated = [seed for place, seed in enumerate(seeds) if seed in seeds[:place]]
+        if repeated:
+            raise ValueError(f"{repeated[0]} is there twice; allowed: each seed once")
         return seeds

@@ -68,14 +68,14 @@ class OwnStrategy(Config):
     ) -> TrialPlan:
         """Return the function's next plan. Raises StopIteration if the function has ended."""
         try:
-            found = asking.send(ended)
+            proposal = asking.send(ended)
         except StopIteration:
             raise
         except SystemExit as error:
             raise self._exited(error) from error
         except Exception as error:
             raise user_code.failed(KEY, self.name, error) from error
-        return self._plan(found, space)
+        return self._plan(proposal, space)
 
     def _close(self, asking: Generator[object, Trial | None, object]) -> None:
         try:
@@ -94,15 +94,15 @@ class OwnStrategy(Config):
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
         """Return the function's generator. Raises InputError if the call fails or returns something else."""
         try:
-            found = user_code.call(KEY, self.name, self.arguments, {"space": space})
+            generator = user_code.call(KEY, self.name, self.arguments, {"space": space})
         except SystemExit as error:
             raise self._exited(error) from error
-        if not isinstance(found, Generator):
+        if not isinstance(generator, Generator):
             raise InputError(
-                f"{KEY}: {self.name} returned {found!r:.60}, no generator; give a function that yields learning rates "
-                "or TrialPlans"
+                f"{KEY}: {self.name} returned {generator!r:.60}, no generator; give a function that yields learning "
+                "rates or TrialPlans"
             )
-        return found
+        return generator
 
     def _plan(self, found: object, space: SearchSpace) -> TrialPlan:
         if isinstance(found, int | float) and not isinstance(found, bool) and _in_range(found, space):

@@ -38,8 +38,8 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
             axes.axvspan(*ends, color=colour, alpha=0.12, linewidth=0)
     top = axes.get_ylim()[1]
     for rates, marker, label in (
-        ([one for curve in curves for one in curve.diverged], "x", "diverged"),
-        ([one for curve in curves for one in curve.behind], "v", "ended early as behind"),
+        ([learning_rate for curve in curves for learning_rate in curve.diverged], "x", "diverged"),
+        ([learning_rate for curve in curves for learning_rate in curve.behind], "v", "ended early as behind"),
     ):
         if rates:
             axes.plot(rates, [top] * len(rates), marker, color=INK, markersize=7, label=label, clip_on=False)
@@ -47,8 +47,8 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
     axes.set_ylabel("loss on held-out data (nats per label)")
     dress(axes, sheet, axes.xaxis)
     optimum = curves[0].optimum
-    found = f": optimum {rate(optimum.learning_rate)}" if isinstance(optimum, LearningRateOptimum) else ""
-    title(figure, f"{name}: loss by learning rate{found}")
+    optimum_text = f": optimum {rate(optimum.learning_rate)}" if isinstance(optimum, LearningRateOptimum) else ""
+    title(figure, f"{name}: loss by learning rate{optimum_text}")
     return finished(figure, axes, sheet)
 
 
@@ -78,8 +78,8 @@ def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE)
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss of the last step (nats per label)")
     dress(axes, sheet, axes.xaxis)
-    found = f": lowest at {rate(lowest_of[0])}" if len(lowest_of) == 1 else ""
-    title(figure, f"{name}: training loss by learning rate{found}")
+    lowest_text = f": lowest at {rate(lowest_of[0])}" if len(lowest_of) == 1 else ""
+    title(figure, f"{name}: training loss by learning rate{lowest_text}")
     return finished(figure, axes, sheet)
 
 
@@ -108,7 +108,9 @@ def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:.0e}")
         low, high = axis.get_view_interval()
         numbered = "25" if not sheet.stacked or high / low < 10**1.5 else ""
-        axis.set_minor_formatter(lambda value, _, of=numbered: f"{value:.0e}" if f"{value:.0e}"[0] in of else "")
+        axis.set_minor_formatter(
+            lambda value, _, digits=numbered: f"{value:.0e}" if f"{value:.0e}"[0] in digits else ""
+        )
 
 
 def finished(figure: Figure, axes: Any, sheet: Sheet) -> Figure:
@@ -119,6 +121,6 @@ def finished(figure: Figure, axes: Any, sheet: Sheet) -> Figure:
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     by_rate: dict[float, list[float]] = {}
-    for one, loss in points:
-        by_rate.setdefault(one, []).append(loss)
-    return [(one, sum(losses) / len(losses)) for one, losses in sorted(by_rate.items())]
+    for learning_rate, loss in points:
+        by_rate.setdefault(learning_rate, []).append(loss)
+    return [(learning_rate, sum(losses) / len(losses)) for learning_rate, losses in sorted(by_rate.items())]

@@ -28,7 +28,7 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
     """Return the longest trial of each kind, at the lowest rate, which diverges last. Its first steps are the pilot."""
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
-    return {plan.kind: plan for plan in sorted(plans, key=lambda one: one.steps)}
+    return {plan.kind: plan for plan in sorted(plans, key=lambda plan: plan.steps)}
 
 
 def refuse_too_much(
@@ -77,12 +77,12 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
         if event.get("wrong_input"):
             raise InputError(str(error))
         raise TrialFailed(f"the training that says what a trial takes: {error}")
-    found = next(folder.glob("runs/*/*/steps.parquet"), None)
-    walls_s = [] if found is None else _seconds(found, "wall_ns")
-    if found is None or not walls_s:
+    steps_file = next(folder.glob("runs/*/*/steps.parquet"), None)
+    walls_s = [] if steps_file is None else _seconds(steps_file, "wall_ns")
+    if steps_file is None or not walls_s:
         raise TrialFailed(f"what a step takes could not be measured; see {folder}")
     step_s = median(walls_s[PILOT_SKIPPED:] or walls_s)
-    passes_s, answers_s = _passes(found.with_name("evaluations.parquet"))
+    passes_s, answers_s = _passes(steps_file.with_name("evaluations.parquet"))
     other_s = ended_s - server.forked_s - len(walls_s) * step_s - sum(passes_s) - sum(answers_s)
     return Pilot(max(0.0, other_s), step_s, passes_s[-1] if passes_s else 0.0, answers_s[-1] if answers_s else 0.0)
 
@@ -99,10 +99,10 @@ def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[st
     scenario = Scenario(name=name, question="", arms={name: None})
     plan = Plan(scenario, (Arm(name, None, None, {}, config),), (), ())
     try:
-        (found,) = measure(plan, "training", out, command, "").arms
+        (arm,) = measure(plan, "training", out, command, "").arms
     except MeasurementFailed as failed:
         raise TrialFailed(f"the run that says what a trial takes: {failed}") from failed
-    return Pilot(found.startup_s + found.ending_s, found.step.likely)
+    return Pilot(arm.startup_s + arm.ending_s, arm.step.likely)
 
 
 def _seconds(path: Path, column: str) -> list[float]:
@@ -116,5 +116,5 @@ def _passes(path: Path) -> tuple[list[float], list[float]]:
     from pyarrow.parquet import read_table
 
     rows = read_table(path).to_pylist() if path.exists() else []
-    took = [((row["end_ns"] - row["start_ns"]) / 1e9, row.get("questions") is not None) for row in rows]
-    return [seconds for seconds, asked in took if not asked], [seconds for seconds, asked in took if asked]
+    passes = [((row["end_ns"] - row["start_ns"]) / 1e9, row.get("questions") is not None) for row in rows]
+    return [seconds for seconds, scored in passes if not scored], [seconds for seconds, scored in passes if scored]

@@ -124,19 +124,19 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
     """
     if len(sizes) != len(optima) or not all(0 < size < math.inf for size in sizes):
         raise ValueError("one size above 0 for each optimum")
-    inside = [(size, one) for size, one in zip(sizes, optima, strict=True) if one.at_edge is None]
-    kept = [(size, one, errors) for size, one in inside if (errors := _errors(one)) is not None]
+    inside = [(size, optimum) for size, optimum in zip(sizes, optima, strict=True) if optimum.at_edge is None]
+    kept = [(size, optimum, errors) for size, optimum in inside if (errors := _errors(optimum)) is not None]
     distinct = len({size for size, _, _ in kept})
     if distinct < MIN_SIZES:
         return NoPowerLaw("too-few-sizes", distinct, len(optima) - len(inside), len(inside) - len(kept))
     x = np.log([size for size, _, _ in kept])
-    y = np.log([one.learning_rate for _, one, _ in kept])
+    y = np.log([optimum.learning_rate for _, optimum, _ in kept])
     reaches = np.array([errors for _, _, errors in kept])
     variances = (reaches.sum(axis=1) / 2 / _NORMAL) ** 2
     tau2 = _tau2(x, y, variances)
     weights = 1 / (variances + tau2 + _SMALLEST)
     effect = _effect(x, weights)
-    intercept, slope = (float(one) for one in effect @ y)
+    intercept, slope = (float(coefficient) for coefficient in effect @ y)
     residuals = y - intercept - slope * x
     spread = float(weights @ (y - float(weights @ y / weights.sum())) ** 2)
     r2 = 1 - float(weights @ residuals**2) / spread if spread > 0 else 1.0
@@ -157,17 +157,17 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
     """Return the optimum at ``size`` with its prediction interval, or a NoExtrapolation with the reason."""
     spanned = math.log(law.largest / law.smallest)
-    beyond = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
+    distance = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
         figure = (law.slope_high - law.slope_low) / 2 if law.meaningless == "slope" else law.r2
         return NoExtrapolation(size, law.meaningless, figure)
-    if beyond > FARTHEST:
-        return NoExtrapolation(size, "too-far", beyond)
+    if distance > FARTHEST:
+        return NoExtrapolation(size, "too-far", distance)
     below, above = law.reach(size)
     if below + above > math.log(WIDEST):
         return NoExtrapolation(size, "interval", math.exp(min(below + above, 700.0)))
     centre = law.intercept + law.slope * math.log(size)
-    return Extrapolation(size, math.exp(centre), math.exp(centre - below), math.exp(centre + above), beyond)
+    return Extrapolation(size, math.exp(centre), math.exp(centre - below), math.exp(centre + above), distance)
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
@@ -195,8 +195,8 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
     design = np.stack([np.ones_like(x), x - x.mean()], axis=1)
     hat = design @ np.linalg.pinv(design.T @ (weights[:, None] * design)) @ (design * weights[:, None]).T
     # Expected squares: the known part is sum of w (1 - h) v, and the factor of tau2 is sum of w (1 - h).
-    left = weights * (1 - np.diag(hat))
-    return max(0.0, (squares - float(left @ variances)) / float(left.sum()))
+    residual_weights = weights * (1 - np.diag(hat))
+    return max(0.0, (squares - float(residual_weights @ variances)) / float(residual_weights.sum()))
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:

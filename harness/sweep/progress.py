@@ -32,8 +32,8 @@ class SweepProgress:
 
     def measuring(self, steps: int, group: str) -> None:
         """Announce a pilot that measures the time of a step."""
-        which = f"a trial of {group}" if group else "a trial"
-        self._say(f"training {count(steps, 'step')} to know what {which} takes")
+        trial = f"a trial of {group}" if group else "a trial"
+        self._say(f"training {count(steps, 'step')} to know what {trial} takes")
 
     def begin(self, trial: Trial) -> None:
         """Show that a trial starts or goes on."""
@@ -46,7 +46,7 @@ class SweepProgress:
     def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
         """Print the outcome of a trial."""
         self._done_steps += trial.plan.steps
-        best = min((one for one in trials if one.status == "done"), key=lambda one: one.score, default=None)
+        best = min((done for done in trials if done.status == "done"), key=lambda done: done.score, default=None)
         so_far = "" if best is None else f"; lowest so far {best.score:.4f} at {rate(best.plan.learning_rate)}"
         self._say(f"{trial_line(trial)}{so_far}")
 
@@ -72,13 +72,13 @@ class SweepProgress:
         """Return the progress line after ``seconds`` of this part of the sweep."""
         all_trials = f"{'' if self._exact else 'at most '}{self._all}"
         value = "" if loss is None else f", loss {loss:.4f}"
-        done, left = self._done_steps + steps, ""
+        done, remaining = self._done_steps + steps, ""
         rest = self._all_steps - self._before - done
         if done and rest > 0 and self._is_alike:
-            left = f", {'about' if self._exact else 'at most about'} {duration(seconds * rest / done)} left"
+            remaining = f", {'about' if self._exact else 'at most about'} {duration(seconds * rest / done)} left"
         return (
             f"trial {trial.number + 1} of {all_trials}: learning rate {rate(trial.plan.learning_rate)}, step {steps:,} "
-            f"of {trial.plan.steps:,}{value} | {duration(seconds)} gone{left}"
+            f"of {trial.plan.steps:,}{value} | {duration(seconds)} gone{remaining}"
         )
 
     def _say(self, line: str) -> None:

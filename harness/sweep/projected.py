@@ -46,17 +46,17 @@ class Projection:
     @property
     def largest(self) -> ProjectedPoint | None:
         """Largest size with an optimum inside the tried rates."""
-        inside = [one for one in self.points if _is_inside(one.optimum)]
-        return max(inside, key=lambda one: one.size, default=None)
+        inside = [point for point in self.points if _is_inside(point.optimum)]
+        return max(inside, key=lambda point: point.size, default=None)
 
 
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
     """Return the projection. ``optima``: for each group with a curve, its optimum and the end to search beyond."""
-    points = tuple(ProjectedPoint(one.group, one.size, *optima.get(one.group, (None, None))) for one in plan.sizes)
-    fitted = [(one.size, one.optimum) for one in points if isinstance(one.optimum, LearningRateOptimum)]
-    law = fit_power_law([size for size, _ in fitted], [one for _, one in fitted])
+    points = tuple(ProjectedPoint(size.group, size.size, *optima.get(size.group, (None, None))) for size in plan.sizes)
+    fitted = [(point.size, point.optimum) for point in points if isinstance(point.optimum, LearningRateOptimum)]
+    law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])
     prediction = None
     if isinstance(law, PowerLaw) and plan.unit != "width":
         prediction = extrapolate(law, plan.target)

@@ -77,7 +77,7 @@ class _ShorterTrainings(Config):
         if self.steps is not None:
             return data_sizes(space, self.steps, "steps")
         tokens = TOKENS if self.tokens is None else self.tokens
-        return data_sizes(space, [max(1, round(one / space.step_tokens)) for one in tokens], "tokens")
+        return data_sizes(space, [max(1, round(length / space.step_tokens)) for length in tokens], "tokens")
 
 
 class DataScalingStrategy(_ShorterTrainings):
@@ -125,23 +125,23 @@ class HybridStrategy(_ShorterTrainings):
             TrialStage(
                 f"rung {place}",
                 rung.trials,
-                self._steps(one, rung.steps),
-                of=f"{one.group}, s = {bracket.s}",
-                group=one.group,
-                overrides=one.overrides,
+                self._steps(size, rung.steps),
+                of=f"{size.group}, s = {bracket.s}",
+                group=size.group,
+                overrides=size.overrides,
             )
-            for one in self.projects(space).sizes
+            for size in self.projects(space).sizes
             for bracket in brackets(self.R, self.eta)
             for place, rung in enumerate(bracket.rungs)
         ]
 
     def search(self, space: SearchSpace) -> Trials:
-        for one in self.projects(space).sizes:
-            asking = hyperband(space, self.R, self.eta, one.group, one.overrides, self.draw)
+        for size in self.projects(space).sizes:
+            asking = hyperband(space, self.R, self.eta, size.group, size.overrides, self.draw)
             plan = next(asking)
             with suppress(StopIteration):
                 while True:
-                    ended = yield replace(plan, steps=self._steps(one, plan.steps))
+                    ended = yield replace(plan, steps=self._steps(size, plan.steps))
                     plan = asking.send(ended)
 
     def _steps(self, one: SizeOfTrials, units: int) -> int:
@@ -185,13 +185,15 @@ def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None
 
 def _stages(plan: ProjectionPlan, trials: int, draw: Draw, space: SearchSpace) -> list[TrialStage]:
     return [
-        TrialStage(draw, trials * len(space.seeds), one.steps, of=one.group, group=one.group, overrides=one.overrides)
-        for one in plan.sizes
+        TrialStage(
+            draw, trials * len(space.seeds), size.steps, of=size.group, group=size.group, overrides=size.overrides
+        )
+        for size in plan.sizes
     ]
 
 
 def _grids(plan: ProjectionPlan, trials: int, draw: Draw, space: SearchSpace) -> Trials:
-    for one in plan.sizes:
-        for rate in rates_of(draw, trials, space, f"{one.group}/{space.seed}"):
+    for size in plan.sizes:
+        for rate in rates_of(draw, trials, space, f"{size.group}/{space.seed}"):
             for seed in space.seeds:
-                yield TrialPlan(rate, one.steps, seed, one.group, overrides=one.overrides)
+                yield TrialPlan(rate, size.steps, seed, size.group, overrides=size.overrides)

@@ -65,7 +65,11 @@ def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
 
 
 def _drawn(found: Projection) -> list[tuple[str, float, LearningRateOptimum]]:
-    return [(one.group, one.size, one.optimum) for one in found.points if isinstance(one.optimum, LearningRateOptimum)]
+    return [
+        (point.group, point.size, point.optimum)
+        for point in found.points
+        if isinstance(point.optimum, LearningRateOptimum)
+    ]
 
 
 def _draw_line(axes: Any, law: PowerLaw, one: Extrapolation | None) -> None:

@@ -56,22 +56,22 @@ def _bounds(found: Projection) -> list[str]:
     end.
     """
     lines = []
-    for edge, which, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
-        hit = [one.group for one in found.points if one.edge == edge]
+    for edge, extreme, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
+        hit = [point.group for point in found.points if point.edge == edge]
         if hit:
             lines.append(
                 f"**At {listing(hit)} the optimum may not be inside the rates that were trained to the end: the best "
-                f"rate may lie {beyond} the {which} of them. "
+                f"rate may lie {beyond} the {extreme} of them. "
                 f"Search again with another learning_rate.{edge}.**"
             )
         open_ends = [
-            one.group
-            for one in found.points
-            if one.optimum is not None and one.optimum.at_edge == edge and one.edge is None
+            point.group
+            for point in found.points
+            if point.optimum is not None and point.optimum.at_edge == edge and point.edge is None
         ]
         if open_ends:
             lines.append(
-                f"At {listing(open_ends)} the minimum of the fit lies {beyond} the {which} rate that was trained, "
+                f"At {listing(open_ends)} the minimum of the fit lies {beyond} the {extreme} rate that was trained, "
                 "where the loss is already higher: where the best rate lies is not known."
             )
     return lines
@@ -93,7 +93,7 @@ def hypothesis(found: Projection) -> str:
     """State what must be true for the chosen rate to be the best one at the sweep's own size."""
     if found.largest is None or (found.unit != "width" and not isinstance(found.prediction, Extrapolation)):
         return "No rate is chosen, so nothing is transferred."
-    searched = any(one.size == found.target and one.optimum is not None for one in found.points)
+    searched = any(point.size == found.target and point.optimum is not None for point in found.points)
     if found.unit == "width":
         mup = ", ".join(f"{key}: {value}" for key, value in (found.mup or {}).items())
         return (
@@ -101,13 +101,13 @@ def hypothesis(found: Projection) -> str:
             f"is that of the narrow model. The wide one must be trained with `model.mup: {{{mup}}}`, and with the "
             "depth, batch size and steps of the trials: over these the best rate may change, also under mup."
         )
-    what = "models" if found.unit == "parameters" else "trainings"
-    where = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
+    kind = "models" if found.unit == "parameters" else "trainings"
+    relation = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
     tested = (
         "One of them has that size." if searched else "This sweep trains nothing of that size, and does not test it."
     )
     return (
-        f"Transfer hypothesis: the power law of the searched {what} holds {where} them, at "
+        f"Transfer hypothesis: the power law of the searched {kind} holds {relation} them, at "
         f"{size_of(found.target, found.unit)}. {tested}"
     )
 
@@ -192,8 +192,8 @@ def _over_widths(found: Projection) -> list[str]:
         else:
             lines.append("That interval holds 0: no dependence of the best rate on the width is seen.")
     else:
-        which = "One width was searched"
+        reason = "One width was searched"
         if len(found.points) > 1:
-            which = f"{capitalised(_inside(law))} (of {len(found.points)}), and a test needs {MIN_SIZES}"
-        lines.append(f"{which}: that the best rate does not depend on the width was not tested.")
+            reason = f"{capitalised(_inside(law))} (of {len(found.points)}), and a test needs {MIN_SIZES}"
+        lines.append(f"{reason}: that the best rate does not depend on the width was not tested.")
     return lines

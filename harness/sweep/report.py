@@ -35,32 +35,38 @@ def write_report(folder: SweepFolder) -> list[str]:
     """Write summary.md, summary.json and the pictures from the sweep's folder. Return the lines of the conclusion."""
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
-    trials = [folder.as_it_stands(one) for one in TrialJournal(folder.path).trials()]
+    trials = [folder.as_it_stands(trial) for trial in TrialJournal(folder.path).trials()]
     space = _recorded_space(record, settings, config)
-    found = findings(trials, projection_of(settings.strategy, space))
+    results = findings(trials, projection_of(settings.strategy, space))
     spent = spent_by(trials, record.price_usd_per_hour, record.lost_s)
-    lines = sentences.conclusion(record, settings, found, trials)
-    shown = [curve for curve in found.curves if curve.points]
+    lines = sentences.conclusion(record, settings, results, trials)
+    shown = [curve for curve in results.curves if curve.points]
     if shown:
         write_picture(folder.path / PICTURE, loss_over_rate(shown, record.name))
-    trained = [curve for curve in found.curves if curve.training]
+    trained = [curve for curve in results.curves if curve.training]
     if trained:
         write_picture(folder.path / TRAINING, training_loss_over_rate(trained, record.name))
-    projected = None if found.projection is None else rate_over_size(found.projection, record.name)
+    projected = None if results.projection is None else rate_over_size(results.projection, record.name)
     if projected is not None:
         write_picture(folder.path / PROJECTED, projected)
     full_steps = max(stage.steps for stage in settings.strategy.stages(space))
-    page = _page(record, settings, found, trials, spent, lines, bool(shown), full_steps)
+    page = _page(record, settings, results, trials, spent, lines, bool(shown), full_steps)
     write_text(folder.summary_md, page)
-    write_text(folder.summary_json, _json(record, settings, found, trials, spent))
+    write_text(folder.summary_json, _json(record, settings, results, trials, spent))
     return [line.replace("**", "") for line in lines]
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
     """Return the search space as far as a report needs it. All trials have the steps of the sweep's own model."""
-    of = settings.learning_rate
+    rates = settings.learning_rate
     return SearchSpace(
-        of.low, of.high, tuple(settings.seeds), settings.search_seed, config, lambda _: record.steps, record.step_tokens
+        rates.low,
+        rates.high,
+        tuple(settings.seeds),
+        settings.search_seed,
+        config,
+        lambda _: record.steps,
+        record.step_tokens,
     )
 
 
@@ -79,7 +85,9 @@ def _page(
         f"*{safe(settings.question)}*" if settings.question else "",
         "\n".join(f"- {line}" for line in lines),
         picture_link("Loss by learning rate", PICTURE) if pictured else "",
-        picture_link("Training loss by learning rate", TRAINING) if any(one.training for one in found.curves) else "",
+        picture_link("Training loss by learning rate", TRAINING)
+        if any(curve.training for curve in found.curves)
+        else "",
         _curves(found),
         picture_link("Best rate by size", PROJECTED) if has_picture(found.projection) else "",
         f"## Transfer\n\n{sentences.transfer(record, settings, found)}",
@@ -132,54 +140,60 @@ def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) 
     if found.projection is not None or not found.curves or found.curves[0].steps < full_steps:
         return None
     curve = found.curves[0]
-    own = [
-        one
-        for one in trials
-        if (one.plan.group, one.plan.steps, one.plan.role) == (curve.group, curve.steps, "curve")
-        and one.status == "done" and one.plan.learning_rate == curve.lowest_mean
+    candidates = [
+        trial
+        for trial in trials
+        if (trial.plan.group, trial.plan.steps, trial.plan.role) == (curve.group, curve.steps, "curve")
+        and trial.status == "done" and trial.plan.learning_rate == curve.lowest_mean
     ]  # fmt: skip
-    best = min(own, key=lambda one: one.score, default=None)
+    best = min(candidates, key=lambda trial: trial.score, default=None)
     return None if best is None else best.number
 
 
 def _outcomes(trials: Sequence[Trial]) -> dict[int, str]:
     """Return the outcome of each trial by number. A rate with several seeds also shows how many of them diverged."""
-    alike: dict[tuple[str, int, str], list[Trial]] = {}
-    for one in trials:
-        alike.setdefault((one.plan.group, one.plan.steps, one.plan.role), []).append(one)
-    found = {}
-    for own in alike.values():
-        rates = {one.learning_rate: one for one in diverged_rates(own)}
-        for trial in own:
-            text, of = OUTCOMES[trial.status], rates.get(trial.plan.learning_rate)
-            if of is not None and of.seeds > 1:
+    by_kind: dict[tuple[str, int, str], list[Trial]] = {}
+    for trial in trials:
+        by_kind.setdefault((trial.plan.group, trial.plan.steps, trial.plan.role), []).append(trial)
+    outcomes = {}
+    for group in by_kind.values():
+        rates = {rate_divergence.learning_rate: rate_divergence for rate_divergence in diverged_rates(group)}
+        for member in group:
+            text, divergence = OUTCOMES[member.status], rates.get(member.plan.learning_rate)
+            if divergence is not None and divergence.seeds > 1:
                 text += (
-                    sentences.of_seeds(of) if trial.status == "diverged" else f", rate diverged{sentences.of_seeds(of)}"
+                    sentences.of_seeds(divergence)
+                    if member.status == "diverged"
+                    else f", rate diverged{sentences.of_seeds(divergence)}"
                 )
-            found[trial.number] = text
-    return found
+            outcomes[member.number] = text
+    return outcomes
 
 
 def _trials(record: SweepRecord, trials: Sequence[Trial], best: int | None) -> str:
     if not trials:
         return ""
-    grouped = any(one.plan.group for one in trials)
+    grouped = any(trial.plan.group for trial in trials)
     priced = record.price_usd_per_hour is not None
-    scored = any(one.hellaswag is not None for one in trials)
+    scored = any(trial.hellaswag is not None for trial in trials)
     header = ["trial", *["group"] * grouped, "learning rate", "seed", "outcome", "validation loss", "training loss"]
     header += ["multiple choice"] * scored + ["tokens", "steps", "seconds", *["USD"] * priced]
     outcomes = _outcomes(trials)
     rows = []
-    for one in trials:
-        loss = NOT_MEASURED if one.loss is None else f"{one.loss:.4f}"
-        cells = [str(one.number), *[one.plan.group or "trials"] * grouped, rate(one.plan.learning_rate)]
-        cells += [str(one.plan.seed), outcomes[one.number], Markdown(f"**{loss}**") if one.number == best else loss]
-        cells.append(NOT_MEASURED if one.training_loss is None else f"{one.training_loss:.4f}")
+    for trial in trials:
+        loss = NOT_MEASURED if trial.loss is None else f"{trial.loss:.4f}"
+        cells = [str(trial.number), *[trial.plan.group or "trials"] * grouped, rate(trial.plan.learning_rate)]
+        cells += [
+            str(trial.plan.seed),
+            outcomes[trial.number],
+            Markdown(f"**{loss}**") if trial.number == best else loss,
+        ]
+        cells.append(NOT_MEASURED if trial.training_loss is None else f"{trial.training_loss:.4f}")
         if scored:
-            cells.append(NOT_MEASURED if one.hellaswag is None else f"{one.hellaswag:.4f}")
-        cells += [f"{one.tokens:,}", f"{one.steps:,} of {one.plan.steps:,}", f"{one.seconds:.1f}"]
+            cells.append(NOT_MEASURED if trial.hellaswag is None else f"{trial.hellaswag:.4f}")
+        cells += [f"{trial.tokens:,}", f"{trial.steps:,} of {trial.plan.steps:,}", f"{trial.seconds:.1f}"]
         if priced:
-            cells.append(f"{usd_of(one.seconds, record.price_usd_per_hour) or 0.0:.4f}")
+            cells.append(f"{usd_of(trial.seconds, record.price_usd_per_hour) or 0.0:.4f}")
         rows.append(cells)
     ended = [f"{number} {OUTCOMES[status]}" for status, number in _counts(trials).items()]
     note = f"\n\n{sentences.of_questions()}" if scored else ""
@@ -187,10 +201,10 @@ def _trials(record: SweepRecord, trials: Sequence[Trial], best: int | None) -> s
 
 
 def _counts(trials: Sequence[Trial]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in trials:
-        found[one.status] = found.get(one.status, 0) + 1
-    return found
+    counts: dict[str, int] = {}
+    for trial in trials:
+        counts[trial.status] = counts.get(trial.status, 0) + 1
+    return counts
 
 
 def _json(
@@ -203,7 +217,7 @@ def _json(
         "chosen": None if found.chosen is None else asdict(found.chosen),
         "curves": [asdict(curve) for curve in found.curves],
         "projection": None if found.projection is None else asdict(found.projection),
-        "trials": [{**asdict(one), "usd": usd_of(one.seconds, price)} for one in trials],
+        "trials": [{**asdict(trial), "usd": usd_of(trial.seconds, price)} for trial in trials],
         "spent": asdict(spent), "budget": settings.budget.model_dump(), "parameters": record.parameters,
         "steps": record.steps, "step_tokens": record.step_tokens,
     }  # fmt: skip

@@ -83,7 +83,7 @@ class SweepRun:
         self._record = self._folder.update(self._record, status="running", ended_utc=None, error=None)
         try:
             self._search()
-            if any(one.status == "done" and one.plan.role != "probe" for one in self._trials):
+            if any(trial.status == "done" and trial.plan.role != "probe" for trial in self._trials):
                 status = "done"
             elif messages.all_diverged(self._trials):
                 status = "diverged"
@@ -159,10 +159,10 @@ class SweepRun:
 
     def _train(self, trial: Trial) -> Trial:
         folder, number, plan = self._folder.trial(trial.number), trial.number, trial.plan
-        before = self._folder.taken(number)
-        before_s, steps, tokens = before.seconds, before.steps, before.tokens
-        if (left := self._folder.result(number)) is not None:  # The trial had ended when the sweep was killed.
-            return self._ended(trial, left, before_s)
+        progress = self._folder.taken(number)
+        before_s, steps, tokens = progress.seconds, progress.steps, progress.tokens
+        if (result := self._folder.result(number)) is not None:  # The trial had ended when the sweep was killed.
+            return self._ended(trial, result, before_s)
         self._behind, over = False, False
         begun_s = noted_s = time.monotonic()
         others_s = spent_by(self._trials, None, self._record.lost_s).seconds
@@ -175,7 +175,7 @@ class SweepRun:
             self._trials[number] = replace(
                 self._trials[number], milestones={**self._trials[number].milestones, steps: loss}
             )
-            self._behind = is_behind(plan, steps, loss, [one for one in self._trials if one.number != number])
+            self._behind = is_behind(plan, steps, loss, [peer for peer in self._trials if peer.number != number])
             if not self._behind:
                 return "step"
             return "evaluate" if self._settings.evaluate_behind else "stop"
@@ -222,7 +222,7 @@ class SweepRun:
     def _ended(self, trial: Trial, event: TrialEvent | JsonObject, seconds: float) -> Trial:
         """Return the trial with the results of its last message. Raises TrialFailed or InputError for a failure."""
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
-        found = replace(
+        ended = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
             training_loss=_number(event.get("loss")), hellaswag=_number(event.get("right")),
         )  # fmt: skip
@@ -233,10 +233,10 @@ class SweepRun:
         if status == "interrupted":
             if not self._behind:
                 raise TrialFailed(f"trial {trial.number}: its process was asked to end by a signal")
-            return replace(found, status="behind", loss=_number(loss) if self._settings.evaluate_behind else None)
+            return replace(ended, status="behind", loss=_number(loss) if self._settings.evaluate_behind else None)
         if status == "diverged" or _number(loss) is None:
-            return replace(found, status="diverged")
-        return replace(found, status="done", loss=_number(loss))
+            return replace(ended, status="diverged")
+        return replace(ended, status="done", loss=_number(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
         """Raise BudgetOver if the rest is too small for that trial; InputError before the first trial."""
@@ -281,18 +281,20 @@ class SweepRun:
         keep = self._settings.keep
         if keep == "all":
             return
-        done = [one for one in self._trials if one.status == "done" and one.plan.role != "probe"]
-        best = min(done, key=lambda one: (-one.plan.steps, one.score), default=None) if keep == "best" else None
-        ended = (one.number for one in self._trials if one.status != "running" and (best is None or one != best))
-        for other in ended:
-            self._folder.remove_checkpoints(other)
+        done = [trial for trial in self._trials if trial.status == "done" and trial.plan.role != "probe"]
+        best = min(done, key=lambda trial: (-trial.plan.steps, trial.score), default=None) if keep == "best" else None
+        ended = (
+            trial.number for trial in self._trials if trial.status != "running" and (best is None or trial != best)
+        )
+        for number in ended:
+            self._folder.remove_checkpoints(number)
 
 
 def _whole(content: TrialEvent | JsonObject, key: str) -> int:
-    found = content.get(key)
-    return found if isinstance(found, int) else 0
+    value = content.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _number(value: object) -> float | None:
-    found = float(value) if isinstance(value, int | float) else None
-    return found if found is not None and math.isfinite(found) else None
+    number = float(value) if isinstance(value, int | float) else None
+    return number if number is not None and math.isfinite(number) else None

@@ -19,7 +19,7 @@ FAR_BEYOND_TRIED = 100.0  # factor beyond the tried rates; an interval's end fur
 
 def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
     """Format an interval: ``1.1e-03 to 2.3e-03``. Names an open end, or one far beyond the rates of ``curve``."""
-    tried = [one for one, _ in curve.points] if curve is not None else []
+    tried = [learning_rate for learning_rate, _ in curve.points] if curve is not None else []
     if tried and low is not None and low < min(tried) / FAR_BEYOND_TRIED:
         low = None
     if tried and high is not None and high > max(tried) * FAR_BEYOND_TRIED:
@@ -70,31 +70,33 @@ def of_seeds(one: DivergedRate) -> str:
 
 def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
     """Return the curves with finished trials, all of them at or above a rate that diverged."""
-    return [one for one in curves if one.above and not one.points]
+    return [curve for curve in curves if curve.above and not curve.points]
 
 
 def _nothing_below(curve: RateCurve) -> str:
     """Explain why a curve has no chosen rate, though trials finished."""
     assert curve.ceiling is not None
-    where, what = (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")
-    many = count(len(curve.above), "trial")
+    place, result = (
+        (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")
+    )
+    trials_text = count(len(curve.above), "trial")
     return (
-        f"**{where} learning rate of {rate(curve.ceiling.learning_rate)} diverged{of_seeds(curve.ceiling)}, and no "
-        f"lower one came to its end: {what} ({many} at or above it came to the end). "
+        f"**{place} learning rate of {rate(curve.ceiling.learning_rate)} diverged{of_seeds(curve.ceiling)}, and no "
+        f"lower one came to its end: {result} ({trials_text} at or above it came to the end). "
         "Search below it (learning_rate.low), or look at data, precision and clipping.**"
     )
 
 
 def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
     """Return a line that says why the sweep is incomplete, if it is."""
-    flying = [one for one in trials if one.status == "running"]
-    left = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
+    flying = [trial for trial in trials if trial.status == "running"]
+    in_flight = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
     if all_diverged(trials) and record.status in ("diverged", "done"):
-        asked = [one for one in trials if one.plan.role != "probe"] or trials
-        lowest = min(one.plan.learning_rate for one in asked)
+        counted = [trial for trial in trials if trial.plan.role != "probe"] or trials
+        lowest = min(trial.plan.learning_rate for trial in counted)
         return [
-            f"**Every trial diverged ({count(len(asked), 'trial')}, the lowest rate {rate(lowest)}): no learning rate "
-            "is chosen. Search below that (learning_rate.low), or look at data, precision and clipping.**"
+            f"**Every trial diverged ({count(len(counted), 'trial')}, the lowest rate {rate(lowest)}): no learning "
+            "rate is chosen. Search below that (learning_rate.low), or look at data, precision and clipping.**"
         ]
     texts = {
         "interrupted": "**The sweep was interrupted before its last trial.**",
@@ -102,7 +104,7 @@ def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
         "budget": "**The budget ended the sweep before its last trial.**",
         "running": "**The sweep has not ended, or its process was killed.**",
     }
-    return [texts[record.status] + left] if record.status in texts else []
+    return [texts[record.status] + in_flight] if record.status in texts else []
 
 
 def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
@@ -111,43 +113,47 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
     if chosen.by == "fit" and isinstance(optimum, LearningRateOptimum):
         ends = [end for end in (chosen.ci_low, chosen.ci_high) if end is not None]
         within = f"95 % interval {interval(chosen.ci_low, chosen.ci_high, curve)}" if ends else "no 95 % interval"
-        how = f" {INTERVAL}" if len(ends) == 2 else ""
+        interval_note = f" {INTERVAL}" if len(ends) == 2 else ""
         fit = f"a quadratic in the logarithm of the rate through {count(optimum.points, 'trial')}"
-        highest = max(one for one, _ in curve.points)
+        highest = max(learning_rate for learning_rate, _ in curve.points)
         if curve.ceiling is not None and math.isclose(chosen.learning_rate, highest):  # held within the rates
-            where = "" if curve.trained_above else ", where training diverges"
-            minimum = f"the highest below one that diverged: {fit} has its minimum there or above{where}"
+            place = "" if curve.trained_above else ", where training diverges"
+            minimum = f"the highest below one that diverged: {fit} has its minimum there or above{place}"
         else:
             minimum = f"where {fit} has its minimum"
-        return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{how}"
+        return f"{value}, {minimum} ({within}; R2 {optimum.r2:.3f}).{interval_note}"
     if chosen.by == "bound":
-        known = "" if chosen.ci_low is None and chosen.ci_high is None else " (95 % interval "
-        known += f"{interval(chosen.ci_low, chosen.ci_high, curve)})" if known else ""
-        return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}{known}."
-    seeded = len({one for one, _ in curve.points}) < len(curve.points)
-    which = "with the lowest mean loss" if seeded else "of the trial with the lowest loss"
+        interval_text = "" if chosen.ci_low is None and chosen.ci_high is None else " (95 % interval "
+        interval_text += f"{interval(chosen.ci_low, chosen.ci_high, curve)})" if interval_text else ""
+        return f"{value}, the best within the rates of the trials of {count(curve.steps, 'step')}{interval_text}."
+    seeded = len({learning_rate for learning_rate, _ in curve.points}) < len(curve.points)
+    reason = "with the lowest mean loss" if seeded else "of the trial with the lowest loss"
     if isinstance(optimum, NoOptimum):
-        return f"{value}, that {which}; no optimum is fitted: {why_no_optimum(optimum, curve)}."
+        return f"{value}, that {reason}; no optimum is fitted: {why_no_optimum(optimum, curve)}."
     beyond = "below the lowest" if optimum.at_edge == "low" else "above the highest"
     return (
-        f"{value}, that {which}; where the best rate lies is not known: a quadratic through "
+        f"{value}, that {reason}; where the best rate lies is not known: a quadratic through "
         f"{count(optimum.points, 'trial')} has its minimum {beyond} rate, where the loss is already higher."
     )
 
 
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
     """Return the warning that an end of the tried rates was hit, and if it is also a bound of the search range."""
-    tried = sorted(one for one, _ in curve.points)
-    many = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
+    tried = sorted(learning_rate for learning_rate, _ in curve.points)
+    trials_text = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
     low = chosen.at_edge == "low"
-    end, asked = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
-    which, beyond = ("lowest", "below") if low else ("highest", "above")
-    is_bound = abs(end / asked - 1) < 1e-9
-    place = f"the {'lower' if low else 'upper'} bound of the search range" if is_bound else f"the {which} rate {many}"
+    end, bound = (tried[0], settings.learning_rate.low) if low else (tried[-1], settings.learning_rate.high)
+    extreme, beyond = ("lowest", "below") if low else ("highest", "above")
+    is_bound = abs(end / bound - 1) < 1e-9
+    place = (
+        f"the {'lower' if low else 'upper'} bound of the search range"
+        if is_bound
+        else f"the {extreme} rate {trials_text}"
+    )
     key = "learning_rate.low" if low else "learning_rate.high"
     return (
-        f"The optimum may not be inside the rates {many}: the loss is lowest at {rate(end)}, {place}. The best rate "
-        f"may lie {beyond} it{_or_inside(chosen, curve, end)}. Search again with another {key}."
+        f"The optimum may not be inside the rates {trials_text}: the loss is lowest at {rate(end)}, {place}. The best "
+        f"rate may lie {beyond} it{_or_inside(chosen, curve, end)}. Search again with another {key}."
     )
 
 
@@ -156,14 +162,15 @@ def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
     if isinstance(curve.optimum, NoOptimum):  # Without a fit, there is no estimate of noise.
         return ""
     low = chosen.at_edge == "low"
-    side, way = ("above", "up") if low else ("below", "down")
+    side, direction = ("above", "up") if low else ("below", "down")
     last = chosen.ci_high if low else chosen.ci_low
     if last is None:
         return f", or {side}: the 95 % interval has no end there either"
     least, most = sorted((last, end))
-    if not any(least < one < most for one, _ in curve.points):  # The interval reaches to the next rate in any case.
+    # The interval reaches to the next rate in any case.
+    if not any(least < learning_rate < most for learning_rate, _ in curve.points):
         return ""
-    return f", or {side}: the 95 % interval reaches {way} to {rate(last)}"
+    return f", or {side}: the 95 % interval reaches {direction} to {rate(last)}"
 
 
 def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
@@ -171,11 +178,13 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
-        where = "that side" if len(sides) == 1 else "both sides"
-        lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on {where}.")
+        sides_text = "that side" if len(sides) == 1 else "both sides"
+        lines.append(f"The trials do not bound the optimum {' or '.join(sides)}: it is a guess on {sides_text}.")
     if (ceiling := curve.ceiling) is not None:
         text = f"The lowest rate that diverged is {rate(ceiling.learning_rate)}{of_seeds(ceiling)}."
-        tried = [one for one, _ in curve.points] + [one for one in curve.behind if one < ceiling.learning_rate]
+        tried = [learning_rate for learning_rate, _ in curve.points] + [
+            learning_rate for learning_rate in curve.behind if learning_rate < ceiling.learning_rate
+        ]
         if curve.lowest_mean == max(tried):
             text += (
                 " The best rate below it is the highest one there. A rate above it came to its end, too: whether "
@@ -238,8 +247,10 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
             "rate is a hypothesis that this sweep does not test."
         )
     if len(settings.seeds) == 1:
-        where = "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
-        text += f" Each rate had one seed: what another seed would change is not {where}."
+        predicate = (
+            "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
+        )
+        text += f" Each rate had one seed: what another seed would change is not {predicate}."
     return text
 
 
@@ -248,7 +259,7 @@ def _setting(value: object) -> str:
     if isinstance(value, list):
         return " and ".join(map(_setting, value))
     if isinstance(value, dict):
-        return "/".join(str(one) for one in value.values() if one is not None)
+        return "/".join(str(item) for item in value.values() if item is not None)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -261,15 +272,16 @@ def method(settings: SweepConfig) -> str:
             f", or a mean loss of {count(divergence.window, 'step')} more than {divergence.above_start:.0%} above the "
             "loss of the first step"
         )
-    of = settings.learning_rate
+    rates = settings.learning_rate
     name = type(settings.strategy).__doc__ or ""
     summary = " ".join(name.split("\n\n")[0].split())
     values = settings.strategy.model_dump(exclude={"name"})
-    given = ", ".join(f"{key} {_setting(value)}" for key, value in values.items() if value is not None)
+    options = ", ".join(f"{key} {_setting(value)}" for key, value in values.items() if value is not None)
     return (
         (
-            f"Strategy `{settings.strategy.name}`: {summary}{f' ({given})' if given else ''}. Range {rate(of.low)} to "
-            f"{rate(of.high)}, {count(len(settings.seeds), 'seed')}. A trial ends as diverged at {rule}."
+            f"Strategy `{settings.strategy.name}`: {summary}{f' ({options})' if options else ''}. Range "
+            f"{rate(rates.low)} to {rate(rates.high)}, {count(len(settings.seeds), 'seed')}. A trial ends as "
+            f"diverged at {rule}."
         )
         .replace("..", ".")
         .replace(". (", " (")

@@ -70,14 +70,14 @@ def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPla
 
     Raises InputError if a model is not possible, or if two have the same size.
     """
-    whole = shape_of_preset(space, "model-scaling")
-    found = []
-    for place, one in enumerate(sizes):
-        over: dict[str, Json] = {f"model.{key}": value for key, value in one.model_dump().items()}
+    full_shape = shape_of_preset(space, "model-scaling")
+    planned = []
+    for place, size in enumerate(sizes):
+        over: dict[str, Json] = {f"model.{key}": value for key, value in size.model_dump().items()}
         shape = _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"sizes[{place}]")
-        group = f"{one.layers}/{one.width}/{one.heads}"
-        found.append(SizeOfTrials(group, parameters_of_body(shape), space.steps_of(over), over))
-    return ProjectionPlan("parameters", _distinct(found, "sizes"), parameters_of_body(whole))
+        group = f"{size.layers}/{size.width}/{size.heads}"
+        planned.append(SizeOfTrials(group, parameters_of_body(shape), space.steps_of(over), over))
+    return ProjectionPlan("parameters", _distinct(planned, "sizes"), parameters_of_body(full_shape))
 
 
 def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> ProjectionPlan:
@@ -85,8 +85,10 @@ def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> Projecti
 
     ``key``: key of the strategy, for an error.
     """
-    found = [SizeOfTrials(f"{one * space.step_tokens:,} tokens", one * space.step_tokens, one) for one in lengths]
-    return ProjectionPlan("tokens", _distinct(found, key), float(space.steps * space.step_tokens))
+    planned = [
+        SizeOfTrials(f"{steps * space.step_tokens:,} tokens", steps * space.step_tokens, steps) for steps in lengths
+    ]
+    return ProjectionPlan("tokens", _distinct(planned, key), float(space.steps * space.step_tokens))
 
 
 def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:
@@ -94,10 +96,10 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
 
     ``steps``: steps of each trial. Raises InputError if a width is not possible.
     """
-    whole = shape_of_preset(space, "mup")
-    head_width = whole.width // whole.heads
+    full_shape = shape_of_preset(space, "mup")
+    head_width = full_shape.width // full_shape.heads
     mup: dict[str, Json] = {"base_width": widths[0], "base_heads": widths[0] // head_width}
-    found = []
+    planned = []
     for place, width in enumerate(widths):
         if width % head_width:
             raise InputError(
@@ -106,12 +108,12 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
             )
         over: dict[str, Json] = {
             "model.width": width, "model.heads": width // head_width,
-            "model.kv_heads": max(1, whole.kv_heads * width // whole.width),
-            "model.ffn_width": max(1, whole.ffn_width * width // whole.width), "model.mup": mup,
+            "model.kv_heads": max(1, full_shape.kv_heads * width // full_shape.width),
+            "model.ffn_width": max(1, full_shape.ffn_width * width // full_shape.width), "model.mup": mup,
         }  # fmt: skip
         _shape(space, {key.removeprefix("model."): value for key, value in over.items()}, f"widths[{place}]")
-        found.append(SizeOfTrials(f"width {width}", width, steps, over))
-    return ProjectionPlan("width", _distinct(found, "widths"), whole.width, mup)
+        planned.append(SizeOfTrials(f"width {width}", width, steps, over))
+    return ProjectionPlan("width", _distinct(planned, "widths"), full_shape.width, mup)
 
 
 def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
@@ -138,7 +140,7 @@ def _shape(space: SearchSpace, over: JsonObject, where: str) -> Shape:
 
 
 def _distinct(found: Sequence[SizeOfTrials], key: str) -> tuple[SizeOfTrials, ...]:
-    sizes = [one.size for one in found]
-    if again := next((one for place, one in enumerate(found) if one.size in sizes[:place]), None):
-        raise InputError(f"strategy.{key}: {again.group} is the size of another one; each must have its own")
+    sizes = [planned.size for planned in found]
+    if duplicate := next((planned for place, planned in enumerate(found) if planned.size in sizes[:place]), None):
+        raise InputError(f"strategy.{key}: {duplicate.group} is the size of another one; each must have its own")
     return tuple(found)

@@ -39,9 +39,9 @@ class TrialConfigs:
 
     def space(self) -> SearchSpace:
         """Return the space that a strategy searches."""
-        of, seeds = self._settings.learning_rate, tuple(self._settings.seeds)
+        rates, seeds = self._settings.learning_rate, tuple(self._settings.seeds)
         step_tokens = self.step_tokens(self.base)
-        return SearchSpace(of.low, of.high, seeds, self._settings.search_seed, self.base, self.steps, step_tokens)
+        return SearchSpace(rates.low, rates.high, seeds, self._settings.search_seed, self.base, self.steps, step_tokens)
 
     def of(self, plan: TrialPlan) -> TrainerConfig:
         """Return the configuration of one trial."""
@@ -64,16 +64,16 @@ class TrialConfigs:
 
     def steps(self, overrides: JsonObject) -> int:
         """Return the optimizer steps of a full trial."""
-        asked = self._settings.steps
-        if isinstance(asked, int):
-            return asked
+        setting = self._settings.steps
+        if isinstance(setting, int):
+            return setting
         config = self._with(overrides)
-        each = self.step_tokens(config)
-        if isinstance(asked, TokensOfATrial):
-            tokens: float = asked.tokens
+        step_tokens = self.step_tokens(config)
+        if isinstance(setting, TokensOfATrial):
+            tokens: float = setting.tokens
         else:
             tokens = self._settings.tokens_per_parameter * self.parameters(config)
-        return _allowed(max(1, round(tokens / each)), each)
+        return _allowed(max(1, round(tokens / step_tokens)), step_tokens)
 
     def warmup(self, config: TrainerConfig) -> tuple[str, int]:
         """Return the key that sets the warm-up in steps, and the steps; 0 if warmup_fraction sets it."""
@@ -105,16 +105,16 @@ class TrialConfigs:
         tokens = self._settings.batch_tokens
         if tokens is None:
             return config.optimizer.accumulation
-        each = _micro_batch(config)
-        if tokens % each:
-            below, above = tokens // each * each, -(-tokens // each) * each
+        micro_batch = _micro_batch(config)
+        if tokens % micro_batch:
+            below, above = tokens // micro_batch * micro_batch, -(-tokens // micro_batch) * micro_batch
             ranks = f" x {config.ranks} ranks" if config.ranks > 1 else ""
             raise InputError(
                 f"batch_tokens: {tokens:,} is no multiple of data.batch_size {config.data.batch_size} x "
-                f"data.sequence_length {config.data.sequence_length}{ranks} = {each:,}; nearest: "
+                f"data.sequence_length {config.data.sequence_length}{ranks} = {micro_batch:,}; nearest: "
                 f"{f'{below:,} or ' if below else ''}{above:,}"
             )
-        return tokens // each
+        return tokens // micro_batch
 
     def _with(self, overrides: JsonObject) -> TrainerConfig:
         if not overrides:

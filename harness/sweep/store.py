@@ -116,13 +116,13 @@ class SweepFolder:
     def read(self) -> SweepRecord:
         """Read sweep.json. Raises InputError if it is missing or invalid, or if trials have no journal beside them."""
         try:
-            found = read_json(self.sweep_json)
+            data = read_json(self.sweep_json)
         except FileNotFoundError as error:
             raise InputError(f"{self.path}: no sweep lies there (no sweep.json)") from error
         except (OSError, ValueError) as error:
             raise InputError(f"{self.sweep_json}: cannot be read ({error})") from error
         try:
-            content = dict(found)
+            content = dict(data)
             if content.pop("schema") != SWEEP_SCHEMA:
                 raise InputError(
                     f"{self.sweep_json}: of another version of this program; this one reads schema {SWEEP_SCHEMA}"
@@ -141,8 +141,8 @@ class SweepFolder:
     def result(self, number: int) -> JsonObject | None:
         """Return the result of a trial; None if it has not ended, or if the file is incomplete."""
         with suppress(OSError, ValueError):
-            found = read_json(self.trial(number) / RESULT)
-            return cast("JsonObject", found) if isinstance(found, dict) else None
+            result = read_json(self.trial(number) / RESULT)
+            return cast("JsonObject", result) if isinstance(result, dict) else None
         return None
 
     def taken(self, number: int) -> Taken:
@@ -158,8 +158,8 @@ class SweepFolder:
         """Return ``trial`` with its spending until now, which the journal lacks for a running trial."""
         if trial.status != "running":
             return trial
-        taken = self.taken(trial.number)
-        return replace(trial, seconds=taken.seconds, steps=taken.steps, tokens=taken.tokens)
+        progress = self.taken(trial.number)
+        return replace(trial, seconds=progress.seconds, steps=progress.steps, tokens=progress.tokens)
 
     def remove_checkpoints(self, number: int) -> None:
         """Remove the checkpoints of a trial."""

@@ -32,16 +32,16 @@ TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 def _named(value: Any) -> Any:
     """Expand a name alone to a mapping, with the strategy's defaults. Raises ValueError for an unknown name."""
-    found = {"name": value} if isinstance(value, str) else value
+    mapping = {"name": value} if isinstance(value, str) else value
     allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
-    if not isinstance(found, dict):
+    if not isinstance(mapping, dict):
         raise ValueError(f"must be a name, or a mapping with one; got {shown(value)}; {allowed}")
-    name = found.get("name")
+    name = mapping.get("name")
     if name is None:
         raise ValueError(f"name: this key is required; {allowed}")
     if name not in NAMES and not _is_own(name):
         raise ValueError(f"no such strategy: {shown(name)}{did_you_mean(str(name), NAMES) or ';'} {allowed}")
-    return found
+    return mapping
 
 
 def _name_of(value: Any) -> Any:

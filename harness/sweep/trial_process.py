@@ -63,12 +63,12 @@ class TrialServer:
         ``before_s``: seconds that earlier parts of it took. ``decide`` answers milestones. ``going_on`` receives every
         event, and ends the trial by returning False. Raises TrialLate or TrialFailed.
         """
-        ours, theirs = socket.socketpair()
-        channel, log_start = Channel(ours), log.stat().st_size if log.exists() else 0
+        own_end, child_end = socket.socketpair()
+        channel, log_start = Channel(own_end), log.stat().st_size if log.exists() else 0
         end_s = time.monotonic() + self._limits.trial_hours * 3600 - before_s
-        with ours:
-            with theirs:
-                self._fork(theirs, log)
+        with own_end:
+            with child_end:
+                self._fork(child_end, log)
             try:
                 with suppress(OSError):
                     channel.send(start)

@@ -40,7 +40,7 @@ class Watching:
         self._begun = False
         self._part_begin = 0  # index of the first loss in the next milestone's mean
         self._last_message_s = time.monotonic()
-        self.diverged: str | None = None  # the reason
+        self.diverged: str | None = None  # reason for which the training counts as diverged
         self.evaluates = False
 
     def loss(self, step: int, value: float) -> None:
@@ -51,9 +51,9 @@ class Watching:
     def step(self, steps: int, tokens: int) -> bool:
         """Check the training after a step. Return True if it ends with this step."""
         self._recall(steps - 1)
-        known = steps - 1
+        completed = steps - 1
         if self.diverged is None:
-            self.diverged = self._divergence(known)
+            self.diverged = self._divergence(completed)
         if self.diverged is not None:
             return True
         # Milestones of earlier parts are repeated: a kill may have prevented their decision, or its execution.
@@ -68,9 +68,9 @@ class Watching:
 
     def _report(self, milestone: int, tokens: int) -> str:
         """Send the mean loss since the last milestone, and return the sweep's order."""
-        since = self._losses[self._part_begin : milestone - 1]
+        losses = self._losses[self._part_begin : milestone - 1]
         self._part_begin = milestone - 1
-        mean = sum(since) / len(since) if since else None
+        mean = sum(losses) / len(losses) if losses else None
         self._last_message_s = time.monotonic()
         self._channel.send({"event": "milestone", "steps": milestone, "tokens": tokens, "loss": mean})
         return self._channel.receive_order()["do"]

@@ -21,13 +21,13 @@ def implementation(config: TrainerConfig, device: torch.device) -> str | None:
 
     Raises InputError if the device has no flash kernel for it.
     """
-    asked = config.model.attention
-    if asked == "auto":
+    attention = config.model.attention
+    if attention == "auto":
         return None
-    if asked == "flash":
+    if attention == "flash":
         _check_flash(config, device)
         return "sdpa"
-    return asked
+    return attention
 
 
 def kernels(config: TrainerConfig) -> AbstractContextManager[None]:
@@ -58,10 +58,10 @@ def _check_flash(config: TrainerConfig, device: torch.device) -> None:
 
     capability = torch.cuda.get_device_capability(device)
     if capability < _FLASH_FROM:
-        has, needs = (".".join(map(str, one)) for one in (capability, _FLASH_FROM))
+        available, needed = (".".join(map(str, version)) for version in (capability, _FLASH_FROM))
         raise InputError(
-            f"model.attention: flash needs compute capability {needs}, and {torch.cuda.get_device_name(device)} has "
-            f"{has}; allowed here: auto, sdpa, eager"
+            f"model.attention: flash needs compute capability {needed}, and {torch.cuda.get_device_name(device)} has "
+            f"{available}; allowed here: auto, sdpa, eager"
         )
     if config.compute.precision not in _HALF:
         raise InputError(

@@ -111,12 +111,12 @@ def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Mod
     # rounded up to a multiple of 64, as for a preset
     if vocab_size := config.model.vocab_size or -(-tokenizer_vocab_size // 64) * 64:
         offered["vocab_size"] = vocab_size
-    made = call("model.factory", name, config.model.arguments, offered)
-    if not isinstance(made, torch.nn.Module) or not any(one.requires_grad for one in made.parameters()):
+    model = call("model.factory", name, config.model.arguments, offered)
+    if not isinstance(model, torch.nn.Module) or not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
-            f"model.factory: {name} gave a {type(made).__name__}; a torch module that can be trained is due"
+            f"model.factory: {name} gave a {type(model).__name__}; a torch module that can be trained is due"
         )
-    return made
+    return model
 
 
 def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.nn.Module], rank: Rank) -> TorchCompute:

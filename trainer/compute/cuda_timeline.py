@@ -171,8 +171,8 @@ class CudaTimeline:
         # The clocks of device and host drift apart by tens of parts in a million, so both anchors must fit.
         scale = (self._anchor_ns - before_ns) / whole_ns if whole_ns > 0 else 1.0
         for work, (start_ns, end_ns) in zip(self._pending, times, strict=True):
-            at = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
-            telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *at))
+            times_ns = (before_ns + round(start_ns * scale), before_ns + round(end_ns * scale))
+            telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *times_ns))
         self._pending.clear()
         self._lead.device_idle()
 
@@ -215,12 +215,12 @@ class CudaTimeline:
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()
-            before = monotonic_ns()
+            before_ns = monotonic_ns()
             event.record()
             event.synchronize()
-            after = monotonic_ns()
-            if best is None or after - before < best[0]:
-                best = (after - before, event, (before + after) // 2)
+            after_ns = monotonic_ns()
+            if best is None or after_ns - before_ns < best[0]:
+                best = (after_ns - before_ns, event, (before_ns + after_ns) // 2)
         assert best is not None
         return best[1], best[2]
 
@@ -243,14 +243,14 @@ class _Audit:
         self._catcher = warnings.catch_warnings()
         self._catcher.__enter__()
         warnings.filterwarnings("always", message=f".*{_SYNC_WARNING}.*")
-        before = warnings.showwarning
+        previous = warnings.showwarning
 
         def report(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
             if _SYNC_WARNING not in str(message):
-                before(message, category, filename, lineno, *rest)
+                previous(message, category, filename, lineno, *rest)
             elif not self._announced():
-                now = monotonic_ns()
-                telemetry.blocked(Blocked(f"{short_path(filename)}:{lineno}: unannounced", now, now))
+                now_ns = monotonic_ns()
+                telemetry.blocked(Blocked(f"{short_path(filename)}:{lineno}: unannounced", now_ns, now_ns))
 
         warnings.showwarning = report  # type: ignore[assignment]
         self._cuda.set_sync_debug_mode("warn")

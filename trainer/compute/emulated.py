@@ -58,21 +58,21 @@ class DeviceQueue:
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
         """Launch ``kernels`` that work for ``duration_ns`` in total. Blocks only while the queue is full."""
-        now = monotonic_ns()
-        while self._ends_ns and self._ends_ns[0] <= now:
+        now_ns = monotonic_ns()
+        while self._ends_ns and self._ends_ns[0] <= now_ns:
             self._ends_ns.popleft()
         if len(self._ends_ns) >= self._depth:
             self._wait(self._ends_ns.popleft(), "full queue", ahead=True)
-            now = monotonic_ns()
-        start, launched = max(now, self._free_ns), now
-        self.lead.launched(dry=self._free_ns <= now)
+            now_ns = monotonic_ns()
+        start, launched = max(now_ns, self._free_ns), now_ns
+        self.lead.launched(dry=self._free_ns <= now_ns)
         if self._launch_ms:
             spend(kernels * self._launch_ms, self._how)
             launched = monotonic_ns()
-        self._free_ns = last_end_ns(self._free_ns, (now, launched), duration_ns, kernels)
+        self._free_ns = last_end_ns(self._free_ns, (now_ns, launched), duration_ns, kernels)
         self.lead.launched(dry=self._free_ns > start + duration_ns)  # The device waited for one of the kernels.
         self._ends_ns.append(self._free_ns)
-        telemetry.device(Kernel(name, now, launched, start, self._free_ns))
+        telemetry.device(Kernel(name, now_ns, launched, start, self._free_ns))
 
     def drain(self, what: str) -> None:
         """Block until everything queued so far is done."""
@@ -246,7 +246,7 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
     """Describe in one line how long the kernels take and where those times come from."""
     device = config.compute.emulated
     assert device is not None
-    profile, found = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))
+    profile, kernel_times = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))
     sources = {name: "fixed" for name, value in device.kernels.model_dump().items() if value is not None}
     if device.recorded is not None:
         sources |= dict.fromkeys(_recorded(device.recorded), "recorded")
@@ -255,10 +255,12 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
         matmul = matmul_flops_per_s(device, profile, config.compute.precision)
         dtype = matmul_dtype(config.compute.precision)
         share = matmul / profile.peak_flops_per_s(dtype)
-        known = device.matmul_efficiency is not None or dtype in profile.achievable_matmul_flops_per_s
-        of = f"{share:.0%} of the dense peak{'' if known else f' of {dtype}, as published for bf16'}"
-        rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({of}), {rates}"
-    shown = {name: value for name, value in found._asdict().items() if value >= _SHOWN_FROM_MS or name in sources}
+        is_measured = device.matmul_efficiency is not None or dtype in profile.achievable_matmul_flops_per_s
+        basis = f"{share:.0%} of the dense peak{'' if is_measured else f' of {dtype}, as published for bf16'}"
+        rates = f"forward and backward at {matmul / 1e12:.0f} TFLOP/s ({basis}), {rates}"
+    shown = {
+        name: value for name, value in kernel_times._asdict().items() if value >= _SHOWN_FROM_MS or name in sources
+    }
     kinds = [f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in shown.items()]
     kinds = [
         f"{kind} ({sources[f'{kind.split()[0]}_ms']})" if f"{kind.split()[0]}_ms" in sources else kind for kind in kinds
@@ -268,27 +270,27 @@ def assumptions(config: TrainerConfig, shape: Shape) -> str:
     launches = "launching kernels costs the host what compute.inject says"
     if device.launch_us:
         counts = device.launches.model_dump()
-        each = ", ".join(f"{name} {count}" for name, count in counts.items())
-        launches = f"launching costs the host {device.launch_us:g} us a kernel ({each})"
+        counts_text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        launches = f"launching costs the host {device.launch_us:g} us a kernel ({counts_text})"
     return f"{profile.name}: {', '.join(kinds + extras)}; {rates}; {launches}"
 
 
 def _recorded(path: str) -> dict[str, list[float]]:
     """Read {kernel: milliseconds per step} from a JSON file. Raises InputError for any other content."""
     allowed = ", ".join(KernelDurations.model_fields)
-    where = f"compute.device.recorded: {path}"
+    place = f"compute.device.recorded: {path}"
     try:
         content = read_json(Path(path))
     except (OSError, ValueError) as error:
-        raise InputError(f"{where}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
+        raise InputError(f"{place}: not readable JSON ({getattr(error, 'strerror', None) or error})") from error
     if not isinstance(content, dict) or not content:
-        raise InputError(f'{where}: expected {{"forward_ms": [milliseconds, ...], ...}}; allowed keys: {allowed}')
+        raise InputError(f'{place}: expected {{"forward_ms": [milliseconds, ...], ...}}; allowed keys: {allowed}')
     for key, values in content.items():
         if key not in KernelDurations.model_fields:
-            raise InputError(f"{where}: unknown key {key!r}; allowed: {allowed}")
+            raise InputError(f"{place}: unknown key {key!r}; allowed: {allowed}")
         good = isinstance(values, list) and values and all(_is_duration(value) for value in values)
         if not good:
-            raise InputError(f"{where}: {key}: expected a list of milliseconds, each from 0 to 60000")
+            raise InputError(f"{place}: {key}: expected a list of milliseconds, each from 0 to 60000")
     return content
 
 

@@ -27,7 +27,9 @@ class GradientClipping:
         self._parameters = list(parameters)
         self._limit = math.inf if limit is None else limit
         # False for shares (DTensor), whose norm is a share too.
-        self._known_at_once = not any(one.is_cuda or hasattr(one, "full_tensor") for one in self._parameters)
+        self._known_at_once = not any(
+            parameter.is_cuda or hasattr(parameter, "full_tensor") for parameter in self._parameters
+        )
 
     def __call__(self) -> torch.Tensor:
         """Clip the gradients, and return their norm before clipping."""
@@ -35,7 +37,9 @@ class GradientClipping:
         if not self._known_at_once:
             norm = self._utils.clip_grad_norm_(self._parameters, self._limit)
             return norm
-        norm = self._utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
+        norm = self._utils.get_total_norm(
+            [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        )
         if not self._limit / (norm + _EPSILON) >= 1:  # A norm that is NaN makes the gradients NaN, too.
             self._utils.clip_grads_with_norm_(self._parameters, self._limit, norm)
         return norm

@@ -1,4 +1,4 @@
-"""Computes the log-likelihood of given tokens after others under a causal model, a batch of rows at a time."""
+"""Computes the log-likelihood of endings after their contexts under a causal model, a batch of rows at a time."""
 
 from __future__ import annotations
 
@@ -39,38 +39,40 @@ def log_likelihoods(
     order, sums = [], []
     for group in _groups(rows, most_ids):
         order += group
-        chosen = [rows[at] for at in group]
+        chosen = [rows[number] for number in group]
         # The last token of a row is only a target.
-        ids = np.zeros((len(chosen), max(len(one.ids) for one in chosen) - 1), dtype=np.int64)
-        for place, one in enumerate(chosen):
-            ids[place, : len(one.ids) - 1] = one.ids[:-1]
-        row = np.concatenate([np.full(one.scored, place) for place, one in enumerate(chosen)])
-        position = np.concatenate([np.arange(len(one.ids) - 1 - one.scored, len(one.ids) - 1) for one in chosen])
-        nth = np.concatenate([np.arange(one.scored) for one in chosen])
-        target = np.concatenate([one.ids[len(one.ids) - one.scored :] for one in chosen])
-        given, rows_at, positions, places, targets = (
-            torch.from_numpy(one).to(device) for one in (ids, row, position, nth, target)
+        ids = np.zeros((len(chosen), max(len(ending.ids) for ending in chosen) - 1), dtype=np.int64)
+        for place, ending in enumerate(chosen):
+            ids[place, : len(ending.ids) - 1] = ending.ids[:-1]
+        row = np.concatenate([np.full(ending.scored, place) for place, ending in enumerate(chosen)])
+        position = np.concatenate(
+            [np.arange(len(ending.ids) - 1 - ending.scored, len(ending.ids) - 1) for ending in chosen]
         )
-        picked = logits_of(given)[rows_at, positions].float()
+        nth = np.concatenate([np.arange(ending.scored) for ending in chosen])
+        target = np.concatenate([ending.ids[len(ending.ids) - ending.scored :] for ending in chosen])
+        inputs, rows_at, positions, places, targets = (
+            torch.from_numpy(array).to(device) for array in (ids, row, position, nth, target)
+        )
+        picked = logits_of(inputs)[rows_at, positions].float()
         losses = torch.nn.functional.cross_entropy(picked, targets, reduction="none")
         # Each value gets its own place instead of an atomic addition, so the sum is the same each time, on a GPU too.
-        table = torch.zeros((len(chosen), max(one.scored for one in chosen)), dtype=torch.float64, device=device)
+        table = torch.zeros((len(chosen), max(ending.scored for ending in chosen)), dtype=torch.float64, device=device)
         table[rows_at, places] = -losses.double()
         sums.append(table.sum(dim=1))
         beat()
-    found = [0.0] * len(rows)
-    for at, value in zip(order, torch.cat(sums).tolist(), strict=True):
-        found[at] = value
-    return found
+    likelihoods = [0.0] * len(rows)
+    for number, value in zip(order, torch.cat(sums).tolist(), strict=True):
+        likelihoods[number] = value
+    return likelihoods
 
 
 def _groups(rows: Sequence[EndingRow], most_ids: int) -> Iterator[list[int]]:
     """Yield the numbers of the rows by falling length, so that the batch with the most memory comes first."""
     group: list[int] = []
-    for at in sorted(range(len(rows)), key=lambda one: -len(rows[one].ids)):
+    for number in sorted(range(len(rows)), key=lambda number: -len(rows[number].ids)):
         if group and (len(group) + 1) * (len(rows[group[0]].ids) - 1) > most_ids:
             yield group
             group = []
-        group.append(at)
+        group.append(number)
     if group:
         yield group

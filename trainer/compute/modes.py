@@ -37,13 +37,13 @@ def fuse_gelu(model: torch.nn.Module) -> None:
     import torch
     from transformers.activations import FastGELUActivation, NewGELUActivation
 
-    found = 0
+    replaced = 0
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation | FastGELUActivation):
                 setattr(module, name, torch.nn.GELU(approximate="tanh"))
-                found += 1
-    if not found:
+                replaced += 1
+    if not replaced:
         raise InputError(
             f"model.fused_gelu: a {type(model).__name__} has no activation gelu_new or gelu_fast; allowed: false"
         )
@@ -57,8 +57,8 @@ def loss_function(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
     """
 
     def loss(**inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = model(**inputs).loss
-        return found
+        value: torch.Tensor = model(**inputs).loss
+        return value
 
     return loss
 
@@ -82,8 +82,8 @@ def compiled(model: Callable[..., Any], device: torch.device) -> Callable[..., A
                 f"model.compile: torch.compile needs a C++ compiler (g++ or clang++) on a CPU: {one_line(error)}"
             ) from error
         inductor.compile_threads = 1  # Own processes would outlive a run and take the cores of others.
-    found: Callable[..., Any] = torch.compile(model)
-    return found
+    result: Callable[..., Any] = torch.compile(model)
+    return result
 
 
 def compilations() -> int:

@@ -60,21 +60,21 @@ def weight_factors(model: torch.nn.Module, mup: MupConfig) -> dict[str, WeightFa
     width, heads = config.hidden_size, config.num_attention_heads
     m = width / mup.base_width
     attention = math.sqrt(mup.base_width / (mup.base_heads or heads) / (width / heads))
-    return {name: _factors(name, one.dim(), m, attention) for name, one in model.named_parameters()}
+    return {name: _factors(name, parameter.dim(), m, attention) for name, parameter in model.named_parameters()}
 
 
 def _factors(name: str, dimensions: int, m: float, attention: float) -> WeightFactors:
-    moved = 1.0  # multiplier that is moved into this parameter
+    multiplier = 1.0  # multiplier that is moved into this parameter
     if name in _LAST_NORMS:
-        moved = 1 / m
+        multiplier = 1 / m
     elif ".c_attn." in name:
-        moved = math.sqrt(attention)
+        multiplier = math.sqrt(attention)
     elif name.endswith(".attn.c_proj.weight"):
-        moved = 1 / math.sqrt(attention)
+        multiplier = 1 / math.sqrt(attention)
     elif ".q_proj." in name:
-        moved = attention
+        multiplier = attention
     hidden = dimensions >= 2 and not name.endswith(_EMBEDDINGS)
-    return WeightFactors(moved / math.sqrt(m), moved / m) if hidden else WeightFactors(moved, moved)
+    return WeightFactors(multiplier / math.sqrt(m), multiplier / m) if hidden else WeightFactors(multiplier, multiplier)
 
 
 def scale_initial_weights(model: torch.nn.Module, mup: MupConfig) -> None:
@@ -83,14 +83,14 @@ def scale_initial_weights(model: torch.nn.Module, mup: MupConfig) -> None:
 
     factors = weight_factors(model, mup)
     with torch.no_grad():
-        for name, one in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if (factor := factors[name].initial) != 1:
-                one.mul_(factor)
+                parameter.mul_(factor)
 
 
 def learning_rate_factors(model: torch.nn.Module, mup: MupConfig | None) -> Mapping[str, float]:
     """Return the factor of each parameter's learning rate, by its name; empty without mup."""
-    return {} if mup is None else {name: one.rate for name, one in weight_factors(model, mup).items()}
+    return {} if mup is None else {name: factors.rate for name, factors in weight_factors(model, mup).items()}
 
 
 def parameter_groups(
@@ -101,9 +101,9 @@ def parameter_groups(
     Biases and norms have no weight decay, by custom. ``rates``: output of :func:`learning_rate_factors`.
     """
     groups: dict[tuple[bool, float], list[torch.nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
-    for name, one in model.named_parameters():
+    for name, parameter in model.named_parameters():
         rate = rates[name.removeprefix("module.")] if rates else 1.0  # the prefix of DistributedDataParallel
-        groups.setdefault((one.dim() >= 2, rate), []).append(one)
+        groups.setdefault((parameter.dim() >= 2, rate), []).append(parameter)
     return [
         {
             "params": parameters,

@@ -23,7 +23,7 @@ _look: Any = None
 
 @contextmanager
 def known(several: bool | None) -> Iterator[None]:
-    """Within this, transformers assumes that rows hold ``several`` documents or not. None: it checks."""
+    """Tell transformers within this context if rows hold several documents. None: transformers checks by itself."""
     global _several
     _several = several
     try:
@@ -54,8 +54,8 @@ def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
     import torch
 
     if _several is None:
-        found: torch.Tensor | None = _look(position_ids)
-        return found
+        result: torch.Tensor | None = _look(position_ids)
+        return result
     if not _several:
         return None
     return (torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)

@@ -69,7 +69,7 @@ class Parallel:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self._device.type, (self._rank.of,))
-        for layers in reversed([one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]):
+        for layers in reversed([module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]):
             for layer in layers:
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -88,11 +88,11 @@ class Parallel:
     def begin_forward(self) -> None:
         """Prepare a forward pass of training. Gradients are exchanged once a step, with the last micro-batch."""
         self._begun += 1
-        last = self._begun == self._micro_batches
+        is_last = self._begun == self._micro_batches
         if self._sharded:
-            self._model.set_requires_gradient_sync(last)
+            self._model.set_requires_gradient_sync(is_last)
         else:
-            self._model.require_backward_grad_sync = last
+            self._model.require_backward_grad_sync = is_last
 
     def end_backward(self) -> None:
         """Report after a backward pass how much later the exchange ended than this rank's own part.
@@ -101,7 +101,9 @@ class Parallel:
         """
         if not self._checked and not self._sharded and self._begun == self._micro_batches:
             self._checked = True
-            if unused := [name for name, one in self._model.module.named_parameters() if _lacks_gradient(one)]:
+            if unused := [
+                name for name, parameter in self._model.module.named_parameters() if _lacks_gradient(parameter)
+            ]:
                 raise InputError(
                     f"launch.parallel: ddp waits for the gradients of all parameters, and {len(unused)} take no part "
                     f"in the loss ({', '.join(unused[:3])}{', ...' * (len(unused) > 3)}); allowed: fsdp, or such "
@@ -116,8 +118,8 @@ class Parallel:
         import torch.distributed as dist
 
         self._ready_ns = monotonic_ns()
-        whole = bucket.buffer().div_(self._rank.of)
-        return dist.all_reduce(whole, async_op=True).get_future().then(lambda done: done.value()[0])
+        gradients = bucket.buffer().div_(self._rank.of)
+        return dist.all_reduce(gradients, async_op=True).get_future().then(lambda done: done.value()[0])
 
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
         """Return the mean over ranks, or the rank's own values in a step that broke off. Others may not get there.
@@ -151,18 +153,18 @@ class Parallel:
         import torch.distributed as dist
 
         digest = hashlib.sha256()
-        for _, one in sorted(self._model.named_parameters()):
-            whole = one.full_tensor() if hasattr(one, "full_tensor") else one
-            digest.update(whole.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-        found: list[Any] = [None] * self._rank.of
-        dist.all_gather_object(found, digest.hexdigest())
-        for number, other in enumerate(found):
-            if other != found[0]:
+        for _, parameter in sorted(self._model.named_parameters()):
+            tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        digests: list[Any] = [None] * self._rank.of
+        dist.all_gather_object(digests, digest.hexdigest())
+        for number, rank_digest in enumerate(digests):
+            if rank_digest != digests[0]:
                 raise RanksDifferError(
-                    f"rank {number} holds other parameters than rank 0 at the end of the run (SHA-256 {other[:12]}, "
-                    f"rank 0 {found[0][:12]}): the ranks have not trained one model"
+                    f"rank {number} holds other parameters than rank 0 at the end of the run (SHA-256 "
+                    f"{rank_digest[:12]}, rank 0 {digests[0][:12]}): the ranks have not trained one model"
                 )
-        return str(found[0])
+        return str(digests[0])
 
     def leave(self) -> None:
         """Leave the group. Call it only if nothing failed, because it waits for the other ranks."""

@@ -28,8 +28,8 @@ MOST_SKIPPED_IN_A_ROW = 32
 def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
     """Return the precisions of a CUDA device of that compute capability; None: of a CPU."""
     if capability is None:
-        return [one for one in PRECISIONS if one != "tf32"]
-    return [one for one in PRECISIONS if capability >= LEAST_CAPABILITY.get(one, (0, 0))]
+        return [precision for precision in PRECISIONS if precision != "tf32"]
+    return [precision for precision in PRECISIONS if capability >= LEAST_CAPABILITY.get(precision, (0, 0))]
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
@@ -37,11 +37,11 @@ def check_precision(precision: str, device: str, capability: tuple[int, int] | N
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
-    has = "a CPU" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
+    description = "a CPU" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
     needs = ".".join(map(str, LEAST_CAPABILITY[precision]))
     raise InputError(
         f"compute.precision: {precision} needs a CUDA device of compute capability {needs} or more, but {device} "
-        f"{'is' if capability is None else 'has'} {has}; allowed here: {', '.join(allowed)}"
+        f"{'is' if capability is None else 'has'} {description}; allowed here: {', '.join(allowed)}"
     )
 
 

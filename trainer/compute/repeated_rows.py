@@ -59,7 +59,7 @@ class RepeatedRows:
         ids = batch.input_ids.numpy()
         width = ids.shape[1]
         if width not in self._weights:
-            drawn = np.random.default_rng(0).integers(-(2**62), 2**62, width, dtype=np.int64)
-            self._weights[width] = np.asarray(drawn * 2 + 1)
+            numbers = np.random.default_rng(0).integers(-(2**62), 2**62, width, dtype=np.int64)
+            self._weights[width] = np.asarray(numbers * 2 + 1)
         digests: list[int] = (ids @ self._weights[width]).tolist()
         return digests

@@ -46,12 +46,12 @@ def validate(
     with evaluating(model):
         for batch in batches:
             if batch.trained_tokens:
-                moved = to_device(batch)
-                loss, logits = score(moved)
+                on_device = to_device(batch)
+                loss, logits = score(on_device)
                 losses.append(loss.detach())
                 counts.append(batch.trained_tokens)
                 if masked and logits is not None:
-                    right.append(_right(logits, moved.labels))
+                    right.append(_right(logits, on_device.labels))
             beat()
         tokens = sum(counts)
         means = torch.stack(losses).double().tolist()  # a single transfer for all of them
@@ -62,8 +62,8 @@ def validate(
 
 def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the number of labels with the largest logit at their own position."""
-    found: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
-    return found
+    right: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
+    return right
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Keep ``model`` in eval() without a graph. Afterwards restore the mode of each part and the random states."""
     import torch
 
-    training = [one for one in model.modules() if one.training]
+    training = [part for part in model.modules() if part.training]
     with untouched_randomness(), torch.no_grad():
         model.eval()
         try:
@@ -89,10 +89,10 @@ def untouched_randomness() -> Iterator[None]:
     import numpy as np
     import torch
 
-    ours, numpys = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):  # type: ignore[no-untyped-call]
             yield
     finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

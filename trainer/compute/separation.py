@@ -52,7 +52,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
     logits = getattr(output, "logits", None)
     if logits is None:
         return "gives no logits, so nobody can tell whether it keeps documents apart"
-    one, other = logits[:, _FIRST:].float()
-    if float((one - other).abs().max()) > _TOLERANCE * float(one.abs().max()):
+    first_row, second_row = logits[:, _FIRST:].float()
+    if float((first_row - second_row).abs().max()) > _TOLERANCE * float(first_row.abs().max()):
         return "lets a document attend to those before it, whatever its position_ids are"
     return None

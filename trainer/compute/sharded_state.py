@@ -29,10 +29,10 @@ class ShardedPart:
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        found = self.state_dict()
-        load(found, storage_reader=FileSystemReader(state_dict))
+        state = self.state_dict()
+        load(state, storage_reader=FileSystemReader(state_dict))
         set_state_dict(
-            self._model, self._optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+            self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
 
 

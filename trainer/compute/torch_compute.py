@@ -59,7 +59,7 @@ class TorchCompute:
         self._scaling = self._precision.scaling
         self._norm_check = NormCheck(self._scaling)
         self._model = model.to(device, self._precision.weights).train()
-        self.parameters: int | None = sum(one.numel() for one in model.parameters())
+        self.parameters: int | None = sum(parameter.numel() for parameter in model.parameters())
         self._own = config.model.factory
         self._source = config.data.source
         self._vocab_size: int | None = getattr(getattr(model, "config", None), "vocab_size", None)
@@ -98,7 +98,7 @@ class TorchCompute:
         self._train = compiled(loss_function(self._model), device) if self._gives_loss_alone else self._run
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
-            [dict(one) for one in parameter_groups(model, optimizer, rates)],
+            [dict(group) for group in parameter_groups(model, optimizer, rates)],
             lr=optimizer.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             fused=True if optimizer.fused is None else optimizer.fused,
@@ -185,7 +185,7 @@ class TorchCompute:
     def _beyond(self, batch: Batch) -> InputError | None:
         """Return an error for an id of the user's source; None if the model is known to have all ids."""
         counted = self._torch.where(batch.labels == IGNORED, batch.input_ids, batch.labels)
-        smallest, largest = (int(one) for one in self._torch.aminmax(self._torch.cat([batch.input_ids, counted])))
+        smallest, largest = (int(bound) for bound in self._torch.aminmax(self._torch.cat([batch.input_ids, counted])))
         source = f"data.source: {self._source}"
         if self._vocab_size is None:
             return InputError(
@@ -273,7 +273,7 @@ class TorchCompute:
         return loss, getattr(output, "logits", None)
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
-        largest = max(int(one.ids.max()) for one in rows)
+        largest = max(int(row.ids.max()) for row in rows)
         if self._vocab_size is not None and largest >= self._vocab_size:
             raise InputError(
                 f"evaluation.multiple_choice.path: it holds the id {largest}; model.vocab_size is {self._vocab_size}"
@@ -289,8 +289,8 @@ class TorchCompute:
         # The model within DistributedDataParallel does not communicate.
         inner = getattr(self._model, "module", self._model)
         trained = TrainedModel("the model", inner, None)
-        together = nullcontext() if self._parallel is None else self._parallel.in_a_pass()
-        with together, evaluating(self._model), self._precision.autocast(), self._attention():
+        pass_context = nullcontext() if self._parallel is None else self._parallel.in_a_pass()
+        with pass_context, evaluating(self._model), self._precision.autocast(), self._attention():
             return generate(trained, prompt, choice, most, vocab_size, eos_id, cache=False)
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
@@ -361,7 +361,7 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
         parameters = inspect.signature(model.forward).parameters
     except ValueError:  # Compiled code may have no signature.
         return True
-    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def loss_of(output: Any, name: str) -> Loss:
@@ -369,15 +369,15 @@ def loss_of(output: Any, name: str) -> Loss:
 
     Raises InputError, which names the factory, if there is none.
     """
-    found = getattr(output, "loss", None)
-    if found is None and isinstance(output, Mapping):
-        found = output.get("loss")
-    if found is None:
-        found = output[0] if isinstance(output, tuple | list) and output else output
-    if getattr(found, "dim", None) is None or found.dim() != 0:
-        what = f"a tensor of shape {tuple(found.shape)}" if hasattr(found, "shape") else type(found).__name__
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss")
+    if loss is None:
+        loss = output[0] if isinstance(output, tuple | list) and output else output
+    if getattr(loss, "dim", None) is None or loss.dim() != 0:
+        kind = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
         raise InputError(
-            f"model.factory: the module of {name} returns {what} where a loss is expected; called with input_ids and "
+            f"model.factory: the module of {name} returns {kind} where a loss is expected; called with input_ids and "
             "labels it must return a scalar loss, something with .loss, or a tuple that begins with it"
         )
-    return found
+    return loss

@@ -45,10 +45,10 @@ class Arrivals:
         queue = getattr(iterator, "_data_queue", None)
         # A multiprocessing queue calls _recv_bytes once its pipe is readable, a queue of threads _get once it has one.
         for name in ("_recv_bytes", "_get"):
-            if (before := getattr(queue, name, None)) is not None and hasattr(iterator, "_rcvd_idx"):
+            if (method := getattr(queue, name, None)) is not None and hasattr(iterator, "_rcvd_idx"):
                 empty = looks_empty(queue)
                 # Only a pipe may be read before it has data; a queue of threads holds its lock here.
-                setattr(queue, name, self._arriving(before, empty if name == "_recv_bytes" else lambda: False))
+                setattr(queue, name, self._arriving(method, empty if name == "_recv_bytes" else lambda: False))
                 queue.get = self._unpacking(queue.get, empty)  # type: ignore[union-attr]
                 break
 

@@ -41,8 +41,8 @@ class BatchBuffer:
 
     def count(self) -> None:
         """Record the numbers of references of a free buffer. The caller must hold no array of it."""
-        others = [getrefcount(array) for array in self._others]
-        self._counts = [getrefcount(self.ids), getrefcount(self.labels), *others]
+        counts = [getrefcount(array) for array in self._others]
+        self._counts = [getrefcount(self.ids), getrefcount(self.labels), *counts]
 
     @property
     def is_free(self) -> bool:

@@ -67,8 +67,8 @@ def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         identity = _identity(path, stat)
-        if (known := _known.get(identity)) is not None:
-            return known
+        if (cached := _known.get(identity)) is not None:
+            return cached
         is_stable = time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _TICK_NS
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if is_stable:
@@ -211,10 +211,10 @@ def _partial(target: Path) -> Iterator[Path | None]:
                 pass
             os.close(opened.pop())  # Another process has renamed it meanwhile.
 
-    taken: list[bool] = []
+    results: list[bool] = []
     try:
-        _guard(target, lambda: taken.append(take()))
-        if not taken[0]:
+        _guard(target, lambda: results.append(take()))
+        if not results[0]:
             with _temporary(target) as temporary:
                 yield temporary
         elif target.is_dir():
@@ -241,25 +241,25 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
     if not folder.is_dir():
         return "not a folder"
     try:
-        known = read_json(folder / DIGESTS)
+        digests = read_json(folder / DIGESTS)
     except FileNotFoundError:  # An earlier version wrote none.
         return None if entry is None else f"{DIGESTS} is gone"
     except (OSError, ValueError) as error:
         return f"{DIGESTS}: {_reason(error)}"
-    if not isinstance(known, dict):
+    if not isinstance(digests, dict):
         return f"{DIGESTS}: not an object"
-    for name in sorted({*known, *(() if may_hold_more else (path.name for path in _files(folder)))}):
+    for name in sorted({*digests, *(() if may_hold_more else (path.name for path in _files(folder)))}):
         try:
-            if known.get(name) != file_digest(folder / name):
+            if digests.get(name) != file_digest(folder / name):
                 return f"{name} is not what was written"
         except FileNotFoundError:
             return f"{name} is gone"
         except (OSError, ValueError) as error:  # ValueError: not a file name
             return f"{name}: {_reason(error)}"
-    if entry is None or known.get(ENTRY) == hashlib.sha256(entry.encode()).hexdigest():
+    if entry is None or digests.get(ENTRY) == hashlib.sha256(entry.encode()).hexdigest():
         return None
     # An earlier version's folder does not record its key, so it may belong to any.
-    return "it is the entry of another key" if ENTRY in known else "an earlier version wrote it, without its key"
+    return "it is the entry of another key" if ENTRY in digests else "an earlier version wrote it, without its key"
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
@@ -272,10 +272,10 @@ def _discard_damaged(target: Path, check: Check) -> None:
             # Check again: another process may have built it meanwhile.
             if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
                 _report_damage(target, problem, "built again")
-                aside = temporary_path(target)
-                remove(aside)
-                target.rename(aside)
-                remove(aside)
+                temporary = temporary_path(target)
+                remove(temporary)
+                target.rename(temporary)
+                remove(temporary)
 
     _guard(target, discard)
 

@@ -154,16 +154,16 @@ class DataPipeline:
     def _with_tokens(self, documents: Any) -> Any:
         """Return the documents that have a token. Counts all of them for the bookmark and the mean length."""
         if isinstance(documents, PaddedRows):
-            full = documents.mask[:, 0] != 0
-            self._bookmark.add(full)
-            self._count(int(np.count_nonzero(full)), 0)
-            return documents if full.all() else PaddedRows(documents.ids[full], documents.mask[full])
+            has_tokens = documents.mask[:, 0] != 0
+            self._bookmark.add(has_tokens)
+            self._count(int(np.count_nonzero(has_tokens)), 0)
+            return documents if has_tokens.all() else PaddedRows(documents.ids[has_tokens], documents.mask[has_tokens])
         if isinstance(documents, Encoded):
             lengths = documents.lengths
-            full = lengths > 0
-            self._bookmark.add(lengths if self._packed else full)
-            self._count(int(np.count_nonzero(full)), len(documents.ids))
-            return documents if full.all() else Encoded(documents.ids, lengths[full])
+            has_tokens = lengths > 0
+            self._bookmark.add(lengths if self._packed else has_tokens)
+            self._count(int(np.count_nonzero(has_tokens)), len(documents.ids))
+            return documents if has_tokens.all() else Encoded(documents.ids, lengths[has_tokens])
         listed: list[Document] = [document for document in documents if _has_tokens(document)]
         counts = [len(document) if self._packed else _has_tokens(document) for document in documents]
         self._bookmark.add(np.array(counts, dtype=np.int64))

@@ -81,10 +81,10 @@ def _mark(name: str, module: ModuleType | None) -> None:
     kind, methods = ENCODERS[name]
     owner = getattr(module, kind, None)
     for method in methods:
-        before = getattr(owner, "__dict__", {}).get(method)
-        if callable(before) and not hasattr(before, "__harness_timed__"):
+        original = getattr(owner, "__dict__", {}).get(method)
+        if callable(original) and not hasattr(original, "__harness_timed__"):
             try:
-                setattr(owner, method, _timed(f"{kind}.{method}", before))
+                setattr(owner, method, _timed(f"{kind}.{method}", original))
             except (AttributeError, TypeError):  # A type without settable attributes: the calls count as reading.
                 continue
 

@@ -163,10 +163,10 @@ class FlatPipeline:
             offsets = stretch.sources - lengths.cumsum()  # each piece's place in the tokens minus that in the stretch
             offsets += lengths
             offsets[0] += stretch.cut
-            at = offsets.repeat(lengths)
-            at += self._wide[:size]
+            indices = offsets.repeat(lengths)
+            indices += self._wide[:size]
             narrow = self._narrow[:size]
-            tokens.take(at, out=narrow, mode="clip")  # Every place is within; mode "raise" would copy once more.
+            tokens.take(indices, out=narrow, mode="clip")  # Every place is within; mode "raise" would copy once more.
             ids[:] = narrow
 
 
@@ -211,12 +211,12 @@ def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.
 def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int, count: int) -> NDArray[np.int64]:
     """Return the numbers, ascending, of those of ``count`` windows that hold no token of ``documents``."""
     begins, ends = flat.places[documents], flat.places[documents + 1]
-    full = ends > begins
+    is_nonempty = ends > begins
     # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window with a part of
     # a document. The tokens after the last whole window count as one more window.
     change = np.zeros(count + 2, dtype=np.int64)
-    np.add.at(change, begins[full] // length, 1)
-    np.add.at(change, (ends[full] - 1) // length + 1, -1)
+    np.add.at(change, begins[is_nonempty] // length, 1)
+    np.add.at(change, (ends[is_nonempty] - 1) // length + 1, -1)
     return np.flatnonzero(np.cumsum(change[:count]) == 0)
 
 

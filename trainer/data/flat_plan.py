@@ -79,24 +79,24 @@ class DocumentPlan:
         return self._planned - self._at
 
     def next(self, rows: int) -> TokenStretch | None:
-        at, size = self._at, rows * self._length
-        while self._planned < at + size and not self._ended:
-            self._plan(at + size - self._planned)
-        if self._planned < at + size:
-            size = (self._planned - at) // self._length * self._length
+        position, size = self._at, rows * self._length
+        while self._planned < position + size and not self._ended:
+            self._plan(position + size - self._planned)
+        if self._planned < position + size:
+            size = (self._planned - position) // self._length * self._length
             if size <= 0:
                 return None
         # numpy's methods, such as .item, take a third of the time of its functions and of indexing. All of it is
         # overhead.
-        self._at = until = at + size
-        first, last = self._first, int(self._end.searchsorted(until))
+        self._at = stop = position + size
+        first, last = self._first, int(self._end.searchsorted(stop))
         sources, ends = self._source[first : last + 1], self._source_end[first : last + 1]
-        starts = self._begin[first : last + 1] - at
+        starts = self._begin[first : last + 1] - position
         inner = self._inner.item(last + 1) - self._inner.item(first)
-        cut, overhang = -starts.item(0), self._end.item(last) - until
+        cut, overhang = -starts.item(0), self._end.item(last) - stop
         if cut > 0:  # The stretch before took the first tokens of this document.
             starts, inner = starts[1:], self._inner.item(last + 1) - self._inner.item(first + 1)
-        document, used = self._number.item(last), until - self._begin.item(last)
+        document, used = self._number.item(last), stop - self._begin.item(last)
         self._first = last
         if not overhang:
             document, used, self._first = document + 1, 0, last + 1
@@ -120,20 +120,20 @@ class DocumentPlan:
         lengths = self._places[indices + 1] - source
         numbers = np.arange(self._taken, self._taken + len(indices))
         self._taken += len(indices)
-        full = lengths > 0
-        if not full.all():
-            source, lengths, numbers = source[full], lengths[full], numbers[full]
+        is_nonempty = lengths > 0
+        if not is_nonempty.all():
+            source, lengths, numbers = source[is_nonempty], lengths[is_nonempty], numbers[is_nonempty]
         self._empty_epochs.check(len(lengths))
         ends = self._planned + np.cumsum(lengths)
-        kept, self._first = int(self._end.searchsorted(self._at, "right")), 0
-        self._source = np.concatenate([self._source[kept:], source])
-        self._source_end = np.concatenate([self._source_end[kept:], source + lengths])
-        self._begin = np.concatenate([self._begin[kept:], ends - lengths])
-        self._end = np.concatenate([self._end[kept:], ends])
-        self._number = np.concatenate([self._number[kept:], numbers])
+        first_kept, self._first = int(self._end.searchsorted(self._at, "right")), 0
+        self._source = np.concatenate([self._source[first_kept:], source])
+        self._source_end = np.concatenate([self._source_end[first_kept:], source + lengths])
+        self._begin = np.concatenate([self._begin[first_kept:], ends - lengths])
+        self._end = np.concatenate([self._end[first_kept:], ends])
+        self._number = np.concatenate([self._number[first_kept:], numbers])
         self._planned += int(lengths.sum())
-        within = (self._begin - self._at) % self._length != 0
-        self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(within)])
+        begins_inside = (self._begin - self._at) % self._length != 0
+        self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins_inside)])
 
 
 class WindowPlan:
@@ -184,14 +184,14 @@ class WindowPlan:
         """Look up the next windows, at least ``rows`` of them unless the order ends."""
         windows = [self._source[self._next :] // self._length]
         count = len(windows[0])
-        while count < rows and len(more := self._order.take(max(rows - count, _WINDOWS))):
-            windows.append(more)
-            count += len(more)
+        while count < rows and len(taken := self._order.take(max(rows - count, _WINDOWS))):
+            windows.append(taken)
+            count += len(taken)
         self._source, self._next = np.concatenate(windows) * self._length, 0
         places = np.arange(0, count * self._length, self._length)
         self._starts, self._before = self._documents_in(self._source, places)
-        within = self._starts % self._length != 0
-        self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(within)])
+        begins_inside = self._starts % self._length != 0
+        self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins_inside)])
 
     def _documents_in(self, sources: Places, places: Places) -> tuple[Places, Places]:
         """Return where documents with a token begin in windows, and the number of these before each window.
@@ -203,6 +203,6 @@ class WindowPlan:
         before = np.cumsum(counts) - counts
         documents = np.repeat(first - before, counts) + np.arange(int(counts.sum()))
         begins = self._places[documents]
-        full = begins < self._places[documents + 1]
-        starts = (begins + np.repeat(places - sources, counts))[full]
+        is_nonempty = begins < self._places[documents + 1]
+        starts = (begins + np.repeat(places - sources, counts))[is_nonempty]
         return starts, starts.searchsorted(np.append(places, len(places) * self._length))

@@ -75,8 +75,8 @@ def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
 
         token = Tokenizer.from_file(info.location).id_to_token
     ids = {"eos": info.eos_id, "bos": info.bos_id, "pad": info.pad_id, "unk": special_ids(info).unknown}
-    named = {f"{kind}_token": token(at) for kind, at in ids.items() if at is not None}
-    tokens = {key: text for key, text in named.items() if text is not None}
+    texts = {f"{kind}_token": token(token_id) for kind, token_id in ids.items() if token_id is not None}
+    tokens = {key: text for key, text in texts.items() if text is not None}
     return {"tokenizer_class": _CLASSES[name], "clean_up_tokenization_spaces": False, **tokens}
 
 

@@ -42,7 +42,7 @@ _LOOK_S = 5.0
 _TIMED_OUT = "DataLoader timed out"  # begin of torch's message
 _WORKER = "DataLoader worker (pid"  # begin of torch's message about an ended worker, raised anywhere in the main thread
 _ENDING_S = 2.0  # time for a worker whose files are gone to end
-_SPARE_LOOKS = 1  # waits by which the alarm follows torch's own timeout, which costs less
+_SPARE_LOOKS = 1  # The alarm comes this many waits after torch's own timeout, which costs less.
 
 WorkerInit = Callable[[int], None]
 
@@ -81,8 +81,8 @@ class LateBatch:
                 except Exception as error:  # A worker that is gone also raises errors of its files and its socket.
                     waited_s += self.look_s
                     if not (isinstance(error, NotYetError) or str(error).startswith(_TIMED_OUT)):
-                        if (ended := _ended(iterator, _ENDING_S)) is not None:
-                            raise ended from error
+                        if (worker_error := _ended(iterator, _ENDING_S)) is not None:
+                            raise worker_error from error
                         raise
                     if waited_s >= self._limit_s:
                         raise self._lost() from error
@@ -129,7 +129,7 @@ def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
 
     None if none has ended, and for SIGBUS, where torch's own message about shared memory says more.
     """
-    ended, codes = [], []
+    descriptions, codes = [], []
     workers = list(getattr(iterator, "_workers", ()))
     if wait_s and workers and not any(process.exitcode is not None for process in workers):
         connection.wait([process.sentinel for process in workers], wait_s)
@@ -138,9 +138,9 @@ def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
             return None
         if code is not None:
             codes.append(code)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            ended.append(f"loader-{place} (process {process.pid}) {how}")
-    return EndedWorkerError(", ".join(ended), codes) if ended else None
+            cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            descriptions.append(f"loader-{place} (process {process.pid}) {cause}")
+    return EndedWorkerError(", ".join(descriptions), codes) if descriptions else None
 
 
 class Batches:
@@ -284,9 +284,9 @@ class _BatchDataset(IterableDataset[Any]):
         # InputError is yielded: an exception that crosses the process boundary gets a traceback in its message.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)
-        where = _at(self._start, shard[0])
+        position = _at(self._start, shard[0])
         try:
-            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, *shard, where, buffers))
+            yield from _endless(make_pipeline(self._config, self._prepared, self._seed, *shard, position, buffers))
         except InputError as error:
             yield error
 

@@ -36,9 +36,9 @@ class Masking:
 
 def masking_of(info: TokenizerInfo) -> Masking:
     """Return the ids to mask with for this tokenizer."""
-    own = mask_id(info)
-    special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own) if token is not None}
-    return Masking(info.vocab_size if own is None else own, info.vocab_size, tuple(sorted(special)))
+    own_mask_id = mask_id(info)
+    special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own_mask_id) if token is not None}
+    return Masking(info.vocab_size if own_mask_id is None else own_mask_id, info.vocab_size, tuple(sorted(special)))
 
 
 def mask_id(info: TokenizerInfo) -> int | None:
@@ -75,18 +75,18 @@ class Masker:
         ids = batch.input_ids.numpy()
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self._key, self._batches])))
         self._batches += self._every
-        real = ~np.isin(ids, masking.kept_ids)
+        is_real = ~np.isin(ids, masking.kept_ids)
         if batch.attention_mask is not None:
-            real &= batch.attention_mask.numpy() == 1
+            is_real &= batch.attention_mask.numpy() == 1
         # Draw for every position, so that one token's draws do not depend on the others.
-        predicted = (random.random(ids.shape) < PREDICTED) & real
+        predicted = (random.random(ids.shape) < PREDICTED) & is_real
         fate = random.random(ids.shape)
         random_ids = random.integers(0, masking.vocab_size, ids.shape)
         labels = batch.labels.numpy()
         labels[...] = np.where(predicted, ids, IGNORED)
         ids[predicted & (fate < REPLACED)] = masking.mask_id
-        drawn = predicted & (fate >= REPLACED) & (fate < REPLACED + RANDOM)
-        ids[drawn] = random_ids[drawn]
+        is_random = predicted & (fate >= REPLACED) & (fate < REPLACED + RANDOM)
+        ids[is_random] = random_ids[is_random]
         batch.trained_tokens = int(predicted.sum())
         batch.shifted = False
         batch.masked = batch.attention_mask is not None  # Attention goes both ways, so it must skip padding.

@@ -162,10 +162,10 @@ class ComputedSampler:
     def take(self, count: int) -> Indices:
         if self._position == self.documents_per_epoch and self._endless:
             self._begin(self.epoch + 1)
-        at = self._position - self._computed_from
-        if not 0 <= at < len(self._computed):
-            self._computed, self._computed_from, at = self._compute(max(count, _ORDERS_AT_ONCE)), self._position, 0
-        taken = self._computed[at : at + count]
+        offset = self._position - self._computed_from
+        if not 0 <= offset < len(self._computed):
+            self._computed, self._computed_from, offset = self._compute(max(count, _ORDERS_AT_ONCE)), self._position, 0
+        taken = self._computed[offset : offset + count]
         self._position += len(taken)
         return taken
 

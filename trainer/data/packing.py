@@ -98,7 +98,7 @@ class ScalarPadded(_Padded):
                 padding = self._length - len(kept)
                 ids = kept + [self._pad_id] * padding
                 mask = [1] * len(kept) + [0] * padding
-            targets = [token if real else IGNORED for token, real in zip(ids, mask, strict=True)]
+            targets = [token if is_real else IGNORED for token, is_real in zip(ids, mask, strict=True)]
             targets[0] = IGNORED
             trained += sum(mask) - 1
             inputs.append(ids)
@@ -166,17 +166,17 @@ class ArrayPadded(_Padded):
 
     def _fill(self, ids: Places, mask: Places, held: _Texts) -> None:
         begins, kept = held.begins, held.kept
-        real = self._columns < kept[:, None]
+        is_real = self._columns < kept[:, None]
         total, first = int(kept.sum()), int(begins[0])
         if int(begins[-1] + kept[-1]) - first == total:  # No document is truncated: the tokens lie end to end.
             tokens = held.ids[first : first + total]
         else:
-            at = np.repeat(begins - (np.cumsum(kept) - kept), kept)
-            at += np.arange(total)
-            tokens = held.ids[at]
+            indices = np.repeat(begins - (np.cumsum(kept) - kept), kept)
+            indices += np.arange(total)
+            tokens = held.ids[indices]
         ids.fill(self._pad_id)
-        ids[real] = tokens
-        mask[...] = real
+        ids[is_real] = tokens
+        mask[...] = is_real
 
 
 class _Packed:
@@ -288,15 +288,15 @@ class ArrayPacked(_Packed):
 def positions_within(starts: Places, rows: int, length: int) -> torch.Tensor:
     """Return position ids that begin at 0 with each document and each row. ``starts``: document starts in the rows."""
     size = rows * length
-    at = _numbers(size)
-    firsts = np.zeros(size, dtype=np.bool_)
-    firsts[starts] = True
-    firsts[::length] = True
-    begins = firsts.nonzero()[0]
+    numbers = _numbers(size)
+    is_first = np.zeros(size, dtype=np.bool_)
+    is_first[starts] = True
+    is_first[::length] = True
+    begins = is_first.nonzero()[0]
     lengths = np.empty(len(begins), dtype=np.int64)
     np.subtract(begins[1:], begins[:-1], out=lengths[:-1])
     lengths[-1] = size - begins[-1]
-    return torch.from_numpy((at - begins.repeat(lengths)).reshape(rows, length))
+    return torch.from_numpy((numbers - begins.repeat(lengths)).reshape(rows, length))
 
 
 @lru_cache(maxsize=4)

@@ -71,9 +71,9 @@ def prepare(
     if evaluation.corpus is None:
         return replace(prepared, split=prepare_split(evaluation, corpus))
     try:
-        apart = prepare_corpus(evaluation.corpus)
-        check_vocabulary(apart, tokenizer.vocab_size)
-        return replace(prepared, held_out=_of_corpus(config, apart, tokenizer))
+        held_out_corpus = prepare_corpus(evaluation.corpus)
+        check_vocabulary(held_out_corpus, tokenizer.vocab_size)
+        return replace(prepared, held_out=_of_corpus(config, held_out_corpus, tokenizer))
     except InputError as error:
         raise InputError(str(error).replace("data.corpus", "evaluation.corpus")) from error
 
@@ -98,11 +98,11 @@ def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> 
 
 def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
     """Return the corpus' first pretokenized folder that the data path can read; None without such a folder."""
-    wanted = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
+    required = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
     for folder in corpus.pretokenized:
-        made = read_manifest(Path(folder))
-        if (made.format, made.sequence_length, made.tokenizer_fingerprint, made.documents) == wanted:
-            check_data(Path(folder), made)
+        manifest = read_manifest(Path(folder))
+        if (manifest.format, manifest.sequence_length, manifest.tokenizer_fingerprint, manifest.documents) == required:
+            check_data(Path(folder), manifest)
             return folder
     return None
 
@@ -148,10 +148,10 @@ def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> Non
     corpus, split = prepared.corpus, prepared.split
     documents = corpus.documents - corpus.empty if split is None else split.training - split.training_empty
     if ranks > 1 and ranks * max(config.workers, 1) > documents:
-        each = f"{ranks} ranks of {config.workers} workers" if config.workers else f"{ranks} ranks"
+        processes = f"{ranks} ranks of {config.workers} workers" if config.workers else f"{ranks} ranks"
         raise InputError(
-            f"launch.torchrun.nproc: {each} but only {documents} document{'s' if documents != 1 else ''} in the corpus "
-            f"{corpus.name}; allowed: at most {documents} " + ("in all" if config.workers else "ranks")
+            f"launch.torchrun.nproc: {processes} but only {documents} document{'s' if documents != 1 else ''} in the "
+            f"corpus {corpus.name}; allowed: at most {documents} " + ("in all" if config.workers else "ranks")
         )
     if config.workers > documents:
         held_out = "" if split is None else f" beside the {split.held_out} held out"

@@ -90,7 +90,9 @@ def _import_file(file: Path) -> Path:
         tokenizer.no_padding()
         vocabulary = tokenizer.get_vocab()
         train_tokenizer.largest_id(vocabulary, str(file))
-        special = {token.content: at for at, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = {
+            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
         train_tokenizer.save(tokenizer, to)
         train_tokenizer.write_facts(to, vocabulary, special.get(train_tokenizer.END_OF_TEXT), None, None)
 

@@ -85,11 +85,11 @@ def _strings_of_mapping(tree: ast.Module) -> Iterator[str]:
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
     """Yield the long docstrings of modules, classes and functions. Only statements are visited."""
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
         for name in _HOLD_STATEMENTS:
-            left += getattr(node, name, ())
+            pending += getattr(node, name, ())
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text and len(text) >= _SHORTEST_DOCSTRING:

@@ -94,9 +94,11 @@ def _question(place: str, line: bytes, prompt: Prompt | None) -> TextQuestion:
         raise InputError(f"{place}: endings: {'missing' if 'endings' not in record else count}; allowed: {ENDINGS}")
     clean = preprocessed if raw else str
     texts = tuple(clean(ending) if isinstance(ending, str) else "" for ending in endings)
-    for at, text in enumerate(texts):
+    for number, text in enumerate(texts):
         if not text.strip():
-            raise InputError(f"{place}: endings: number {at} (from 0) is {literal(endings[at]):.60}; allowed: text")
+            raise InputError(
+                f"{place}: endings: number {number} (from 0) is {literal(endings[number]):.60}; allowed: text"
+            )
     context = _raw_context(place, record) if raw else _text(place, record, "ctx")
     if not context.strip():
         raise InputError(f"{place}: ctx: empty, so that nothing comes before the endings; allowed: text")
@@ -108,15 +110,15 @@ def _label(place: str, label: object) -> int:
     if isinstance(label, str) and re.fullmatch("[0-9]", label):
         label = int(label)
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < ENDINGS:
-        given = "missing" if label is None else f"{literal(label):.60}"
-        raise InputError(f"{place}: label: {given}; allowed: 0 to {ENDINGS - 1}")
+        shown = "missing" if label is None else f"{literal(label):.60}"
+        raise InputError(f"{place}: label: {shown}; allowed: 0 to {ENDINGS - 1}")
     return label
 
 
 def _text(place: str, record: JsonObject, name: str) -> str:
     if not isinstance(text := record.get(name), str):
-        given = f"{literal(text):.60}" if name in record else "missing"
-        raise InputError(f"{place}: {name}: {given}; allowed: text")
+        shown = f"{literal(text):.60}" if name in record else "missing"
+        raise InputError(f"{place}: {name}: {shown}; allowed: text")
     return text
 
 
@@ -174,41 +176,43 @@ def read_bin(path: str, key: str, most: int | None) -> list[TokenQuestion]:
 
 
 def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) -> Iterator[TokenQuestion]:
-    at = 0
+    offset = 0
     for number in range(wanted):
-        where = f"{place}: question {number} of {count}"
-        if at + 6 > len(stream):
-            raise InputError(f"{where}: the file is cut short there")
-        start, size, index, label, endings = (int(value) for value in stream[at : at + 5])
+        question_place = f"{place}: question {number} of {count}"
+        if offset + 6 > len(stream):
+            raise InputError(f"{question_place}: the file is cut short there")
+        start, size, index, label, endings = (int(value) for value in stream[offset : offset + 5])
         if start != START or index != number:
-            raise InputError(f"{where}: begins with {start}, {index}; allowed: {START}, {number}")
+            raise InputError(f"{question_place}: begins with {start}, {index}; allowed: {START}, {number}")
         if size % 2 or size < 12 + 2 * ENDINGS:
-            raise InputError(f"{where}: says that it has {size} bytes; allowed: an even number, enough for {ENDINGS}")
-        if at + size // 2 > len(stream):
-            raise InputError(f"{where}: the file is cut short there")
+            raise InputError(
+                f"{question_place}: says that it has {size} bytes; allowed: an even number, enough for {ENDINGS}"
+            )
+        if offset + size // 2 > len(stream):
+            raise InputError(f"{question_place}: the file is cut short there")
         if endings != ENDINGS:
-            raise InputError(f"{where}: {endings} endings; allowed: {ENDINGS}")
+            raise InputError(f"{question_place}: {endings} endings; allowed: {ENDINGS}")
         if label >= ENDINGS:
-            raise InputError(f"{where}: label: {label}; allowed: 0 to {ENDINGS - 1}")
-        context, *rest = _parts(where, stream[at + 5 : at + size // 2])
-        yield TokenQuestion(where, context, tuple(rest), label)
-        at += size // 2
-    if wanted == count and at != len(stream):
-        raise InputError(f"{place}: {2 * (len(stream) - at)} bytes follow the last of the {count} questions")
+            raise InputError(f"{question_place}: label: {label}; allowed: 0 to {ENDINGS - 1}")
+        context, *rest = _parts(question_place, stream[offset + 5 : offset + size // 2])
+        yield TokenQuestion(question_place, context, tuple(rest), label)
+        offset += size // 2
+    if wanted == count and offset != len(stream):
+        raise InputError(f"{place}: {2 * (len(stream) - offset)} bytes follow the last of the {count} questions")
 
 
 def _parts(where: str, stream: NDArray[np.uint16]) -> list[Ids]:
     """Read the tokens of the context and of each ending, each preceded by its length. They fill ``stream``."""
-    parts, at = [], 0
+    parts, offset = [], 0
     for part in range(1 + ENDINGS):
-        length = int(stream[at]) if at < len(stream) else 0
+        length = int(stream[offset]) if offset < len(stream) else 0
         name = f"ending {part - 1}" if part else "context"
         if not length:
             raise InputError(f"{where}: {name}: no token in it; allowed: at least one")
-        if at + 1 + length > len(stream):
+        if offset + 1 + length > len(stream):
             raise InputError(f"{where}: {name}: its {length} tokens reach beyond the question")
-        parts.append(stream[at + 1 : at + 1 + length].astype(np.int64))
-        at += 1 + length
-    if at != len(stream):
-        raise InputError(f"{where}: {2 * (len(stream) - at)} bytes follow its last ending")
+        parts.append(stream[offset + 1 : offset + 1 + length].astype(np.int64))
+        offset += 1 + length
+    if offset != len(stream):
+        raise InputError(f"{where}: {2 * (len(stream) - offset)} bytes follow its last ending")
     return parts

@@ -54,8 +54,8 @@ def to_repeat(first: BatchPipeline) -> list[Batch]:
     The time of a step grows with its batch's length, so one batch of a source with varying lengths is not typical.
     """
     batches: list[Batch] = []
-    size, until = 0, monotonic() + REPEATED_S
-    while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < until):
+    size, deadline_s = 0, monotonic() + REPEATED_S
+    while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < deadline_s):
         batch = first.next_batch()
         assert batch is not None, "a user's pipeline has no end"
         batches.append(batch)

@@ -189,13 +189,13 @@ class RingBatches:
         try:
             for number in range(workers):
                 slots = Slots(prefetch + MORE_SLOTS, shape, fields)
-                ours, theirs = context.Pipe()
-                arguments = (number, workers, build, slots, theirs, worker_init, base_seed)
+                own_end, worker_end = context.Pipe()
+                arguments = (number, workers, build, slots, worker_end, worker_init, base_seed)
                 process = context.Process(target=_work, args=arguments, daemon=True)
                 process.start()
-                theirs.close()
+                worker_end.close()
                 self._workers.append(process)
-                self._ring.append(_RingWorker(process, ours, slots))
+                self._ring.append(_RingWorker(process, own_end, slots))
                 slots.close()
             for worker in self._ring:
                 for _ in range(prefetch):
@@ -336,12 +336,12 @@ def _work(
                     return
                 continue
             try:
-                asked = connection.recv_bytes()
+                request = connection.recv_bytes()
             except (EOFError, ConnectionError):
                 return
-            if not asked:
+            if not request:
                 return
-            buffers.slot = int.from_bytes(asked, "little")
+            buffers.slot = int.from_bytes(request, "little")
             answer: Any
             try:
                 if batches is None:

@@ -115,11 +115,11 @@ def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup
     flat = open_flat(place, token_type(job.tokenizer.vocab_size))
     try:
         facts = read_json(place / FACTS)
-        whole = facts["digests"] == _digests(place) and facts["documents"] == flat.documents
+        is_intact = facts["digests"] == _digests(place) and facts["documents"] == flat.documents
         text_bytes = int(facts["text_bytes"])
     except (OSError, ValueError, TypeError, KeyError):
-        whole, text_bytes = False, 0
-    if not whole:
+        is_intact, text_bytes = False, 0
+    if not is_intact:
         raise InputError(f"{place}: was changed after it was written; delete the folder, and it will be made again")
     for first in range(skip, flat.documents, CORPUS_ROW_GROUP):
         last = min(first + CORPUS_ROW_GROUP, flat.documents)
@@ -139,12 +139,12 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def documents(corpus: Corpus, first: int, count: int) -> Iterator[list[str]]:
     """Yield ``count`` documents from number ``first`` on. Parquet's row groups before them are not read."""
-    left = count
+    remaining = count
     for texts in _from(corpus, first):
-        taken = texts[:left]
-        left -= len(taken)
+        taken = texts[:remaining]
+        remaining -= len(taken)
         yield taken
-        if not left:
+        if not remaining:
             return
 
 

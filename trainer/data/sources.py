@@ -124,9 +124,9 @@ class PaddedSource:
         ids = np.empty((len(indices), self._length), dtype=self._ids[0].dtype)
         masks = np.empty((len(indices), self._length), dtype=self._masks[0].dtype)
         for chunk in np.unique(chunks).tolist():
-            there = np.flatnonzero(chunks == chunk)
-            rows = indices[there] - (self._ends[chunk] - len(self._ids[chunk]))
-            ids[there], masks[there] = self._ids[chunk][rows], self._masks[chunk][rows]
+            positions = np.flatnonzero(chunks == chunk)
+            rows = indices[positions] - (self._ends[chunk] - len(self._ids[chunk]))
+            ids[positions], masks[positions] = self._ids[chunk][rows], self._masks[chunk][rows]
         return PaddedRows(ids, masks)
 
     def _matrices(self, column: Any) -> list[NDArray[Any]]:
@@ -152,10 +152,10 @@ def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
     parts.reverse()
     while parts:
         offsets, values = parts.pop()
-        copied, more = int(offsets[-1] - offsets[0]), len(offsets) - 1
+        copied, added = int(offsets[-1] - offsets[0]), len(offsets) - 1
         tokens[filled : filled + copied] = values[offsets[0] : offsets[-1]]
-        places[documents + 1 : documents + 1 + more] = offsets[1:] - offsets[0] + filled
-        filled, documents = filled + copied, documents + more
+        places[documents + 1 : documents + 1 + added] = offsets[1:] - offsets[0] + filled
+        filled, documents = filled + copied, documents + added
     return FlatTokens(tokens, places)
 
 

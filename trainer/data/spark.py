@@ -141,8 +141,8 @@ def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterato
         import pyarrow as pa
 
         for batch in batches:
-            made = [write_share(on_executor(job), missing[place]) for place in batch.column(0).to_pylist()]
-            yield pa.RecordBatch.from_arrays([pa.array(made, pa.int64())], ["share"])
+            counts = [write_share(on_executor(job), missing[place]) for place in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_arrays([pa.array(counts, pa.int64())], ["share"])
 
     return write
 
@@ -156,14 +156,14 @@ def on_executor(job: ShareJob) -> ShareJob:
         from pyspark import SparkFiles
 
         info = job.tokenizer
-        asked, installed = " ".join(info.engine.split()[:2]), f"{info.library} {_version(info.library)}"
-        if installed != asked:
+        expected, installed = " ".join(info.engine.split()[:2]), f"{info.library} {_version(info.library)}"
+        if installed != expected:
             raise InputError(
-                f"an executor has {installed}, this machine {asked}: they may split text differently; install the same "
-                "version on all"
+                f"an executor has {installed}, this machine {expected}: they may split text differently; install the "
+                "same version on all"
             )
-        here = replace(info, location=SparkFiles.get(Path(info.location).name))
-        _here[job.folder] = replace(job, tokenizer=here)
+        local_job = replace(info, location=SparkFiles.get(Path(info.location).name))
+        _here[job.folder] = replace(job, tokenizer=local_job)
     return _here[job.folder]
 
 

@@ -107,7 +107,7 @@ class SparkProcess:
         The time limit restarts whenever the value of ``progress`` changes. ``unfinished``: predicate for the message of
         a timeout, such as "finished no share".
         """
-        since, before = time.monotonic(), progress()
+        changed_s, previous = time.monotonic(), progress()
         while not done():
             was_ready = bool(self.events)
             self._read_events()
@@ -120,9 +120,9 @@ class SparkProcess:
                 raise InputError(
                     f"{_HOW}: the driver ended with exit code {self._process.returncode}{self._last_line()}"
                 )
-            if (now := progress()) != before or was_ready != bool(self.events):
-                before, since = now, time.monotonic()
-            if time.monotonic() - since > self._timeout_s:
+            if (current := progress()) != previous or was_ready != bool(self.events):
+                previous, changed_s = current, time.monotonic()
+            if time.monotonic() - changed_s > self._timeout_s:
                 problem = unfinished if self.events else "was not ready"
                 raise InputError(f"{_HOW}: Spark {problem} within {self._timeout_s:g} s (--timeout){self._last_line()}")
 
@@ -175,8 +175,8 @@ def check_installed() -> None:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java") if not home else shutil.which("java", path=str(Path(home) / "bin"))
     if java is None:
-        where = f"JAVA_HOME={home} has no bin/java" if home else "no java in PATH, and no JAVA_HOME"
-        raise InputError(f"{_HOW}: Spark needs Java 17 or newer: {where}")
+        reason = f"JAVA_HOME={home} has no bin/java" if home else "no java in PATH, and no JAVA_HOME"
+        raise InputError(f"{_HOW}: Spark needs Java 17 or newer: {reason}")
 
 
 def is_local(master: str) -> bool:
@@ -235,9 +235,9 @@ def _session(work: SparkWork, master: str | None) -> Any:
 
 def _stop_earlier(java: Any) -> None:
     """Stop an earlier driver's session in the Java machine of spark-submit, which can have one."""
-    before = java.org.apache.spark.sql.SparkSession.getDefaultSession()
-    if before.isDefined():
-        before.get().stop()
+    session = java.org.apache.spark.sql.SparkSession.getDefaultSession()
+    if session.isDefined():
+        session.get().stop()
 
 
 _RAISED = re.compile(r"^(?:[\w.]+\.)?InputError: (.+)$", re.MULTILINE)

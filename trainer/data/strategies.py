@@ -77,24 +77,24 @@ class InThreads:
             return [encode(share) for share in shares]
         if self._pool is None or self._process != os.getpid():
             self._pool, self._process = ThreadPoolExecutor(self._count, "tokenize"), os.getpid()
-        others = [self._pool.submit(encode, share) for share in shares[1:]]
+        futures = [self._pool.submit(encode, share) for share in shares[1:]]
         try:
-            return [encode(shares[0]), *(other.result() for other in others)]
+            return [encode(shares[0]), *(future.result() for future in futures)]
         finally:
-            wait(others)  # An error in one share must not leave the others running.
+            wait(futures)  # An error in one share must not leave the others running.
 
 
 def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
     """Divide ``texts`` into at most ``count`` runs, in order, of about equal numbers of characters. No run is empty."""
     shares: list[list[str]] = []
-    total, before, share = sum(map(len, texts)), 0, -1
+    total, offset, share = sum(map(len, texts)), 0, -1
     for text in texts:
-        place = min((before + len(text) // 2) * count // total, count - 1) if total else 0
+        place = min((offset + len(text) // 2) * count // total, count - 1) if total else 0
         if place != share:
             share = place
             shares.append([])
         shares[-1].append(text)
-        before += len(text)
+        offset += len(text)
     return shares
 
 
@@ -146,11 +146,11 @@ class InProcesses:
 
     def _start(self) -> _Worker:
         context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._tokenizer, os.getpid()), daemon=True)
+        own_end, worker_end = context.Pipe()
+        process = context.Process(target=_serve, args=(worker_end, self._tokenizer, os.getpid()), daemon=True)
         process.start()
-        theirs.close()
-        return _Worker(process, ours)
+        worker_end.close()
+        return _Worker(process, own_end)
 
     def _ask(self, worker: _Worker, method: str, share: list[str]) -> None:
         try:

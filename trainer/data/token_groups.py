@@ -82,8 +82,8 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
     for batch in batches:
         first = 0
         for place, size in enumerate(map(utf8_bytes, batch)):
-            held = len(texts) + place - first  # Empty documents count, so that a long one forms its own group.
-            if held and (total + size > GROUP_BYTES or held == CORPUS_ROW_GROUP):
+            held_count = len(texts) + place - first  # Empty documents count, so that a long one forms its own group.
+            if held_count and (total + size > GROUP_BYTES or held_count == CORPUS_ROW_GROUP):
                 yield TextGroup(texts + batch[first:place], total)
                 texts, total, first = [], 0, place
             total += size
@@ -266,12 +266,12 @@ def encode_long(engine: Engine, text: str) -> Encoded:
 
 def _ends(engine: Engine, text: str) -> Iterator[int]:
     """Yield the ends of the parts; the last one is the text's end."""
-    wanted = PART_CHARACTERS
-    while wanted < len(text):
-        end = next((place for place in _places(text, wanted) if _parts_are_the_whole(engine, text, place)), None)
+    target = PART_CHARACTERS
+    while target < len(text):
+        end = next((place for place in _places(text, target) if _parts_are_the_whole(engine, text, place)), None)
         if end is not None:
             yield end
-        wanted = (wanted if end is None else end) + PART_CHARACTERS
+        target = (target if end is None else end) + PART_CHARACTERS
     yield len(text)
 
 
@@ -290,5 +290,7 @@ def _places(text: str, start: int) -> Iterator[int]:
 def _parts_are_the_whole(engine: Engine, text: str, place: int) -> bool:
     before = text[max(place - AROUND_CHARACTERS, 0) : place]
     after = text[place : place + AROUND_CHARACTERS]
-    both = engine.encode_flat([before, after])
-    return bool((ids := engine.encode_flat([before + after]).ids).shape == both.ids.shape and (ids == both.ids).all())
+    encoded = engine.encode_flat([before, after])
+    return bool(
+        (ids := engine.encode_flat([before + after]).ids).shape == encoded.ids.shape and (ids == encoded.ids).all()
+    )

@@ -82,9 +82,11 @@ def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> T
             f"data.tokenizer: {folder} holds tokens without the tokenizer that made them; give it "
             "(data.tokenizer.pretrained or sentencepiece)"
         )
-    wanted = config.train or TrainTokenizer()
-    asked = wanted != TrainTokenizer() and (wanted.kind != manifest.tokenizer or wanted.vocab_size < info.vocab_size)
-    if asked or info.fingerprint != manifest.tokenizer_fingerprint:
+    requested = config.train or TrainTokenizer()
+    differs = requested != TrainTokenizer() and (
+        requested.kind != manifest.tokenizer or requested.vocab_size < info.vocab_size
+    )
+    if differs or info.fingerprint != manifest.tokenizer_fingerprint:
         raise InputError(
             f"data.tokenizer: not the one that made the tokens in {folder} ({manifest.tokenizer}, {info.vocab_size:,} "
             "ids); leave it out, or give that one"
@@ -142,21 +144,21 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
     """Return ``info`` with the engine and the policy on special tokens that ``config`` requires."""
-    policy, own = config.special_tokens_in_text, info.library
-    fixed = _FIXED_POLICY.get(own, policy)
+    policy, own_library = config.special_tokens_in_text, info.library
+    fixed = _FIXED_POLICY.get(own_library, policy)
     if policy not in (None, "refuse", fixed):
-        raise InputError(f"{_POLICY}: {own} cannot encode them {policy}; allowed: null, {fixed}, refuse")
-    as_text = policy == "as-text" and own == "tokenizers"
+        raise InputError(f"{_POLICY}: {own_library} cannot encode them {policy}; allowed: null, {fixed}, refuse")
+    as_text = policy == "as-text" and own_library == "tokenizers"
     if policy == "refuse":
-        tokens = _engine(info, own, special_as_text=False).special_tokens()
-        policies = [_FIXED_POLICY[own]] if own in _FIXED_POLICY else ["as-special", "as-text"]
+        tokens = _engine(info, own_library, special_as_text=False).special_tokens()
+        policies = [_FIXED_POLICY[own_library]] if own_library in _FIXED_POLICY else ["as-special", "as-text"]
         check_no_special_tokens(corpus, tokens, info.fingerprint, policies)
-    if policy is None and own == "sentencepiece" and corpus.template is not None:
-        tokens = _engine(info, own, special_as_text=False).special_tokens()
+    if policy is None and own_library == "sentencepiece" and corpus.template is not None:
+        tokens = _engine(info, own_library, special_as_text=False).special_tokens()
         check_template(corpus, tokens, info.fingerprint)
     # sentencepiece never finds special tokens in text, so an engine that replaces it must not either.
-    build = partial(_engine, info, special_as_text=as_text or own == "sentencepiece")
-    library, proof = choose(config, corpus, own, _OTHERS_OF[own], build, [info.fingerprint, as_text])
+    build = partial(_engine, info, special_as_text=as_text or own_library == "sentencepiece")
+    library, proof = choose(config, corpus, own_library, _OTHERS_OF[own_library], build, [info.fingerprint, as_text])
     return replace(info, engine=f"{library} {version(library)}{AS_TEXT if as_text else ''}", proof=proof)
 
 
@@ -248,8 +250,8 @@ class SpecialIds:
 def special_ids(info: TokenizerInfo) -> SpecialIds:
     """Return the tokenizer's special ids, without ids beyond its vocabulary."""
     ids, unknown = _listed_special_ids(info)
-    known = frozenset(token for token in ids if token < info.vocab_size)
-    return SpecialIds(known, unknown if unknown is not None and 0 <= unknown < info.vocab_size else None)
+    special = frozenset(token for token in ids if token < info.vocab_size)
+    return SpecialIds(special, unknown if unknown is not None and 0 <= unknown < info.vocab_size else None)
 
 
 def _listed_special_ids(info: TokenizerInfo) -> tuple[Iterable[int], int | None]:
@@ -264,7 +266,7 @@ def _listed_special_ids(info: TokenizerInfo) -> tuple[Iterable[int], int | None]
     import tokenizers
 
     backend = tokenizers.Tokenizer.from_file(info.location)
-    ids = [at for at, token in backend.get_added_tokens_decoder().items() if token.special]
+    ids = [token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special]
     content = json.loads(Path(info.location).read_text(encoding="utf-8"))["model"]
     unknown = content.get("unk_id")  # Unigram models have the id, other models the token.
     if unknown is None and isinstance(content.get("unk_token"), str):

@@ -233,13 +233,13 @@ class WithoutGiants:
     def _cut(self, text: str) -> str:
         if self._normalizer is not None:
             text = self._normalizer.normalize_str(text)
-        kept, since = [], 0
+        kept, piece_start = [], 0
         for _, (start, end) in self._pre_tokenizer.pre_tokenize_str(text):
             if end - start >= _FEWEST_CHARACTERS and len(text[start:end].encode()) > LONGEST_WORD_BYTES:
-                kept.append(text[since:start])
-                since = end
+                kept.append(text[piece_start:start])
+                piece_start = end
                 self.left_out += 1
-        return "\n".join([*kept, text[since:]]) if kept else text
+        return "\n".join([*kept, text[piece_start:]]) if kept else text
 
 
 def _may_hold_a_giant(text: str) -> bool:

@@ -34,8 +34,8 @@ def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -
         )
     ids, labels, mask = _parts(made, name)
     if ids.dim() != 2 or labels.shape != ids.shape or ids.is_floating_point():
-        given = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
-        raise InputError(f"{KEY}: {name} gives ids of {given}; allowed: {ALLOWED}")
+        form = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
+        raise InputError(f"{KEY}: {name} gives ids of {form}; allowed: {ALLOWED}")
     if ids.shape[1] > sequence_length:
         raise InputError(
             f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"

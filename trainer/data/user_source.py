@@ -74,25 +74,25 @@ def open_source(config: DataConfig, seed: int) -> UserSource:
     """Call the user's function. Raises InputError if it fails or returns something other than a data source."""
     assert config.source is not None
     offered = {"seed": seed, "batch_size": config.batch_size, "sequence_length": config.sequence_length}
-    given = call(KEY, config.source, config.arguments, offered)
+    source = call(KEY, config.source, config.arguments, offered)
     collate: Callable[[Any], Any] = collate_by_torch
-    if isinstance(given, tuple) and len(given) == 2 and callable(given[1]):
-        given, collate = given
-    if isinstance(given, DataLoader):
-        return _of_loader(given)
-    if isinstance(given, IterableDataset) or (not hasattr(given, "__getitem__") and hasattr(given, "__iter__")):
-        return UserSource(given, None, collate, config.batch_size)
-    if not (isinstance(given, Dataset) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))):
-        kind = type(given).__name__
+    if isinstance(source, tuple) and len(source) == 2 and callable(source[1]):
+        source, collate = source
+    if isinstance(source, DataLoader):
+        return _of_loader(source)
+    if isinstance(source, IterableDataset) or (not hasattr(source, "__getitem__") and hasattr(source, "__iter__")):
+        return UserSource(source, None, collate, config.batch_size)
+    if not (isinstance(source, Dataset) or (hasattr(source, "__getitem__") and hasattr(source, "__len__"))):
+        kind = type(source).__name__
         raise InputError(
             f"{KEY}: {config.source} gave a {kind}; allowed: a Dataset, an IterableDataset, a DataLoader, or a pair "
             "(dataset, collate function)"
         )
-    if len(given) < config.batch_size:
-        raise InputError(f"{KEY}: {config.source} gave {len(given)} items, less than one batch of {config.batch_size}")
-    sampler = RandomSampler(given) if config.shuffle else SequentialSampler(given)
+    if len(source) < config.batch_size:
+        raise InputError(f"{KEY}: {config.source} gave {len(source)} items, less than one batch of {config.batch_size}")
+    sampler = RandomSampler(source) if config.shuffle else SequentialSampler(source)
     batches = BatchSampler(sampler, config.batch_size, drop_last=True)
-    return UserSource(given, Order(lambda: iter(batches), len(batches)), collate, None)
+    return UserSource(source, Order(lambda: iter(batches), len(batches)), collate, None)
 
 
 def _of_loader(loader: DataLoader[Any]) -> UserSource:
@@ -179,18 +179,18 @@ class UserPipeline:
         randomness = Randomness(seed)
         with randomness:  # An unseeded split of the rows must be the same in every worker.
             self._source = open_source(config, seed)
-        if (here := get_worker_info()) is None and marked and workers > 1 and self._source.order is None:
+        if (worker_info := get_worker_info()) is None and marked and workers > 1 and self._source.order is None:
             # Ranks without workers: the user's code cannot learn which part is theirs, so all would read all of it.
             raise InputError(
                 f"{KEY}: {self._name} gave an iterable dataset, which {workers} ranks divide by the get_worker_info "
                 "of their loader workers; allowed: data.workers of at least 1, launch with nproc 1, or a dataset with "
                 "__getitem__"
             )
-        if here is None:  # torch's own state belongs to the model.
+        if worker_info is None:  # torch's own state belongs to the model.
             randomness.pass_on()
         else:
             # A resumed training's loader processes may take other workers' parts; the draws belong to the part.
-            self._begin_worker(here.seed - here.id + worker, reseed=worker != here.id)
+            self._begin_worker(worker_info.seed - worker_info.id + worker, reseed=worker != worker_info.id)
         if self._extra and self._source.order is None:
             raise InputError(
                 f"data.extra_reads: {self._name} gave an iterable dataset, which reads nothing twice (controls: dose)"
@@ -214,18 +214,19 @@ class UserPipeline:
             self._batches = start.batches
             return
         if self._worker == 0:
-            which = f"first {start.batches} batches{' of each worker' * (self._workers > 1)}"
+            batches_text = f"first {start.batches} batches{' of each worker' * (self._workers > 1)}"
             print(
-                f"{KEY}: {self._name} has no state_dict and load_state_dict: its {which} are made again and dropped",
+                f"{KEY}: {self._name} has no state_dict and load_state_dict: its {batches_text} are made again and "
+                "dropped",
                 file=sys.stderr,
             )
         injector, self._injector = self._injector, Injector(None, 0)
         span, self._span = self._span, nullcontext
         with encoders.making:
             for _ in range(start.batches):
-                wanted = self._guarded(lambda: next(self._wanted))
+                indices = self._guarded(lambda: next(self._wanted))
                 for _ in range(1 + self._extra):
-                    self._make(wanted)
+                    self._make(indices)
         self._injector, self._span = injector, span
         self._batches = start.batches
         telemetry.take()  # Discard the spans of the dropped batches.
@@ -256,9 +257,9 @@ class UserPipeline:
         """Make the next batch: spend the declared costs inside its stages and attach its trace."""
         with encoders.making:
             with self._span("read"):
-                wanted = self._guarded(lambda: next(self._wanted))
+                indices = self._guarded(lambda: next(self._wanted))
             for _ in range(1 + self._extra):
-                batch = self._make(wanted)
+                batch = self._make(indices)
         batch.position = self._after()
         self._injector.spend("transfer")
         if self._marked:
@@ -269,8 +270,8 @@ class UserPipeline:
         """Return the first batches of an epoch, at most ``most``."""
         batches: list[Batch] = []
         epoch = self._epoch(0)
-        while len(batches) < most and (wanted := self._guarded(lambda: next(epoch, None))) is not None:
-            batches.append(self._make(wanted))
+        while len(batches) < most and (indices := self._guarded(lambda: next(epoch, None))) is not None:
+            batches.append(self._make(indices))
         return batches
 
     def _make(self, wanted: list[Any]) -> Batch:
@@ -282,16 +283,16 @@ class UserPipeline:
             with self._span("tokenize"):
                 self._injector.spend("tokenize")
         with self._span("pack"):
-            whole = self._source.order is None and self._source.batch_size is None
-            made = items[0] if whole else self._guarded(lambda: self._source.collate(items))
-            batch = as_batch(made, self._name, self._length, self._shifted)
+            is_batch = self._source.order is None and self._source.batch_size is None
+            raw = items[0] if is_batch else self._guarded(lambda: self._source.collate(items))
+            batch = as_batch(raw, self._name, self._length, self._shifted)
             self._injector.spend("pack")
         return batch
 
     def _read(self, indices: list[Any]) -> list[Any]:
         dataset = self._source.dataset
-        together = getattr(dataset, "__getitems__", None)  # DataLoader prefers it, too.
-        items: list[Any] = together(indices) if together is not None else [dataset[index] for index in indices]
+        read_many = getattr(dataset, "__getitems__", None)  # DataLoader prefers it, too.
+        items: list[Any] = read_many(indices) if read_many is not None else [dataset[index] for index in indices]
         return items
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
@@ -306,9 +307,9 @@ class UserPipeline:
         epoch = 0
         while True:
             is_empty = True
-            for wanted in self._epoch(epoch):
+            for indices in self._epoch(epoch):
                 is_empty = False
-                yield wanted
+                yield indices
             if is_empty:
                 share = f" for worker {self._worker} of {self._workers}" if self._workers > 1 else ""
                 raise InputError(f"{KEY}: {self._name} gave no batch{share} in epoch {epoch}")
@@ -335,7 +336,7 @@ class UserPipeline:
         at_once = max(1, min(self._source.order.batches or 1, MOST_DRAWN))
         while True:
             with randomness:
-                drawn = list(islice(order, at_once))
-            yield from drawn
-            if len(drawn) < at_once:
+                chunk = list(islice(order, at_once))
+            yield from chunk
+            if len(chunk) < at_once:
                 return

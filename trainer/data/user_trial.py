@@ -22,7 +22,7 @@ from trainer.user_code import find, own_files
 
 def main(key: str | None = None, name: str = "") -> int:
     """Try the source once, or import ``name``."""
-    here = Path.cwd()  # The user's code may change it.
+    folder = Path.cwd()  # The user's code may change it.
     out = os.dup(1)
     os.dup2(2, 1)
     result: dict[str, object] = {}
@@ -31,7 +31,7 @@ def main(key: str | None = None, name: str = "") -> int:
             result = _try_source()
         else:
             find(key, name)
-        result["files"] = own_files(here)
+        result["files"] = own_files(folder)
     except InputError as error:
         result = {"error": str(error)}
     with os.fdopen(out, "w") as answer:

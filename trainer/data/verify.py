@@ -61,25 +61,27 @@ def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: 
     """
     corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
-    made = {}
+    pretokenized = {}
     for format in _FORMATS:
         with shown(f"tokenizing to {format} by {info.engine}", corpus.documents) as progress:
-            made[format] = pretokenize(corpus, info, format, config.sequence_length, progress=progress)
-    whole, padded, flat = (made[format] for format in _FORMATS)
-    manifest = whole.manifest
+            pretokenized[format] = pretokenize(corpus, info, format, config.sequence_length, progress=progress)
+    token_lists, padded, flat = (pretokenized[format] for format in _FORMATS)
+    manifest = token_lists.manifest
     batches, remainder, compared, difference = 0, 0, [], None
     try:
         with shown(f"comparing pretokenized files, tokenizing by {info.engine}", corpus.documents) as progress:
-            _compare_documents(corpus, info, whole, padded, flat, config.sequence_length, progress)
+            _compare_documents(corpus, info, token_lists, padded, flat, config.sequence_length, progress)
         for path, access in _PATHS:
             name = path if path == "tokens-mmap" else f"{path}/{access}"
             update = {"path": path, "access": access, "shuffle": False, "workers": 0, "replay": False}
             variant = config.model_copy(update=update)
             needed = format_of(variant)
-            prepared = Prepared(corpus, info, None if needed is None else made[needed].folder)
-            by = f" by {info.engine}" if needed is None else ""
-            with shown(f"comparing batches of {name}{by}", corpus.documents) as progress:
-                count, rest = _compare_epoch(name, variant, prepared, whole, padded.manifest.rows_tokens, progress)
+            prepared = Prepared(corpus, info, None if needed is None else pretokenized[needed].folder)
+            engine_text = f" by {info.engine}" if needed is None else ""
+            with shown(f"comparing batches of {name}{engine_text}", corpus.documents) as progress:
+                count, rest = _compare_epoch(
+                    name, variant, prepared, token_lists, padded.manifest.rows_tokens, progress
+                )
             batches += count
             remainder = max(remainder, rest)
             compared.append(name)
@@ -179,9 +181,10 @@ def _compare_batch(where: str, batch: Batch, rows: Iterator[Rows], packed: bool)
         for name, tensor in tensors.items():
             differs = np.flatnonzero(tensor[sample].numpy() != expected[name])
             if len(differs):
-                at = int(differs[0])
+                column = int(differs[0])
                 raise _DifferenceError(
-                    f"{where}: {name}[{sample}, {at}] is {int(tensor[sample, at])}, expected {expected[name][at]}"
+                    f"{where}: {name}[{sample}, {column}] is {int(tensor[sample, column])}, "
+                    f"expected {expected[name][column]}"
                 )
         trained += int((expected["labels"][1:] != IGNORED).sum())
     if trained != batch.trained_tokens:
@@ -225,7 +228,7 @@ def _packed_rows(documents: Iterator[list[int]], length: int, _: int) -> Iterato
     for tokens in documents:
         ids += tokens
         labels += [IGNORED, *tokens[1:]]
-        whole = len(ids) - len(ids) % length
-        for cut in range(0, whole, length):
+        filled = len(ids) - len(ids) % length
+        for cut in range(0, filled, length):
             yield {"input_ids": np.array(ids[cut : cut + length]), "labels": np.array(labels[cut : cut + length])}
-        del ids[:whole], labels[:whole]
+        del ids[:filled], labels[:filled]

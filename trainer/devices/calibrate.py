@@ -78,12 +78,12 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
     today = datetime.datetime.now(datetime.UTC).date()
     torch_version, cores = importlib.metadata.version("torch"), core_count()
     counted = f"{threads} thread{'s' if threads > 1 else ''}"
-    by = f"measured by harness doctor --calibrate, {today}, torch {torch_version}, {counted}"
+    origin = f"measured by harness doctor --calibrate, {today}, torch {torch_version}, {counted}"
 
     def figure(name: str) -> dict[str, Json]:
         rate = rates[name]
-        how = f"{rate.what}, median of the {min(FASTEST, rate.calls)} fastest of {rate.calls}"
-        return {"value": float(f"{rate.per_s:.6g}"), "source": f"{by}: {how}"}
+        method = f"{rate.what}, median of the {min(FASTEST, rate.calls)} fastest of {rate.calls}"
+        return {"value": float(f"{rate.per_s:.6g}"), "source": f"{origin}: {method}"}
 
     copy = figure("copy")
     return {

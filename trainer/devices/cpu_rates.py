@@ -54,13 +54,13 @@ def measure(threads: int, effort: Effort) -> dict[str, Rate]:
     """Measure FLOP/s of fp32 and bf16 products (fastest layout and size) and bytes/s of a copy, with ``threads``."""
     import torch
 
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         works = {"fp32": _best(_products(torch.float32), effort), "bf16": _best(_products(torch.bfloat16), effort)}
         return _rates({**works, "copy": _copy(effort.copy_bytes)}, effort, threads)
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def _products(dtype: Any) -> Callable[[int], Iterator[Work]]:
@@ -91,7 +91,7 @@ def _copy(size_bytes: int) -> Work:
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
     """Return the fastest layout and size. A layout that became too slow is not tried at the next size."""
-    found: list[tuple[float, Work]] = []
+    rates: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time
     for size in sorted(effort.sizes):
         for layout, work in enumerate(products(size)):
@@ -99,10 +99,10 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
             if last_s * (size / last_size) ** 3 > LONGEST_S:
                 continue
             work.call()  # The first call builds kernels and threads.
-            took = min(_timed(work.call).wall_s for _ in range(3))
-            seconds[layout] = (size, took)
-            found.append((work.amount / took, work))
-    return max(found, key=lambda one: one[0])[1]
+            took_s = min(_timed(work.call).wall_s for _ in range(3))
+            seconds[layout] = (size, took_s)
+            rates.append((work.amount / took_s, work))
+    return max(rates, key=lambda rate: rate[0])[1]
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
@@ -123,8 +123,8 @@ def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Ra
 def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
     """Compute the rate from the fastest timings alone."""
     kept = sorted(timings)[:FASTEST]
-    waited = sum(one.waited_s for one in kept) / (threads * sum(one.wall_s for one in kept))
-    return Rate(work.amount / median(one.wall_s for one in kept), work.what, len(timings), waited)
+    waited = sum(timing.waited_s for timing in kept) / (threads * sum(timing.wall_s for timing in kept))
+    return Rate(work.amount / median(timing.wall_s for timing in kept), work.what, len(timings), waited)
 
 
 def _timed(call: Callable[[], Any]) -> Timing:

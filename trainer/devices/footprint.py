@@ -65,10 +65,10 @@ class Footprint:
 
         With shares, the high end also includes the whole weights and gradients, as if all were gathered at once.
         """
-        whole = 2 * self.parameters * self.bytes_per_value if self.shards > 1 else 0
+        gathered = 2 * self.parameters * self.bytes_per_value if self.shards > 1 else 0
         return ByteRange(
             self.lasting_bytes + max(self.weight_bytes, self.activations.low_bytes),
-            self.lasting_bytes + self.weight_bytes + whole + self.activations.high_bytes,
+            self.lasting_bytes + self.weight_bytes + gathered + self.activations.high_bytes,
         )
 
 
@@ -106,8 +106,8 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
     mask = data.sequence_length * tokens * 4
     scores = 0
     if config.model.attention == "eager":
-        kept = 0 if config.model.activation_checkpointing else SCORES_KEPT * shape.layers
-        scores = (kept + SCORES_AT_ONCE) * shape.heads * data.sequence_length * tokens * 4
+        scores_kept = 0 if config.model.activation_checkpointing else SCORES_KEPT * shape.layers
+        scores = (scores_kept + SCORES_AT_ONCE) * shape.heads * data.sequence_length * tokens * 4
     element = 2 if config.compute.precision == "pure-bf16" else 4
     embedding = 2 * shape.vocab_size * shape.width * element if is_tied(shape) else 0
     sharded = config.launch is not None and config.launch.parallel == "fsdp"

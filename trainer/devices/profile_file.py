@@ -80,31 +80,31 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
     """Format the first problem of ``error`` as "key: problem; allowed values", and the number of further ones."""
     errors = error.errors(include_url=False)
     # A misspelt key is also a missing key. The misspelt one is reported first.
-    one = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
-    place = [str(part) for part in one["loc"] if part != "[key]"]
-    kind, given = one["type"], _shown(one["input"])
+    fault = next((details for details in errors if details["type"] == "extra_forbidden"), errors[0])
+    place = [str(part) for part in fault["loc"] if part != "[key]"]
+    kind, shown = fault["type"], _shown(fault["input"])
     if kind == "extra_forbidden":
         allowed = _allowed(model, place[:-1])
-        near = get_close_matches(place[-1], allowed, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else ";"
+        matches = get_close_matches(place[-1], allowed, n=1)
+        guess = f"; did you mean {matches[0]!r}?" if matches else ";"
         message = f"unknown key{guess} allowed: {', '.join(allowed)}"
     elif kind == "missing":
         message = "this key is required"
     elif kind == "value_error":
-        message = str(one["ctx"]["error"])
+        message = str(fault["ctx"]["error"])
     elif kind == "literal_error":
-        message = f"unknown dtype; allowed: {one['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
+        message = f"unknown dtype; allowed: {fault['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
     elif kind == "too_short":
         message = "give at least one"
     elif kind in ("model_type", "dict_type"):
-        message = f"must be a mapping of keys; got {given}"
+        message = f"must be a mapping of keys; got {shown}"
         if allowed := _allowed(model, place):
             message += f"; allowed: {', '.join(allowed)}"
     else:
-        message = one["msg"].replace("Input should be", "must be")
+        message = fault["msg"].replace("Input should be", "must be")
         for wording, plain in PLAIN.items():
             message = message.replace(wording, plain)
-        message += f"; got {given}"
+        message += f"; got {shown}"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return one_line(f"{'.'.join(place)}: {message}{more}" if place else message + more)
 
@@ -133,19 +133,19 @@ def _keys(content: Any, path: Path) -> Iterator[str]:
     """Yield every key in ``content``, in the order of the file. Raises InputError if aliases make it too large or
     cyclic.
     """
-    found = 0
+    count = 0
     waiting: list[tuple[str | None, Any]] = [(None, content)]
     while waiting:
         key, value = waiting.pop()
-        found += 1
-        if found > MAX_PROFILE_VALUES:
+        count += 1
+        if count > MAX_PROFILE_VALUES:
             raise InputError(f"{path}: more than {MAX_PROFILE_VALUES} values (an alias that repeats, or a cycle)")
         if key is not None:
             yield key
         if isinstance(value, dict):
-            waiting += reversed([(str(inner), one) for inner, one in value.items()])
+            waiting += reversed([(str(inner), item) for inner, item in value.items()])
         elif isinstance(value, list | tuple):
-            waiting += reversed([(None, one) for one in value])
+            waiting += reversed([(None, item) for item in value])
 
 
 def _shown(value: object) -> str:

@@ -126,14 +126,14 @@ class DeviceProfile(_Section):
         return self._peak(dtype)[1]
 
     def _peak(self, dtype: str) -> tuple[float, str]:
-        known = {
+        peaks = {
             str(name): (figure.value, figure.source)
             for name, figure in self.peak.items()
             if figure.value is not None and figure.source is not None
         }
-        if dtype not in known:
-            raise InputError(f"device profile {self.name}: no peak for {dtype}; allowed: {', '.join(known) or 'none'}")
-        return known[dtype]
+        if dtype not in peaks:
+            raise InputError(f"device profile {self.name}: no peak for {dtype}; allowed: {', '.join(peaks) or 'none'}")
+        return peaks[dtype]
 
     @property
     def achievable_matmul_flops_per_s(self) -> dict[str, float]:
@@ -174,8 +174,8 @@ def load_profile(name: str) -> DeviceProfile:
     names = profile_names()
     if name in names:
         return _shipped(name)
-    near = get_close_matches(name, names, n=1)
-    guess = f"; did you mean {near[0]!r}?" if near else ";"
+    matches = get_close_matches(name, names, n=1)
+    guess = f"; did you mean {matches[0]!r}?" if matches else ";"
     raise InputError(f"unknown device profile {name!r}{guess} allowed: {', '.join(names)}, or a path to a YAML file")
 
 

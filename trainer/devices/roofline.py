@@ -72,23 +72,23 @@ def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kern
     data, precision = config.data, config.compute.precision
     tokens = data.batch_size * data.sequence_length
     fixed = device.kernels
-    found = {}
+    estimates_ms = {}
     if fixed.forward_ms is None or fixed.backward_ms is None:
         forward_ms = (
             tokens * flops_per_token(shape, data.sequence_length) / 3 / matmul_flops_per_s(device, profile, precision)
         ) * 1e3
         # A checkpointed layer is computed once more, in the backward pass.
-        again = config.model.activation_checkpointing
-        found["forward_ms"], found["backward_ms"] = forward_ms, (3 if again else 2) * forward_ms
+        recomputes = config.model.activation_checkpointing
+        estimates_ms["forward_ms"], estimates_ms["backward_ms"] = forward_ms, (3 if recomputes else 2) * forward_ms
     moved_bytes = parameters(shape) * TENSOR_BYTES[precision]
     memory = profile.memory_bandwidth_bytes_per_s * device.memory_efficiency
     fused = config.optimizer.fused is not False
     passes = NORM_PASSES + (UNSCALE_PASSES if precision == "fp16" else 0)
-    found["norm_ms"] = passes * moved_bytes / memory * 1e3
-    found["optimizer_ms"] = (FUSED_ADAMW_PASSES if fused else FOREACH_ADAMW_PASSES) * moved_bytes / memory * 1e3
-    found["h2d_ms"] = batch_bytes(config) / (profile.link_bandwidth_bytes_per_s * device.memory_efficiency) * 1e3
-    given = {name: value for name, value in fixed.model_dump().items() if value is not None}
-    return Kernels(**{name: value / device.speed for name, value in {**found, **given}.items()})
+    estimates_ms["norm_ms"] = passes * moved_bytes / memory * 1e3
+    estimates_ms["optimizer_ms"] = (FUSED_ADAMW_PASSES if fused else FOREACH_ADAMW_PASSES) * moved_bytes / memory * 1e3
+    estimates_ms["h2d_ms"] = batch_bytes(config) / (profile.link_bandwidth_bytes_per_s * device.memory_efficiency) * 1e3
+    fixed_ms = {name: value for name, value in fixed.model_dump().items() if value is not None}
+    return Kernels(**{name: value / device.speed for name, value in {**estimates_ms, **fixed_ms}.items()})
 
 
 def batch_bytes(config: TrainerConfig) -> int:

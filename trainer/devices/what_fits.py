@@ -20,25 +20,25 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
     shortage, and there is no advice. ``elsewhere``: memory of the process beside training.
     """
     need = footprint(config, shape).peak + elsewhere
-    now = config.data.batch_size
+    batch_size = config.data.batch_size
     of_each = " of each rank" if config.ranks > 1 else ""
     takes = (
-        f"by the arithmetic batch_size {now} takes{of_each} {need.low_bytes / GIB:.1f} to "
+        f"by the arithmetic batch_size {batch_size} takes{of_each} {need.low_bytes / GIB:.1f} to "
         f"{need.high_bytes / GIB:.1f} GiB, and {memory_bytes / GIB:.1f} GiB is there"
     )
     if need.high_bytes <= memory_bytes:
         return f"{takes}: something that it does not count took the rest, so what would fit is not known"
     parts = [takes]
-    for how, one in _ways(config):
-        most = _largest(one, shape, memory_bytes - elsewhere.low_bytes, low=True)
-        surely = _largest(one, shape, memory_bytes - elsewhere.high_bytes, low=False)
+    for condition, variant in _ways(config):
+        most = _largest(variant, shape, memory_bytes - elsewhere.low_bytes, low=True)
+        surely = _largest(variant, shape, memory_bytes - elsewhere.high_bytes, low=False)
         if not most:
-            parts.append(f"no batch_size fits {how}")
+            parts.append(f"no batch_size fits {condition}")
         elif not surely:
-            parts.append(f"data.batch_size 1 may fit {how}")
+            parts.append(f"data.batch_size 1 may fit {condition}")
         else:
-            parts.append(f"data.batch_size {surely} fits {how}")
-    if now > 1:
+            parts.append(f"data.batch_size {surely} fits {condition}")
+    if batch_size > 1:
         parts.append("optimizer.accumulation keeps the samples of a step where data.batch_size is smaller")
     return "; ".join(parts)
 
@@ -53,8 +53,8 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
         yield "with model.activation_checkpointing true", checkpointed
     if config.compute.precision != "pure-bf16":
         halved = {"compute": config.compute.model_copy(update={"precision": "pure-bf16"})}
-        that = "" if config.model.activation_checkpointing else "that and "
-        yield f"with {that}compute.precision pure-bf16", checkpointed.model_copy(update=halved)
+        prefix = "" if config.model.activation_checkpointing else "that and "
+        yield f"with {prefix}compute.precision pure-bf16", checkpointed.model_copy(update=halved)
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:

@@ -72,9 +72,9 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
     """
     import pyarrow as pa
 
-    head, found, pending = file.read(BLOCK_BYTES).partition(_EVENTS)
+    head, marker, pending = file.read(BLOCK_BYTES).partition(_EVENTS)
     parts: list[pa.Table] = []
-    while found:
+    while marker:
         block, pending = _cut(pending, len(pending))
         parts += _block_tables(block)
         more = file.read(BLOCK_BYTES)
@@ -82,7 +82,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
             break
         pending += more
     # Parse the last event and what follows it, or the whole of another layout. A truncated file is refused here.
-    rest = json.loads(head + found + pending + file.read(), parse_float=Decimal)
+    rest = json.loads(head + marker + pending + file.read(), parse_float=Decimal)
     if not isinstance(rest, dict):
         raise ValueError("not a JSON object")
     parts.append(_events_table(rest.pop("traceEvents")))
@@ -91,8 +91,8 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
 
 def parse_header(file: IO[bytes]) -> JsonObject:
     """Parse the part of a trace before its first event. Raises ValueError if it is no JSON object."""
-    head, found, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
-    content = json.loads(head + found + b"]}")
+    head, marker, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
+    content = json.loads(head + marker + b"]}")
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     return content
@@ -110,8 +110,8 @@ def _schema() -> pa.Schema:
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
     """Split ``text`` at the last separator before position ``before``. Without one, the first part is empty."""
-    at = text.rfind(BETWEEN, 0, before)
-    return (text[:at] + b"}", text[at + BETWEEN.index(b"{") :]) if at >= 0 else (b"", text)
+    position = text.rfind(BETWEEN, 0, before)
+    return (text[:position] + b"}", text[position + BETWEEN.index(b"{") :]) if position >= 0 else (b"", text)
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
@@ -172,8 +172,8 @@ def _chosen(table: pa.Table) -> pa.Table:
     import pyarrow.compute as pc
 
     kind, category = table.column("ph"), table.column("cat")
-    wanted = pc.or_(pc.equal(kind, "X"), pc.and_(pc.equal(kind, "i"), pc.equal(category, _INSTANTS)))
-    kept = table.filter(pc.and_kleene(wanted, table.column("pid").is_valid())).combine_chunks()
+    mask = pc.or_(pc.equal(kind, "X"), pc.and_(pc.equal(kind, "i"), pc.equal(category, _INSTANTS)))
+    kept = table.filter(pc.and_kleene(mask, table.column("pid").is_valid())).combine_chunks()
     columns = {name: kept.column(name).fill_null("").dictionary_encode() for name in ("cat", "name")}
     columns |= {name: kept.column(name) for name in ("pid", "tid")}
     columns |= {f"{name}_ns": _nanoseconds(kept.column(name)) for name in ("ts", "dur")}
@@ -216,12 +216,12 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
     name = "profile" if isinstance(source, bytes) else str(source)
     try:
         with open_trace(source) as file:
-            raw, rest = parse(file)
-        base_ns = rest["baseTimeNanoseconds"]
+            raw, metadata = parse(file)
+        base_ns = metadata["baseTimeNanoseconds"]
         if not isinstance(base_ns, int | Decimal | str):
             raise ValueError("its baseTimeNanoseconds is no number")
         table = _table(raw, int(base_ns) - realtime_minus_monotonic_ns, role)
-        return table.replace_schema_metadata({CUT_NAME: "yes"}) if rest.get("traceName") == CUT_NAME else table
+        return table.replace_schema_metadata({CUT_NAME: "yes"}) if metadata.get("traceName") == CUT_NAME else table
     except KeyError as error:
         raise InputError(f"{name}: not a trace of torch.profiler (no {error})") from error
     except _BAD as error:
@@ -248,8 +248,8 @@ def table_schema() -> pa.Schema:
 
     word = pa.dictionary(pa.int32(), pa.string())
     numbers = ("pid", "tid", "start_ns", "duration_ns", *(column for column, _ in _NUMBERS))
-    whole = [(name, pa.int64()) for name in numbers]
-    return pa.schema([("category", word), ("name", word), *whole, ("role", word), ("input_shapes", pa.string())])
+    integers = [(name, pa.int64()) for name in numbers]
+    return pa.schema([("category", word), ("name", word), *integers, ("role", word), ("input_shapes", pa.string())])
 
 
 def _table(raw: pa.Table, shift_ns: int, role: str) -> pa.Table:
@@ -297,20 +297,20 @@ def file_name(role: str, window: int = 1) -> str:
 
 def files(folder: Path) -> list[tuple[Path, str]]:
     """Find the profiles in ``folder`` with their roles: the main process's windows in order, then the workers'."""
-    found = []
+    profiles = []
     for path in folder.glob(f"{STEM}*{SUFFIX}"):
         part = path.name.removeprefix(STEM).removesuffix(SUFFIX).removeprefix(".")
         if part.startswith("loader-"):
-            found.append((path, part))
+            profiles.append((path, part))
         elif not part or part.isdecimal():
-            found.append((path, "main"))
-    return sorted(found, key=lambda one: (one[1] != "main", len(one[0].name), one[0].name))
+            profiles.append((path, "main"))
+    return sorted(profiles, key=lambda profile: (profile[1] != "main", len(profile[0].name), profile[0].name))
 
 
 def header(path: Path) -> JsonObject:
     """Read the harness's facts in a trace's header; {} for another program. Raises InputError if unreadable."""
-    ours = read_header(path).get(HEADER)
-    return ours if isinstance(ours, dict) else {}
+    content = read_header(path).get(HEADER)
+    return content if isinstance(content, dict) else {}
 
 
 def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
@@ -322,7 +322,7 @@ def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list
     for path, role in files(folder):
         try:
             offsets = header(path).get(OFFSET) or list(clock_offsets)
-            if not isinstance(offsets, list) or not offsets or not all(type(one) is int for one in offsets):
+            if not isinstance(offsets, list) or not offsets or not all(type(offset) is int for offset in offsets):
                 raise InputError(f"{path}: its clock is unknown (no {OFFSET} in it or in probes.json)")
             tables.append(read_profile(path, round(sum(offsets) / len(offsets)), role))
         except InputError as error:

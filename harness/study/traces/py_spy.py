@@ -68,8 +68,8 @@ class FittedClock(NamedTuple):
 
 def mark_number(frame: str) -> int | None:
     """Return the number of the clock mark in a frame; None if the frame is no mark."""
-    found = _NUMBER.match(frame)
-    return int(found[1]) if found else None
+    match = _NUMBER.match(frame)
+    return int(match[1]) if match else None
 
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
@@ -92,29 +92,29 @@ def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)
-    for (at, closing), (until, _) in zip(edges, [*edges[1:], (edges[-1][0], 1)], strict=True):
+    for (offset, closing), (next_offset, _) in zip(edges, [*edges[1:], (edges[-1][0], 1)], strict=True):
         depth += -1 if closing else 1
         if depth > most:
-            most, best = depth, (at, until)
+            most, best = depth, (offset, next_offset)
     return *best, most
 
 
 def _edges(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    seen: dict[int, list[int]] = {}
+    places_of_mark: dict[int, list[int]] = {}
     for place, (_, mark) in enumerate(samples):
         if mark is not None:
-            seen.setdefault(mark, []).append(place)
-    found = []
-    for mark, places in seen.items():
+            places_of_mark.setdefault(mark, []).append(place)
+    edges = []
+    for mark, places in places_of_mark.items():
         if mark >= len(marks):
             raise InputError(f"clock mark {mark} was sampled, but only {len(marks)} are noted")
         start, end = marks[mark]
         first, last = places[0], places[-1]
         if first > 0:
-            found.append((start - samples[first][0], start - samples[first - 1][0]))
+            edges.append((start - samples[first][0], start - samples[first - 1][0]))
         if last + 1 < len(samples):
-            found.append((end - samples[last + 1][0], end - samples[last][0]))
-    return found
+            edges.append((end - samples[last + 1][0], end - samples[last][0]))
+    return edges
 
 
 _PROCESS = re.compile(r"process \d+:")
@@ -191,9 +191,9 @@ def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[Mem
     for event in events:
         if event["ph"] == "M":
             continue  # Newer versions of py-spy write thread names here. This module takes them from --threads.
-        if key != (now := (event["ts"], event["pid"], event["tid"])):
+        if key != (event_key := (event["ts"], event["pid"], event["tid"])):
             finish()
-            key = now
+            key = event_key
         frames = open_frames.setdefault(event["tid"], [])
         if event["ph"] == "B":
             frame = event["name"], event["args"]["filename"], event["args"]["line"]
@@ -279,7 +279,7 @@ def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int,
     """
     import pyarrow as pa
 
-    where = f"{source}: " if isinstance(source, Path) else "py-spy's trace: "
+    prefix = f"{source}: " if isinstance(source, Path) else "py-spy's trace: "
     try:
         start_ns, end_ns = _window(facts)
         changes, threads = decode(read_events(source), [str(root) for root in facts.roots])
@@ -288,9 +288,9 @@ def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int,
         main = {thread for thread, (number, name) in threads.items() if thread[0] == number or name == "MainThread"}
         clock = _clock([row for row, _ in rows if row.pid == facts.pid and (row.pid, row.tid) in main], facts)
     except InputError as error:
-        raise InputError(f"{where}{error}") from error
+        raise InputError(f"{prefix}{error}") from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{where}not a trace of py-spy ({type(error).__name__}: {error})") from error
+        raise InputError(f"{prefix}not a trace of py-spy ({type(error).__name__}: {error})") from error
     columns: dict[str, list[Any]] = {name: [] for name in ("time_ns", "duration_ns", "pid", "tid", "role", "stack")}
     for row, until_us in rows:
         time_ns = row.time_us * 1000 + clock.offset_ns
@@ -303,7 +303,7 @@ def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int,
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(cell)
     if rows and not columns["time_ns"]:
-        raise InputError(f"{where}none of its samples is within the window in probes.json, or its marks are wrong")
+        raise InputError(f"{prefix}none of its samples is within the window in probes.json, or its marks are wrong")
     kinds = [pa.int64(), pa.int64(), pa.int64(), pa.int64(), pa.string(), pa.list_(pa.string())]
     metadata = {name: str(value) for name, value in clock._asdict().items()}
     return pa.table(columns, schema=pa.schema(list(zip(columns, kinds, strict=True)), metadata))
@@ -330,16 +330,16 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
             times.append(change.time_us)
         by_thread.setdefault((change.pid, change.tid), []).append((len(times) - 1, change))
     rows: list[tuple[MemoryChange, int]] = []
-    for found in by_thread.values():
-        own: list[MemoryChange] = []
+    for samples in by_thread.values():
+        thread_changes: list[MemoryChange] = []
         ends: list[int] = []
-        for (number, change), (following, _) in zip(found, [*found[1:], (len(times), None)], strict=True):
+        for (number, change), (following, _) in zip(samples, [*samples[1:], (len(times), None)], strict=True):
             unchanged = [change._replace(time_us=time) for time in times[number + 1 : following]]
-            own += [change] if held else [change, *unchanged]
+            thread_changes += [change] if held else [change, *unchanged]
             ends.append(times[number + 1] if number + 1 < len(times) else end_us)
         if not held:
-            ends = [row.time_us for row in own[1:]] + [end_us]
-        rows += [(row, max(end, row.time_us)) for row, end in zip(own, ends, strict=True)]
+            ends = [row.time_us for row in thread_changes[1:]] + [end_us]
+        rows += [(row, max(end, row.time_us)) for row, end in zip(thread_changes, ends, strict=True)]
     return rows
 
 
@@ -351,21 +351,21 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
     """
     begins = [not place for place in range(len(changes))]
     waits = [0, *(after.time_us - before.time_us for before, after in pairwise(changes))]
-    met: set[tuple[int, int]] = set()
+    threads: set[tuple[int, int]] = set()
     last = 0
     for place, change in enumerate(changes):
         thread = change.pid, change.tid
         if metronome and change.pid in metronome:
-            if thread in met:
+            if thread in threads:
                 begins[max(range(last + 1, place + 1), key=waits.__getitem__)] = True
-                met.clear()
+                threads.clear()
             last = place
-            met.add(thread)
+            threads.add(thread)
         elif not metronome:
-            if thread in met or waits[place] > _APART_US:
+            if thread in threads or waits[place] > _APART_US:
                 begins[place] = True
-                met.clear()
-            met.add(thread)
+                threads.clear()
+            threads.add(thread)
     return begins
 
 
@@ -384,11 +384,11 @@ def _window(facts: StackRecording) -> tuple[int, int]:
 
 
 def _clock(main: Sequence[MemoryChange], facts: StackRecording) -> FittedClock:
-    seen = [
+    observed = [
         (
             row.time_us * 1000,
             next((mark for frame in row.stack or () if (mark := mark_number(frame)) is not None), None),
         )
         for row in main
     ]
-    return align(seen, [(start, end) for start, end in facts.marks])
+    return align(observed, [(start, end) for start, end in facts.marks])

@@ -28,11 +28,11 @@ def speedscope(samples: pa.Table) -> JsonObject:
         stack = [frames.setdefault(frame, len(frames)) for frame in row["stack"]]
         thread = row["pid"], row["tid"], row["role"]
         threads.setdefault(thread, []).append((row["time_ns"], row["duration_ns"], stack))
-    since = min((found[0][0] for found in threads.values()), default=0)
+    origin_ns = min((spans[0][0] for spans in threads.values()), default=0)
     profiles: list[Json] = []
-    for (pid, tid, role), found in sorted(threads.items(), key=lambda item: _place(*item[0])):
-        weights = [duration for _, duration, _ in found]
-        start = found[0][0] - since
+    for (pid, tid, role), spans in sorted(threads.items(), key=lambda item: _place(*item[0])):
+        weights = [duration for _, duration, _ in spans]
+        start = spans[0][0] - origin_ns
         profiles.append(
             {
                 "type": "sampled",
@@ -40,7 +40,7 @@ def speedscope(samples: pa.Table) -> JsonObject:
                 "unit": "nanoseconds",
                 "startValue": start,
                 "endValue": start + sum(weights),
-                "samples": [stack for _, _, stack in found],
+                "samples": [stack for _, _, stack in spans],
                 "weights": weights,
             }
         )
@@ -55,13 +55,13 @@ def speedscope(samples: pa.Table) -> JsonObject:
 
 
 def _place(pid: int, tid: int, role: str) -> tuple[int, str, int, int]:
-    known = [place for place, start in enumerate(_ORDER) if role.startswith(start)]
-    return known[0] if known else len(_ORDER), role, pid, tid
+    matches = [place for place, start in enumerate(_ORDER) if role.startswith(start)]
+    return matches[0] if matches else len(_ORDER), role, pid, tid
 
 
 def _frame(text: str) -> dict[str, Json]:
-    found = _FRAME.fullmatch(text)
-    if found is None:
+    match = _FRAME.fullmatch(text)
+    if match is None:
         return {"name": text}
-    frame: dict[str, Json] = {"name": found[1], "file": found[2]}
-    return frame if found[3] is None else {**frame, "line": int(found[3])}
+    frame: dict[str, Json] = {"name": match[1], "file": match[2]}
+    return frame if match[3] is None else {**frame, "line": int(match[3])}

@@ -42,21 +42,21 @@ def batches(name: str) -> Iterator[Any]:
 def _to_the_end(name: str, file: Any, reader: Any) -> Iterator[Any]:
     """Yield a stream's batches. Raises InputError if its end mark is missing, or is not the end of the file."""
     while True:
-        before = file.tell()
+        position = file.tell()
         try:
             batch = reader.read_next_batch()
         except StopIteration:
             break
         yield batch
-    if file.tell() == before:
+    if file.tell() == position:
         raise InputError(
             f"{name}: the Arrow stream has no end mark: it was cut short, or its writer was not closed; copy or write "
             "it again"
         )
-    if (more := file.size() - file.tell()) > 0:
+    if (trailing := file.size() - file.tell()) > 0:
         raise InputError(
-            f"{name}: {more:,} bytes follow the end of the Arrow stream, such as a second stream; give each a file of "
-            "its own"
+            f"{name}: {trailing:,} bytes follow the end of the Arrow stream, such as a second stream; give each a "
+            "file of its own"
         )
 
 
@@ -82,9 +82,11 @@ def _blocks(footer: bytes) -> Iterator[tuple[int, int, int]]:
     table = struct.unpack_from("<I", footer)[0]
     fields = table - struct.unpack_from("<i", footer, table)[0]
     for number in (2, 3):
-        at = 4 + 2 * number
+        slot = 4 + 2 * number
         offset = (
-            struct.unpack_from("<H", footer, fields + at)[0] if at < struct.unpack_from("<H", footer, fields)[0] else 0
+            struct.unpack_from("<H", footer, fields + slot)[0]
+            if slot < struct.unpack_from("<H", footer, fields)[0]
+            else 0
         )
         if offset:
             vector = table + offset + struct.unpack_from("<I", footer, table + offset)[0]

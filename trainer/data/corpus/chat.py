@@ -40,8 +40,8 @@ def load_template(location: str) -> ChatTemplate:
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
     """Return the special tokens that the template names, from tokenizer_config.json or the tokenizer's class."""
-    named = set(re.findall(r"\w+", source))
-    missing = [name for name in _TOKENS if name in named and name not in config]
+    words = set(re.findall(r"\w+", source))
+    missing = [name for name in _TOKENS if name in words and name not in config]
     if missing:
         config = {**_of_tokenizer(location, folder, missing), **config}
     tokens = []
@@ -71,8 +71,8 @@ def _of_folder(folder: Path, config: dict[str, Any]) -> str | None:
         return _text(folder / _FILE)
     template = config.get("chat_template")
     if isinstance(template, list):  # several templates by name
-        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
-        template = next((entry.get("template") for entry in named), None)
+        defaults = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next((entry.get("template") for entry in defaults), None)
     return template if isinstance(template, str) else None
 
 
@@ -125,5 +125,5 @@ def _check(chat: Any, where: str) -> None:
     for number, message in enumerate(chat):
         missing = [key for key in ("role", "content") if key not in message]
         if "role" in missing or (missing and "tool_calls" not in message):  # A tool call may have no content.
-            has = ", ".join(map(repr, message)) or "none"
-            raise InputError(f"{where}: message {number} has no {missing[0]!r}; its keys: {has}")
+            keys = ", ".join(map(repr, message)) or "none"
+            raise InputError(f"{where}: message {number} has no {missing[0]!r}; its keys: {keys}")

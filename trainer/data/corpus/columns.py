@@ -117,21 +117,23 @@ def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
         pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False) for lists in (ids, mask)
     )
     kept = mask.flatten()
-    wrong = lengths != mask_lengths
-    if not wrong.any():
+    is_wrong = lengths != mask_lengths
+    if not is_wrong.any():
         ends = np.cumsum(lengths)
         marks = pc.fill_null(kept, -1).to_numpy(zero_copy_only=False)
-        odd = np.flatnonzero((marks < 0) | (marks > 1))
-        wrong[np.searchsorted(ends, odd[:1], side="right")] = True
-    if wrong.any():
-        row = int(np.argmax(wrong))
+        invalid = np.flatnonzero((marks < 0) | (marks > 1))
+        is_wrong[np.searchsorted(ends, invalid[:1], side="right")] = True
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
         raise InputError(
             f"{name}, row {first + row} (from 0): {MASK} is not a 0 or 1 for each of its {lengths[row]} token ids"
         )
-    real = marks != 0
-    before = np.concatenate([[0], np.cumsum(real)])
-    ends = before[np.concatenate([[0], np.cumsum(lengths)])]
-    return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(ids.flatten().to_numpy(zero_copy_only=False)[real]))
+    is_real = marks != 0
+    real_before = np.concatenate([[0], np.cumsum(is_real)])
+    ends = real_before[np.concatenate([[0], np.cumsum(lengths)])]
+    return pa.LargeListArray.from_arrays(
+        pa.array(ends), pa.array(ids.flatten().to_numpy(zero_copy_only=False)[is_real])
+    )
 
 
 def _content(kind: Any) -> Content | None:

@@ -98,12 +98,14 @@ def matching(pattern: str, key: str) -> Matched:
     check_utf8(str(path.absolute()), key)
     if path.is_file():
         return Matched((str(path.absolute()),))
-    tally, whole = Tally(), path.absolute()
-    deep = "**" in whole.parts
-    literal = next((at for at, part in enumerate(whole.parts) if set(_WILD) & set(part)), len(whole.parts) - 1)
-    root = Path(*whole.parts[:literal])
+    tally, absolute = Tally(), path.absolute()
+    deep = "**" in absolute.parts
+    literal = next(
+        (index for index, part in enumerate(absolute.parts) if set(_WILD) & set(part)), len(absolute.parts) - 1
+    )
+    root = Path(*absolute.parts[:literal])
     files = []
-    names = _expanded_glob(str(root), whole.parts[literal:], frozenset(), key)
+    names = _expanded_glob(str(root), absolute.parts[literal:], frozenset(), key)
     for name in sorted(set(map(os.path.abspath, names))):
         kind = _kind(name, key)
         if kind == "file" and not (deep and (output := _output_above(root, Path(name)))):
@@ -194,15 +196,15 @@ def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
     for name in names:
         folder, last = os.path.split(name)
         if os.path.islink(name):  # noqa: PTH114
-            real = os.path.realpath(name)
+            real_path = os.path.realpath(name)
         else:
-            real = f"{folders.get(folder) or folders.setdefault(folder, os.path.realpath(folder))}/{last}"
-        if (before := files.get(real)) is None:
-            files[real] = name
+            real_path = f"{folders.get(folder) or folders.setdefault(folder, os.path.realpath(folder))}/{last}"
+        if (earlier := files.get(real_path)) is None:
+            files[real_path] = name
             continue
-        own = f"{real_root}/{os.path.relpath(name, root)}" == real
-        files[real] = name if own else before
-        tally.add("repeated", os.path.relpath(before if own else name, root))
+        is_real = f"{real_root}/{os.path.relpath(name, root)}" == real_path
+        files[real_path] = name if is_real else earlier
+        tally.add("repeated", os.path.relpath(earlier if is_real else name, root))
     return tuple(sorted(files.values(), key=Path))
 
 
@@ -226,15 +228,15 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
     """Yield the files of a folder that are not hidden. A folder with two names is searched once."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     folders, linked = [str(root)], list[str]()
     while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.
         folder = folders.pop() if folders else linked.pop(0)
-        real = os.path.realpath(folder)
-        if real in seen or (seen and root.resolve().is_relative_to(real)):
+        real_path = os.path.realpath(folder)
+        if real_path in visited or (visited and root.resolve().is_relative_to(real_path)):
             tally.add("repeated", f"{os.path.relpath(folder, root)}/")
             continue
-        seen.add(real)
+        visited.add(real_path)
         for entry in _entries(folder, places.KEY):
             relative = os.path.relpath(entry.path, root)
             if entry.name.startswith((".", "_")):

@@ -115,28 +115,28 @@ def _of_folder(
 ) -> tuple[tuple[str, ...], Format]:
     if asked == "text":
         return matched.files, "text"
-    named: dict[Format, list[str]] = {}
+    by_format: dict[Format, list[str]] = {}
     plain_json = []
     for name in matched.files:
         if name.lower().endswith(".json"):  # A .json file may hold rows, or metadata of the other files.
             plain_json.append(name)
         elif (format := by_name(name)) is not None:
-            named.setdefault(format, []).append(name)
+            by_format.setdefault(format, []).append(name)
         else:
             _check_packed(name)
             matched.tally.add("suffix", _relative(name, matched))
-    if plain_json and "jsonl" not in named and (asked == "jsonl" or not named):
-        named["jsonl"], plain_json = plain_json, []
-    chosen = _format_of_folder(pattern, named, asked)
+    if plain_json and "jsonl" not in by_format and (asked == "jsonl" or not by_format):
+        by_format["jsonl"], plain_json = plain_json, []
+    chosen = _format_of_folder(pattern, by_format, asked)
     for name in plain_json:
         if asked in ("auto", "jsonl") and _holds_rows(name, column):
             raise InputError(
                 f"{places.KEY}: {name}: holds rows with the column {column!r}, and so do files with the suffix of "
                 f"{chosen} beside it; which ones are the corpus? give a glob, such as {matched.folder}/*.json*"
             )
-    for name in (*plain_json, *(name for format in named if format != chosen for name in named[format])):
+    for name in (*plain_json, *(name for format in by_format if format != chosen for name in by_format[format])):
         matched.tally.add("format", _relative(name, matched))
-    return tuple(named[chosen]), chosen
+    return tuple(by_format[chosen]), chosen
 
 
 def _format_of_folder(pattern: str, named: dict[Format, list[str]], asked: Literal["auto"] | Format) -> Format:
@@ -205,16 +205,16 @@ def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
         return None
     content = _json(state)
     data = content.get("_data_files") if isinstance(content, dict) else None
-    named = [entry.get("filename") for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    filenames = [entry.get("filename") for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
     if data == []:
         raise InputError(f"{places.KEY}: {folder} was written by save_to_disk of a dataset without rows")
-    if not named or not all(isinstance(entry, str) and PurePosixPath(entry).name == entry for entry in named):
+    if not filenames or not all(isinstance(entry, str) and PurePosixPath(entry).name == entry for entry in filenames):
         if data is None:  # Another program wrote this state.json.
             return None
         raise InputError(f"{state}: names no data files, as save_to_disk would write them")
     if isinstance(content, dict) and content.get("_indices_data_files"):
         raise InputError(f"{state}: its rows are chosen by a file of indices; save it anew after flatten_indices()")
-    saved = tuple(join((folder, str(entry))) for entry in named)
+    saved = tuple(join((folder, str(entry))) for entry in filenames)
     if missing := [entry for entry in saved if entry not in files]:
         raise InputError(f"{state}: names {missing[0]}, which is not there")
     for name in files:

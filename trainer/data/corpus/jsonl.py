@@ -149,15 +149,15 @@ def _repeated_key(record: _Object, column: str) -> str | None:
     """Return a key that occurs twice: the column, or a key within its value, such as a message's role."""
     if column in record.repeated:
         return column
-    left = [record.get(column)]
-    while left:
-        value = left.pop()
+    pending = [record.get(column)]
+    while pending:
+        value = pending.pop()
         if isinstance(value, _Object):
             if value.repeated:
                 return min(value.repeated)
-            left += value.values()
+            pending += value.values()
         elif isinstance(value, list):
-            left += value
+            pending += value
     return None
 
 
@@ -175,8 +175,8 @@ def _check(name: str, row: int, column: str, value: object, content: Content) ->
     elif not isinstance(value, list):
         items = "token ids" if content == "tokens" else "messages"
         raise _wrong(name, row, column, value, f"a list of {items}, as in other rows")
-    elif content == "tokens" and (odd := [item for item in value if type(item) is not int]):
-        raise _wrong(name, row, column, odd[0], "whole numbers, the token ids")
+    elif content == "tokens" and (invalid := [item for item in value if type(item) is not int]):
+        raise _wrong(name, row, column, invalid[0], "whole numbers, the token ids")
 
 
 def _wrong(name: str, row: int, column: str, value: object, allowed: str) -> InputError:

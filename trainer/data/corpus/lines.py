@@ -65,5 +65,5 @@ def blocks(name: str) -> Iterator[bytes]:
 
 
 def too_large(name: str, row: int | None = None) -> InputError:
-    where = name if row is None else f"{name}, row {row}"
-    return InputError(f"{where}: a document of more than {LARGEST_DOCUMENT:,} bytes; divide it")
+    place = name if row is None else f"{name}, row {row}"
+    return InputError(f"{place}: a document of more than {LARGEST_DOCUMENT:,} bytes; divide it")

@@ -179,9 +179,9 @@ def _of_fsspec(scheme: str) -> Any:
 
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **_limits(scheme))))
     except (ImportError, ValueError) as error:
-        known = ", ".join(("file", *_NATIVE))
+        schemes = ", ".join(("file", *_NATIVE))
         raise InputError(
-            f"{KEY}: {scheme}://: {first_line(error)}; allowed: {known}, and what fsspec has a package for"
+            f"{KEY}: {scheme}://: {first_line(error)}; allowed: {schemes}, and what fsspec has a package for"
         ) from error
 
 

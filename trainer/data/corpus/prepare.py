@@ -35,7 +35,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
     file's size and ETag are requested at each call, and its documents are hashed when it is checked.
     """
     cache.clean()
-    corpus, key, known = _named(config)
+    corpus, key, file_identities = _named(config)
     remote = any(places.is_remote(name) for name in corpus.files)
     reading: list[object] = []
     if (corpus.format, corpus.content) != ("parquet", "text"):
@@ -50,19 +50,19 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
 
     def check() -> list[Any]:
         counts = _check(corpus, key, config.documents, remote)
-        check_unchanged(replace(corpus, known=tuple(known)))
+        check_unchanged(replace(corpus, known=tuple(file_identities)))
         return list(asdict(counts).values())
 
     # Records of earlier versions, which accepted more files and kept fewer counts, must not match.
     checked = [{"arrow": "to its end mark", "jsonl": "no key twice"}.get(corpus.format), "bytes of text"]
-    remembered = cache.remember("corpus", [known, corpus.column, config.documents, *reading, *checked], check)
+    remembered = cache.remember("corpus", [file_identities, corpus.column, config.documents, *reading, *checked], check)
     counts = _Checked(*remembered)
     if corpus.rows_expected not in (None, counts.documents) and config.documents is None:
         _print_once(
             f"{key}: {corpus.name}: {counts.documents:,} rows, and {corpus.rows_expected:,} in dataset_info.json: a "
             "selection was saved, or rows are missing; load it with datasets to compare"
         )
-    contents = [counts.digest] if remote else known
+    contents = [counts.digest] if remote else file_identities
     return replace(
         corpus,
         documents=counts.documents,
@@ -71,7 +71,7 @@ def prepare_corpus(config: CorpusConfig) -> Corpus:
         largest_id=counts.largest_id,
         largest_at=counts.largest_at,
         text_bytes=counts.text_bytes,
-        known=tuple(known),
+        known=tuple(file_identities),
     )
 
 
@@ -115,17 +115,22 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             _print_files(config.parquet, corpus, _PARQUET)
         return corpus, _PARQUET, identities(matched.files)
     assert config.path is not None
-    if made := pretokenized.find(config.path):
-        corpus = _of_pretokenized(config, made)
+    if folders := pretokenized.find(config.path):
+        corpus = _of_pretokenized(config, folders)
         return corpus, places.KEY, identities(corpus.files)
     chosen = formats.choose(config.path, config.format, config.column)
     if chosen.format != "text" and config.split != "file":
         raise InputError(f"data.corpus.split: {config.split} divides text files, and {config.path} is {chosen.format}")
-    known = identities(chosen.files)
+    file_identities = identities(chosen.files)
     content: Content = cache.remember(
         "column",
         # An earlier version's records for JSON Lines must not match: it took empty lists for token ids.
-        [known[0], chosen.format, config.column, *(["empty lists say nothing"] if chosen.format == "jsonl" else [])],
+        [
+            file_identities[0],
+            chosen.format,
+            config.column,
+            *(["empty lists say nothing"] if chosen.format == "jsonl" else []),
+        ],
         lambda: columns.content_of(chosen.files[0], chosen.format, config.column),
     )
     template = None
@@ -142,7 +147,7 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
         )
     corpus = _uncounted(Path(config.path.rstrip("/")).name or config.path, chosen.files, config.column)
     masked = content == "tokens" and bool(
-        cache.remember("masked", [known, chosen.format], lambda: _is_masked(chosen.files, chosen.format))
+        cache.remember("masked", [file_identities, chosen.format], lambda: _is_masked(chosen.files, chosen.format))
     )
     corpus = replace(
         corpus,
@@ -156,7 +161,7 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
     )
     if chosen.pattern:
         _print_files(config.path, corpus, places.KEY)
-    return corpus, places.KEY, known
+    return corpus, places.KEY, file_identities
 
 
 def _is_masked(files: Sequence[str], format: Format) -> bool:
@@ -193,8 +198,12 @@ def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corp
     """Return the documents of folders of harness data pretokenize, read from the first folder."""
     first = made[0]
     column = pretokenized.COLUMNS[first.manifest.format]
-    given = {"format": config.format != "auto", "split": config.split != "file", "chat_template": config.chat_template}
-    if (wrong := next((key for key, value in given.items() if value), None)) is not None:
+    options = {
+        "format": config.format != "auto",
+        "split": config.split != "file",
+        "chat_template": config.chat_template,
+    }
+    if (wrong := next((key for key, value in options.items() if value), None)) is not None:
         raise InputError(f"data.corpus.{wrong}: {config.path} holds tokens of harness data pretokenize; leave it out")
     if config.column not in ("text", column):  # text: the default
         raise InputError(f"data.corpus.column: {config.column}, but the tokens in {first.folder} are {column}")
@@ -270,8 +279,8 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
         )
     if documents == empty:
         content = "no documents" if not documents else f"{documents} documents, all of them empty"
-        where = "" if corpus.format == "text" else f"column {corpus.column!r} of "
-        raise InputError(f"{key}: empty corpus: {content} in {where}{', '.join(corpus.files[:3])}")
+        origin = "" if corpus.format == "text" else f"column {corpus.column!r} of "
+        raise InputError(f"{key}: empty corpus: {content} in {origin}{', '.join(corpus.files[:3])}")
     known_bytes = text_bytes if corpus.content == "text" else None
     return _Checked(documents, empty, ids.largest, ids.place, digest.text() if hashed else "", known_bytes)
 
@@ -299,9 +308,11 @@ class _LargestId:
         least, most = bounds["min"], bounds["max"]
         if least is None:  # All documents are empty.
             return
-        odd = least if least < 0 else most if most > _LARGEST_ID else None
-        if odd is not None:
-            raise InputError(f"{place(flat.index(odd).as_py())}: {odd} is no token id; allowed: 0 to {_LARGEST_ID:,}")
+        invalid = least if least < 0 else most if most > _LARGEST_ID else None
+        if invalid is not None:
+            raise InputError(
+                f"{place(flat.index(invalid).as_py())}: {invalid} is no token id; allowed: 0 to {_LARGEST_ID:,}"
+            )
         if self.largest is None or most > self.largest:
             self.largest, self.place = most, place(flat.index(most).as_py())
 

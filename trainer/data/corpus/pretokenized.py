@@ -32,16 +32,16 @@ def find(path: str) -> list[Pretokenized]:
     folder = expanded(places.local(path)).absolute()
     is_single = (folder / MANIFEST).is_file()
     folders = [folder] if is_single else [folder / name for name in COLUMNS]
-    made = [part for candidate in folders if (part := _read(candidate)) is not None]
-    for part in made[1:]:
+    parts = [part for candidate in folders if (part := _read(candidate)) is not None]
+    for part in parts[1:]:
         for key in ("corpus_fingerprint", "tokenizer_fingerprint", "eos_id", "documents"):
-            first, second = getattr(made[0].manifest, key), getattr(part.manifest, key)
+            first, second = getattr(parts[0].manifest, key), getattr(part.manifest, key)
             if first != second:
                 raise InputError(
-                    f"{places.KEY}: {path} holds tokens of several origins: {key} is {first!r} in {made[0].folder} and "
-                    f"{second!r} in {part.folder}; give one of them"
+                    f"{places.KEY}: {path} holds tokens of several origins: {key} is {first!r} in {parts[0].folder} "
+                    f"and {second!r} in {part.folder}; give one of them"
                 )
-    return made
+    return parts
 
 
 def read_flat(name: str) -> Iterator[Any]:

@@ -26,19 +26,19 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
 
     An array may hold nulls, which :func:`trainer.data.corpus.prepare.prepare_corpus` refuses.
     """
-    left = documents
+    remaining = documents
     for name in corpus.files:
         row = 0
-        how = corpus.format, corpus.column, corpus.content, corpus.split
-        for values in columns.read(name, *how, masked=corpus.masked):
-            taken = values if left is None else values[:left]
+        layout = corpus.format, corpus.column, corpus.content, corpus.split
+        for values in columns.read(name, *layout, masked=corpus.masked):
+            taken = values if remaining is None else values[:remaining]
             if corpus.content == "chat":
                 taken = _rendered(corpus, taken, name, row)
             yield name, row, taken
             row += len(taken)
-            if left is not None:
-                left -= len(taken)
-                if not left:
+            if remaining is not None:
+                remaining -= len(taken)
+                if not remaining:
                     return
 
 
@@ -135,9 +135,9 @@ def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
     from trainer.data.engines.base import Encoded
 
     ends = np.cumsum(encoded.lengths) - 1
-    ended: NDArray[np.bool_] = encoded.lengths > 0
-    ended[ended] = encoded.ids[ends[ended]] == eos_id
-    return Encoded(np.delete(encoded.ids, ends[ended]), encoded.lengths - ended)
+    has_end: NDArray[np.bool_] = encoded.lengths > 0
+    has_end[has_end] = encoded.ids[ends[has_end]] == eos_id
+    return Encoded(np.delete(encoded.ids, ends[has_end]), encoded.lengths - has_end)
 
 
 def identities(files: tuple[str, ...]) -> list[Identity]:
@@ -150,8 +150,8 @@ def check_unchanged(corpus: Corpus) -> None:
 
     Call it after reading the documents, before their results are cached under the corpus' fingerprint.
     """
-    for name, before in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
-        if identities((name,)) != [before]:
+    for name, identity in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
+        if identities((name,)) != [identity]:
             raise InputError(f"{name}: was changed while it was read; run it again when nobody writes it")
 
 

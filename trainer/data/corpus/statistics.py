@@ -124,14 +124,14 @@ class _Lengths:
 
     def quantile(self, share: float) -> int:
         """Return the length that ``share`` of the documents do not exceed."""
-        wanted = max(1, int(np.ceil(share * self.documents)))
+        rank = max(1, int(np.ceil(share * self.documents)))
         below = np.cumsum(self.exact)
-        if wanted <= below[-1]:
-            return int(np.searchsorted(below, wanted))
-        left = wanted - int(below[-1])
+        if rank <= below[-1]:
+            return int(np.searchsorted(below, rank))
+        remaining = rank - int(below[-1])
         for top in sorted(self.long):
-            left -= self.long[top]
-            if left <= 0:
+            remaining -= self.long[top]
+            if remaining <= 0:
                 return min(top, self.longest)
         raise AssertionError("share must be at most 1")
 
@@ -289,5 +289,5 @@ def _count(rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> Duplicates:
         return Duplicates(0, 0)
     order = np.lexsort((rows["low"], rows["high"]))
     high, low = rows["high"][order], rows["low"][order]
-    again = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-    return Duplicates(int(again.sum()), int(rows["size"][order][1:][again].sum()))
+    is_repeat = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
+    return Duplicates(int(is_repeat.sum()), int(rows["size"][order][1:][is_repeat].sum()))

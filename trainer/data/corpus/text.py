@@ -58,8 +58,8 @@ def _paragraphs(name: str) -> Iterator[list[bytes]]:
             raise lines.too_large(name)
         # The blank lines may begin with the last line of the block before.
         if _BLANK_LINES.search(block) or not block.strip() or block[: block.find(b"\n") + 1].strip() == b"":
-            *whole, last = _BLANK_LINES.split(b"".join(held))
-            yield _with_text(whole)
+            *paragraphs, last = _BLANK_LINES.split(b"".join(held))
+            yield _with_text(paragraphs)
             held, size = [b"\n", last], len(last)
     # The added line end makes a last line of white space blank even without one.
     yield _with_text(_BLANK_LINES.split(b"".join(held) + b"\n"))
@@ -74,6 +74,6 @@ def _not_text(name: str, documents: list[bytes], row: int, split: Split) -> Inpu
         try:
             document.decode()
         except UnicodeDecodeError as error:
-            where = name if split == "file" else f"{name}, row {number} (from 0)"
-            return InputError(f"{where}: not UTF-8 text (byte {error.start}: {document[error.start]:#04x})")
+            place = name if split == "file" else f"{name}, row {number} (from 0)"
+            return InputError(f"{place}: not UTF-8 text (byte {error.start}: {document[error.start]:#04x})")
     raise AssertionError("Arrow and Python disagree about UTF-8")

@@ -80,12 +80,12 @@ def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Enc
     import numpy as np
 
     ids = np.empty(int(lengths.sum()), dtype=encoded.ids.dtype)
-    begin = at = 0
+    begin = target = 0
     for length in encoded.lengths.tolist():
         if length:
-            ids[at : at + length] = encoded.ids[begin : begin + length]
-            ids[at + length] = eos_id
-            begin, at = begin + length, at + length + 1
+            ids[target : target + length] = encoded.ids[begin : begin + length]
+            ids[target + length] = eos_id
+            begin, target = begin + length, target + length + 1
     return Encoded(ids, lengths)
 
 
@@ -95,8 +95,8 @@ def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
 
     if eos_id is None:
         return encoded
-    full = encoded.lengths > 0
-    lengths = encoded.lengths + full
+    is_nonempty = encoded.lengths > 0
+    lengths = encoded.lengths + is_nonempty
     if len(lengths) <= _FEW_TEXTS:
         return _with_each(encoded, lengths, eos_id)
-    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[full], eos_id), lengths)
+    return Encoded(np.insert(encoded.ids, np.cumsum(encoded.lengths)[is_nonempty], eos_id), lengths)

@@ -50,8 +50,8 @@ def read(text: str) -> ByteLevelBpe:
     added = _added(content.get("added_tokens") or [])
     pieces = _ranked(vocabulary, model["merges"])
     if model.get("ignore_merges"):  # A word of the vocabulary is then one token even if no merges lead to it.
-        known = {*pieces, *(token["content"] for token in added)}
-        unmerged = [piece for piece in vocabulary if piece not in known and _is_bytes(piece)]
+        reachable = {*pieces, *(token["content"] for token in added)}
+        unmerged = [piece for piece in vocabulary if piece not in reachable and _is_bytes(piece)]
         if unmerged:
             raise CannotExpressError(f"{len(unmerged)} of its words come from no merge, such as {literal(unmerged[0])}")
     ranks: dict[bytes, int] = {}
@@ -71,15 +71,15 @@ def read(text: str) -> ByteLevelBpe:
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
     """Return all pieces that text can become, by priority: single bytes first, then the results of merges."""
-    made: dict[str, None] = {}
+    merged: dict[str, None] = {}
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
-        made.setdefault(left + right)
+        merged.setdefault(left + right)
     letters = [piece for piece in vocabulary if len(piece) == 1 and piece in BYTE_OF]
-    unknown = next((piece for piece in made if piece not in vocabulary or not _is_bytes(piece)), None)
+    unknown = next((piece for piece in merged if piece not in vocabulary or not _is_bytes(piece)), None)
     if unknown is not None:
         raise CannotExpressError(f"a merge makes {literal(unknown)}, which is no token of bytes")
-    return letters + list(made)
+    return letters + list(merged)
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
@@ -97,8 +97,8 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
         return GPT2_PATTERN
     split = steps[0]
     pattern = split["pattern"].get("Regex")
-    way = split.get("behavior"), bool(split.get("invert"))
-    if level.get("use_regex", True) or pattern is None or way not in (("Isolated", False), ("Removed", True)):
+    behavior = split.get("behavior"), bool(split.get("invert"))
+    if level.get("use_regex", True) or pattern is None or behavior not in (("Isolated", False), ("Removed", True)):
         raise CannotExpressError("it splits text in more than one way")
     return str(pattern)
 
@@ -121,9 +121,9 @@ def _kind(step: dict[str, Any]) -> str:
 
 def _bytes_of_characters() -> dict[str, int]:
     """Return the byte of each character in byte-level vocabularies (bytes_to_unicode of GPT-2's encoder.py)."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 BYTE_OF = _bytes_of_characters()

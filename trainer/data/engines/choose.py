@@ -66,19 +66,19 @@ def choose(
     ``others``: libraries that may replace it. ``key``: cache key of the tokenizer. Raises InputError if the requested
     library cannot be used.
     """
-    asked: str | None = config.engine
+    requested: str | None = config.engine
     others = tuple(others)
-    if asked is None or asked == own:
+    if requested is None or requested == own:
         return own, None
-    if asked != "auto" and asked not in others:
+    if requested != "auto" and requested not in others:
         allowed = ", ".join((own, *others, "auto"))
-        raise InputError(f"{KEY}: {asked} cannot read this tokenizer; its own is {own}; allowed: {allowed}")
-    candidates: list[str] = [name for name in others if installed(name)] if asked == "auto" else [asked]
-    if asked != "auto" and not installed(asked):
-        raise InputError(f"{KEY}: {asked} is not installed (pip install 'llm-training-harness[{asked}]')")
+        raise InputError(f"{KEY}: {requested} cannot read this tokenizer; its own is {own}; allowed: {allowed}")
+    candidates: list[str] = [name for name in others if installed(name)] if requested == "auto" else [requested]
+    if requested != "auto" and not installed(requested):
+        raise InputError(f"{KEY}: {requested} is not installed (pip install 'llm-training-harness[{requested}]')")
     if not candidates:
         return own, None
-    whole = config.prove == "corpus"
+    whole_corpus = config.prove == "corpus"
     versions = [f"{name} {version(name)}" for name in (own, *candidates)]
     remembered = [
         CHOICE_VERSION,
@@ -87,25 +87,27 @@ def choose(
         versions,
         key,
         corpus.fingerprint,
-        whole,
+        whole_corpus,
         _processor(),
     ]
     proof = Proof(
-        **cache.remember("engines", remembered, lambda: asdict(_proof(own, candidates, build, corpus, whole=whole)))
+        **cache.remember(
+            "engines", remembered, lambda: asdict(_proof(own, candidates, build, corpus, whole=whole_corpus))
+        )
     )
-    if asked != "auto" and asked in proof.refused:
-        raise InputError(f"{KEY}: {asked} cannot take the place of {own}: {proof.refused[asked]}")
+    if requested != "auto" and requested in proof.refused:
+        raise InputError(f"{KEY}: {requested} cannot take the place of {own}: {proof.refused[requested]}")
     fastest = max(proof.mb_per_cpu_s, key=lambda name: proof.mb_per_cpu_s[name], default=own)
-    kept = EngineProof(
+    engine_proof = EngineProof(
         reference=versions[0],
         documents=proof.documents,
         bytes=proof.bytes,
         hard_cases=proof.hard_cases,
-        whole_corpus=whole,
+        whole_corpus=whole_corpus,
         mb_per_cpu_s=tuple(sorted(proof.mb_per_cpu_s.items())),
         refused=tuple(sorted(proof.refused.items())),
     )
-    return (fastest if asked == "auto" else asked), kept
+    return (fastest if requested == "auto" else requested), engine_proof
 
 
 def installed(library: str) -> bool:
@@ -136,8 +138,8 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
     template = corpus.template
     if template is None:
         return
-    named = {value for name, value in template.tokens if name in template.source}
-    written = [token for token in tokens if token in named or token in template.source]
+    used = {value for name, value in template.tokens if name in template.source}
+    written = [token for token in tokens if token in used or token in template.source]
     if written and (match := _holding(corpus, written, key)) is not None:
         raise InputError(
             f"data.corpus.chat_template: {template.name} writes {literal(match[2])}, of which sentencepiece makes ids "

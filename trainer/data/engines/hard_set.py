@@ -66,7 +66,7 @@ HARD: dict[str, str] = {
     "two letters by turns": "ab" * 10_000,
     "one character of three bytes 5,000 times": "語" * 5000,
     "one emoji 3,000 times": "🙂" * 3000,
-    "a word of 10,000 letters": "".join(chr(97 + (7 * at + at * at // 11) % 26) for at in range(10_000)),
+    "a word of 10,000 letters": "".join(chr(97 + (7 * index + index * index // 11) % 26) for index in range(10_000)),
     "a line of 5,000 signs": "=-" * 2500 + "\n" + "#" * 5000,
     "Unicode to its end": "".join(chr(point) for point in range(0x100, 0x110000, 337) if not 0xD800 <= point < 0xE000),
     "a letter of each": " ".join(chr(point) for point in range(0xA1, 0x3000, 13)),

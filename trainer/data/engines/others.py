@@ -80,14 +80,14 @@ class Gigatoken(_FromFlat):
             self._idle = [self._make(self._json)]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        together = len(texts) > 1 and sum(map(len, texts)) >= _BATCH_CHARACTERS
+        is_large = len(texts) > 1 and sum(map(len, texts)) >= _BATCH_CHARACTERS
         with _one_line("gigatoken", _REMEDY):
             try:
                 tokenizer = self._idle.pop()
             except IndexError:
                 tokenizer = self._make(self._json)
             try:
-                if together:
+                if is_large:
                     return _from_awkward(tokenizer.encode_batch(list(texts), parallel=False))
                 return joined([tokenizer.encode(text) for text in texts])
             finally:

@@ -59,13 +59,13 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
     documents = compared = 0
     last = None  # document of the previous excerpt: one document may have several
     for rotation, part in enumerate(parts(pieces) if trial.engines else ()):
-        own = [piece.text for piece in part]
-        size = sum(map(utf8_bytes, own))
-        ids, took_ns = trial.compare([piece.place for piece in part], own, rotation)
+        part_texts = [piece.text for piece in part]
+        size = sum(map(utf8_bytes, part_texts))
+        ids, took_ns = trial.compare([piece.place for piece in part], part_texts, rotation)
         for engine, ns in took_ns.items():
             speeds[engine or name].append(size * 1e3 / max(ns, 1))
         if compared < _REPEATED_BYTES:
-            texts += own
+            texts += part_texts
             expected.append(ids)
         compared += size
         for excerpt in part:
@@ -75,8 +75,8 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
             break
     trial.repeat_in_threads(texts, concatenated(expected))
     trial.repeat_one_by_one(texts, concatenated(expected))
-    left = {engine: rates for engine, rates in speeds.items() if rates and engine not in trial.refused}
-    mb_per_cpu_s = {engine: round(median(rates), 2) for engine, rates in left.items()}
+    accepted = {engine: rates for engine, rates in speeds.items() if rates and engine not in trial.refused}
+    mb_per_cpu_s = {engine: round(median(rates), 2) for engine, rates in accepted.items()}
     return Proof(documents, compared, proved + len(tokens), mb_per_cpu_s, trial.refused)
 
 
@@ -107,9 +107,9 @@ class _Trial:
             took_ns[name] = process_time_ns() - begun
         expected = encoded[""]
         for name in list(self.engines):
-            if (at := _first_difference(expected, encoded[name])) is not None:
-                ours, theirs = (_document(ids, at) for ids in (encoded[name], expected))
-                self._refuse(name, f"{places[at]}: {self._message(texts[at], ours, theirs)}")
+            if (document := _first_difference(expected, encoded[name])) is not None:
+                actual, reference = (_document(ids, document) for ids in (encoded[name], expected))
+                self._refuse(name, f"{places[document]}: {self._message(texts[document], actual, reference)}")
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
@@ -155,16 +155,16 @@ class _Trial:
             except InputError as error:
                 self._refuse(name, f"{error} (one text at a time)")
                 continue
-            if (at := _first_difference(expected, encoded)) is not None:
-                self._refuse(name, f"its ids change when {literal(texts[at][:_AROUND])} is encoded by itself")
+            if (document := _first_difference(expected, encoded)) is not None:
+                self._refuse(name, f"its ids change when {literal(texts[document][:_AROUND])} is encoded by itself")
 
     def _refuse(self, name: str, reason: str) -> None:
         self.refused[name] = reason.removeprefix("data.tokenizer.engine: ")
         del self.engines[name]
 
     def _message(self, text: str, ours: list[int], theirs: list[int]) -> str:
-        same = (own == expected for own, expected in zip(ours, theirs, strict=False))
-        position = next((at for at, agrees in enumerate(same) if not agrees), min(len(ours), len(theirs)))
+        agreements = (actual == expected for actual, expected in zip(ours, theirs, strict=False))
+        position = next((index for index, agrees in enumerate(agreements) if not agrees), min(len(ours), len(theirs)))
         place = self._reference.place(text, position)
         around = text[max(0, place - _AROUND) : place + _AROUND]
         return (
@@ -174,8 +174,8 @@ class _Trial:
 
 
 def _ids(ids: list[int], position: int) -> str:
-    shown = ids[position : position + _MOST_IDS]
-    return " ".join(map(str, shown)) + (" ..." if len(ids) > position + _MOST_IDS else "") if shown else "none"
+    excerpt = ids[position : position + _MOST_IDS]
+    return " ".join(map(str, excerpt)) + (" ..." if len(ids) > position + _MOST_IDS else "") if excerpt else "none"
 
 
 def _document(encoded: Encoded, number: int) -> list[int]:
@@ -194,12 +194,12 @@ def _first_difference(expected: Encoded, encoded: Encoded) -> int | None:
         return None
     if len(expected.lengths) != len(encoded.lengths):
         return min(len(expected.lengths), len(encoded.lengths)) - 1
-    firsts = (
+    positions = (
         [int(np.argmax(expected.lengths != encoded.lengths))] if (expected.lengths != encoded.lengths).any() else []
     )
     least = min(len(expected.ids), len(encoded.ids))
     differs = expected.ids[:least] != encoded.ids[:least]
     if differs.any():
         ends = np.cumsum(expected.lengths)
-        firsts.append(int(np.searchsorted(ends, int(np.argmax(differs)), side="right")))
-    return min(firsts)
+        positions.append(int(np.searchsorted(ends, int(np.argmax(differs)), side="right")))
+    return min(positions)

@@ -61,7 +61,7 @@ class _RareCharacters:
             return
         self._searched += len(text)
         while self._taken < RARE_CHARACTERS and not self._seen.issuperset(text):
-            place = next(at for at, character in enumerate(text) if character not in self._seen)
+            place = next(index for index, character in enumerate(text) if character not in self._seen)
             start, end = max(0, place - WINDOW_CHARACTERS), place + WINDOW_CHARACTERS
             window = text[start:end]
             self._seen.update(window)
@@ -80,16 +80,16 @@ def whole(corpus: Corpus) -> Iterator[Excerpt]:
 
 def parts(pieces: Iterable[Excerpt]) -> Iterator[list[Excerpt]]:
     """Group neighbouring excerpts to about half a megabyte each."""
-    held: list[Excerpt] = []
+    group: list[Excerpt] = []
     size = 0
     for piece in pieces:
-        held.append(piece)
+        group.append(piece)
         size += utf8_bytes(piece.text)
         if size >= _PART_BYTES:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _pieces(corpus: Corpus) -> Iterator[Excerpt]:

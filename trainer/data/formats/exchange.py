@@ -76,7 +76,7 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
     Without an id everything is one document. Tokens before the first end-of-text id (``eos_first``) or after the last
     one belong to a document that was cut: it gets the missing end-of-text id.
     """
-    held: list[NDArray[Any]] = []
+    pending: list[NDArray[Any]] = []
     started = not stream.eos_first
     for part in stream.parts:
         for start in range(0, len(part), CHUNK_TOKENS):
@@ -88,13 +88,13 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
                 if len(ends) and ends[0] == 1:
                     chunk, ends = chunk[1:], ends[1:] - 1
             if not len(ends):
-                held.append(chunk)
+                pending.append(chunk)
                 continue
-            first = [*held, chunk[: ends[0]]]
+            first = [*pending, chunk[: ends[0]]]
             ids = np.concatenate(first)
             yield np.concatenate([ids, chunk[ends[0] : ends[-1]]]), np.concatenate([[len(ids)], np.diff(ends)])
-            held = [chunk[ends[-1] :]]
-    rest = np.concatenate(held) if held else np.empty(0, np.uint16)
+            pending = [chunk[ends[-1] :]]
+    rest = np.concatenate(pending) if pending else np.empty(0, np.uint16)
     if len(rest):
         closed = rest if eos_id is None else np.append(rest, np.asarray(eos_id, rest.dtype))
         yield closed, np.array([len(closed)])
@@ -121,16 +121,16 @@ class LlmcWriter:
         if not len(ids):
             return
         # Each document's end-of-text id moves to its front. All documents end in it, so everything moves by one.
-        moved = np.empty(len(ids), "<u2")
-        moved[0], moved[1:] = self._eos_id, ids[:-1]
-        while len(moved):
+        shifted = np.empty(len(ids), "<u2")
+        shifted[0], shifted[1:] = self._eos_id, ids[:-1]
+        while len(shifted):
             if self._file is None or self._in_shard == self._shard_tokens:
                 self._next_shard()
             assert self._file is not None
-            part = moved[: self._shard_tokens - self._in_shard]
+            part = shifted[: self._shard_tokens - self._in_shard]
             self._file.write(part.data.cast("B"))
             self._in_shard += len(part)
-            moved = moved[len(part) :]
+            shifted = shifted[len(part) :]
 
     def close(self) -> None:
         """Write the header of the last shard."""

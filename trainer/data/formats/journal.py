@@ -118,10 +118,12 @@ class TokenJournal:
             return None
         files = self._tokens, self._places
         positions = [file.seek(0, os.SEEK_CUR) for file in files]
-        before = self.documents, self.tokens, self._hashes
+        previous = self.documents, self.tokens, self._hashes
         sizes = (tokens - self.tokens) * self._dtype.itemsize, (documents - self.documents) * 8
-        left = [os.fstat(file.fileno()).st_size - position for file, position in zip(files, positions, strict=True)]
-        if all(0 <= size <= most for size, most in zip(sizes, left, strict=True)):
+        available = [
+            os.fstat(file.fileno()).st_size - position for file, position in zip(files, positions, strict=True)
+        ]
+        if all(0 <= size <= most for size, most in zip(sizes, available, strict=True)):
             contents = [file.read(size) for file, size in zip(files, sizes, strict=True)]
             self._hashes = [digest.copy() for digest in self._hashes]
             for digest, content in zip(self._hashes, contents, strict=True):
@@ -130,10 +132,10 @@ class TokenJournal:
             if self._line() == line + "\n":
                 self._journal.seek(len(line.encode()) + 1, os.SEEK_CUR)
                 places = np.frombuffer(contents[1], "<i8")
-                return np.frombuffer(contents[0], self._dtype), np.diff(places, prepend=before[1])
+                return np.frombuffer(contents[0], self._dtype), np.diff(places, prepend=previous[1])
         for file, position in zip(files, positions, strict=True):
             file.seek(position)
-        self.documents, self.tokens, self._hashes = before
+        self.documents, self.tokens, self._hashes = previous
         return None
 
 

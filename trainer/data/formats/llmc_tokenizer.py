@@ -41,19 +41,19 @@ def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
     if info.eos_id is None:
         raise InputError(f"{info.location}: it has no end-of-text id, with which llm.c begins each sample")
     tokens: list[bytes] = [b""] * info.vocab_size
-    for at, token in _token_bytes(info):
+    for token_id, token in _token_bytes(info):
         if len(token) > MAX_TOKEN_BYTES:
             raise InputError(
-                f"{info.location}: token {at} has {len(token):,} bytes ({one_line(repr(token)):.40}); llm.c's file has "
-                f"room for {MAX_TOKEN_BYTES}"
+                f"{info.location}: token {token_id} has {len(token):,} bytes ({one_line(repr(token)):.40}); llm.c's "
+                f"file has room for {MAX_TOKEN_BYTES}"
             )
-        tokens[at] = token
+        tokens[token_id] = token
     unused = tokens.count(b"")
     header = np.zeros(TOKENIZER_HEADER, "<i4")
     header[:4] = MAGIC, VERSION, info.vocab_size, info.eos_id
     # llm.c refuses an empty token, so ids without a token get a placeholder. A model never chooses them.
-    named = [token or f"<|unused {at}|>".encode() for at, token in enumerate(tokens)]
-    content = header.tobytes() + b"".join(bytes([len(token)]) + token for token in named)
+    filled = [token or f"<|unused {token_id}|>".encode() for token_id, token in enumerate(tokens)]
+    content = header.tobytes() + b"".join(bytes([len(token)]) + token for token in filled)
 
     def write(to: Path) -> None:
         to.write_bytes(content)
@@ -67,19 +67,19 @@ def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
     if info.kind == "sentencepiece":
         model = sentencepiece_model(info.location)
         special = special_ids(info).ids
-        for at in range(model.get_piece_size()):
-            piece = model.id_to_piece(at)
-            yield at, piece.encode() if at in special else _of_piece(piece)
+        for token_id in range(model.get_piece_size()):
+            piece = model.id_to_piece(token_id)
+            yield token_id, piece.encode() if token_id in special else _of_piece(piece)
         return
     if not info.location.endswith(".json"):
         raise InputError(f"{info.location}: only transformers can decode its ids; give one with a tokenizer.json")
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(info.location)
-    added = {at: token.content for at, token in backend.get_added_tokens_decoder().items()}
+    added = {token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()}
     text_of = _decoding(json.loads(Path(info.location).read_text(encoding="utf-8")).get("decoder"), info.location)
-    for token, at in backend.get_vocab(with_added_tokens=True).items():
-        yield at, added[at].encode() if at in added else text_of(token)
+    for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+        yield token_id, added[token_id].encode() if token_id in added else text_of(token)
 
 
 def _decoding(decoder: Any, location: str) -> Any:

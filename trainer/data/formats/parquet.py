@@ -76,8 +76,8 @@ class _ParquetWriter:
     def _flush(self) -> None:
         import pyarrow as pa
 
-        ids = np.concatenate([one for one, _ in self._held])
-        lengths = np.concatenate([one for _, one in self._held])
+        ids = np.concatenate([held_ids for held_ids, _ in self._held])
+        lengths = np.concatenate([held_lengths for _, held_lengths in self._held])
         self._held, self._documents, self._values = [], 0, 0
         self._file.write_table(pa.table(self._columns(ids, lengths), schema=self._schema), row_group_size=len(lengths))
 

@@ -65,10 +65,10 @@ def removals(left: Integers, right: Integers, similarities: NDArray[np.float64],
     order = np.lexsort((nodes, -characters[nodes], groups))
     first = first_of_runs(groups[order])
     kept = nodes[order][first][np.searchsorted(groups[order][first], groups)]
-    gone = nodes != kept
+    is_removed = nodes != kept
     ends, opposite = np.concatenate([left, right]), np.concatenate([right, left])
-    both = np.concatenate([similarities, similarities])
-    order = np.lexsort((opposite, -both, ends))
+    doubled = np.concatenate([similarities, similarities])
+    order = np.lexsort((opposite, -doubled, ends))
     best = first_of_runs(ends[order])  # one per node, because every node is an end
-    neighbours, values = opposite[order][best], both[order][best]
-    return Removals(nodes[gone], kept[gone], neighbours[gone], values[gone])
+    neighbours, values = opposite[order][best], doubled[order][best]
+    return Removals(nodes[is_removed], kept[is_removed], neighbours[is_removed], values[is_removed])

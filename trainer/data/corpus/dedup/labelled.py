@@ -139,12 +139,12 @@ class _LabelledMaker:
         if planned.kind == "page":
             return self._within_page(original, draws, len(original) // 2), planned.kind, 1.0
         if planned.kind == "reformatted":
-            text = "\n".join(" ".join(original[at : at + 9]) for at in range(0, len(original), 9))
+            text = "\n".join(" ".join(original[start : start + 9]) for start in range(0, len(original), 9))
             return text.upper() if draws.one() < 0.3 else f"  {text}\n", planned.kind, 1.0
         if planned.kind == "related":
             return self._measured(planned, original, [0.6, 0.4, 0.2, 0.0], draws)
-        wanted = LEAST_SIMILAR + (1 - LEAST_SIMILAR) * draws.one()
-        strengths = [1 - wanted, (1 - wanted) / 2, (1 - wanted) / 4, 0.01, 0.0]
+        similarity = LEAST_SIMILAR + (1 - LEAST_SIMILAR) * draws.one()
+        strengths = [1 - similarity, (1 - similarity) / 2, (1 - similarity) / 4, 0.01, 0.0]
         return self._measured(planned, original, strengths, draws)
 
     def _measured(
@@ -170,10 +170,10 @@ class _LabelledMaker:
             return self._within_page(original, draws, max(2, int(len(original) * strength)))
         changed = list(original)  # Each edit changes up to five shingles.
         for _ in range(max(1, int(strength / (2 - strength) * len(original) / 5))):
-            place, how = draws.below(len(changed)), draws.below(3)
-            if how == 0:
+            place, change = draws.below(len(changed)), draws.below(3)
+            if change == 0:
                 changed[place] = _word(draws.below(_VOCABULARY))
-            elif how == 1:
+            elif change == 1:
                 changed.insert(place, _word(draws.below(_VOCABULARY)))
             else:
                 del changed[place]
@@ -198,9 +198,9 @@ class _LabelledMaker:
 
 @lru_cache(maxsize=_VOCABULARY)
 def _word(rank: int) -> str:
-    text, left = "", _scrambled(rank + 1)
+    text, rest = "", _scrambled(rank + 1)
     for _ in range(2 + rank % 3):
-        left, place = divmod(left, len(_SYLLABLES))
+        rest, place = divmod(rest, len(_SYLLABLES))
         text += _SYLLABLES[place]
     return text
 
@@ -227,11 +227,11 @@ def _write_files(folder: Path, count: int, seed: int) -> None:
     labels: list[Any] = []
     with pq.ParquetWriter(folder / CORPUS_FILE, schema, compression="snappy") as writer:
         documents = labelled(count, seed)
-        while held := list(islice(documents, CORPUS_ROW_GROUP)):
-            texts = [document.text for document in held]
-            ids = [f"document-{document.row:09}" for document in held]
+        while group := list(islice(documents, CORPUS_ROW_GROUP)):
+            texts = [document.text for document in group]
+            ids = [f"document-{document.row:09}" for document in group]
             writer.write_table(pa.table([ids, texts, list(map(len, texts))], schema=schema), CORPUS_ROW_GROUP)
-            rows = ((document.row, document.kind, document.origin, document.similarity) for document in held)
+            rows = ((document.row, document.kind, document.origin, document.similarity) for document in group)
             columns = zip(*rows, strict=True)
             arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
             labels.append(pa.record_batch(arrays, list(names)))

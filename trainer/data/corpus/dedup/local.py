@@ -45,7 +45,7 @@ def run(
         Spill(work / "digests", _DIGESTS) as digests,
         Spill(work / "pairs", _PAIRS) as candidate_pairs,
     ):
-        without = _sketch(job, workers, characters, keys, digests, progress)
+        without_shingles = _sketch(job, workers, characters, keys, digests, progress)
         stage("pairs")
         identical, repeated = _identical(digests, job.corpus.documents)
         crowded = _pairs(job, keys, repeated, candidate_pairs)
@@ -53,12 +53,12 @@ def run(
         sets = Sets(job)
         candidates, verified = _verified(job, candidate_pairs, sets)
     stage("decide")
-    left, right, similarities = (np.concatenate(both) for both in zip(identical, verified, strict=True))
-    gone = removals(left, right, similarities, characters)
+    left, right, similarities = (np.concatenate(columns) for columns in zip(identical, verified, strict=True))
+    removed = removals(left, right, similarities, characters)
     stage("write")
-    _write(job, gone, sets)
+    _write(job, removed, sets)
     counts = {
-        "without_shingles": without,
+        "without_shingles": without_shingles,
         "identical": len(identical[0]),
         "candidates": candidates,
         "verified": len(verified[0]),
@@ -71,24 +71,24 @@ def _sketch(
     job: DedupJob, workers: int, characters: Integers, keys: Spill, digests: Spill, progress: Callable[[int], None]
 ) -> int:
     """Sketch all documents, in order. Return the number of documents without shingles."""
-    without, texts = 0, TextStream(iter_texts(job.corpus))
+    without_shingles, texts = 0, TextStream(iter_texts(job.corpus))
     for number in range(job.count):
         first, end = job.bounds(number)
         for sketch in sketched(job, number, texts.take(end - first), workers):
             rows = sketch.rows
             characters[rows] = sketch.characters
-            without += len(rows) - len(sketch.filled)
+            without_shingles += len(rows) - len(sketch.filled)
             high, low = sketch.digests.T
             digests.add((high >> _TOP_BITS).astype(np.int64), high=high, low=low, row=sketch.filled)
             key = sketch.keys.ravel()
             row = np.repeat(sketch.filled, job.settings.banding.bands)
             keys.add((key >> _TOP_BITS).astype(np.int64), key=key, row=row)
             progress(int(rows[-1]) + 1)
-    return without
+    return without_shingles
 
 
 def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]]:
-    """Pair each document that has the shingles of an earlier one with the first such. Also return these as a mask."""
+    """Pair each document with the first earlier one that has the same shingles, if any. Also mask the paired ones."""
     repeated = np.zeros(documents, np.bool_)
     firsts, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(SPILL_PARTS):
@@ -116,11 +116,11 @@ def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill
         shared[:-1] |= equal
         rows = rows[shared]
         steps = range(0, len(rows), _STEP)
-        batches = ((rows["key"][at : at + _STEP], rows["row"][at : at + _STEP]) for at in steps)
+        batches = ((rows["key"][start : start + _STEP], rows["row"][start : start + _STEP]) for start in steps)
         for left, right in pairs.bucket_pairs(batches):
-            out = right == pairs.CROWDED
-            crowded[left[out]] = True
-            left, right = pairs.distinct_pairs(left[~out], right[~out])
+            is_mark = right == pairs.CROWDED
+            crowded[left[is_mark]] = True
+            left, right = pairs.distinct_pairs(left[~is_mark], right[~is_mark])
             spill.add(left * SPILL_PARTS // job.corpus.documents, left=left, right=right)
     return int(crowded.sum())
 
@@ -134,8 +134,8 @@ def _verified(job: DedupJob, spill: Spill, sets: Sets) -> tuple[int, Edges]:
         left, right = pairs.distinct_pairs(rows["left"], rows["right"])
         candidates += len(left)
         values = pairs.similarities(sets, left, right, threshold)
-        enough = values >= threshold
-        edges.append((left[enough], right[enough], values[enough]))
+        is_similar = values >= threshold
+        edges.append((left[is_similar], right[is_similar], values[is_similar]))
     left, right, values = (np.concatenate(column) for column in zip(*edges, strict=True))
     return candidates, (left, right, values)
 

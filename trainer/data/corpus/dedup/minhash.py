@@ -76,10 +76,10 @@ def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
             return banding
     share = Banding(permutations, 1).probability(threshold)
     needed = int(np.ceil(np.log1p(-FOUND) / np.log1p(-threshold)))
-    more = f"give at least {needed:,}" if needed <= MOST_PERMUTATIONS else f"no {MOST_PERMUTATIONS:,} would be enough"
+    advice = f"give at least {needed:,}" if needed <= MOST_PERMUTATIONS else f"no {MOST_PERMUTATIONS:,} would be enough"
     raise InputError(
         f"--threshold {threshold:g} with --permutations {permutations}: {permutations} bands of one row would find "
-        f"{share:.1%} of the pairs at the threshold, and {FOUND:.0%} are asked for; {more}"
+        f"{share:.1%} of the pairs at the threshold, and {FOUND:.0%} are asked for; {advice}"
     )
 
 

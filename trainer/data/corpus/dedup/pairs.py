@@ -17,7 +17,8 @@ from trainer.data.corpus.dedup.shingles import Hashes
 from trainer.data.corpus.dedup.sketches import Integers, Sets
 
 BEFORE = 64
-CROWDED = -1  # right document of a pair that marks its left one as having more than BEFORE documents before it
+# Takes the place of a pair's right document. The left one then has more than BEFORE documents before it in its bucket.
+CROWDED = -1
 
 
 def bucket_pairs(batches: Iterable[tuple[Hashes, Integers]]) -> Iterator[tuple[Integers, Integers]]:
@@ -28,11 +29,11 @@ def bucket_pairs(batches: Iterable[tuple[Hashes, Integers]]) -> Iterator[tuple[I
     """
     held_keys, held_rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     for keys, rows in batches:
-        held = len(held_keys)
+        held_count = len(held_keys)
         keys, rows = np.concatenate([held_keys, keys]), np.concatenate([held_rows, rows])
         left, right = [], []
         for distance in range(1, BEFORE + 2):
-            start = max(held, distance)  # Pairs within the held rows came with the batch before.
+            start = max(held_count, distance)  # Pairs within the held rows came with the batch before.
             places = start + np.flatnonzero(keys[start:] == keys[start - distance : len(keys) - distance])
             if not len(places):  # Without equal keys at this distance there are none at larger ones.
                 break
@@ -55,20 +56,20 @@ def distinct_pairs(left: Integers, right: Integers) -> tuple[Integers, Integers]
 def similarities(sets: Sets, left: Integers, right: Integers, threshold: float = 0.0) -> NDArray[np.float64]:
     """Return the Jaccard similarity of each pair of documents; 0 for a pair that cannot reach the threshold."""
     values = np.zeros(len(left))
-    before, shingles = -1, np.empty(0, np.uint64)
+    previous, shingles = -1, np.empty(0, np.uint64)
     for place, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
-        if first != before:
-            before, shingles = first, sets.of(first)
+        if first != previous:
+            previous, shingles = first, sets.of(first)
         values[place] = jaccard(shingles, sets.of(second), threshold)
     return values
 
 
 def jaccard(left: Hashes, right: Hashes, threshold: float = 0.0) -> float:
     """Return the Jaccard similarity of two sorted sets; 0 if their sizes rule the threshold out, or both are empty."""
-    fewer, more = sorted((len(left), len(right)))
-    if fewer == 0 or fewer / more < threshold:  # threshold * more might be rounded up.
+    smaller, larger = sorted((len(left), len(right)))
+    if smaller == 0 or smaller / larger < threshold:  # threshold * larger might be rounded up.
         return 0.0
-    joined = np.concatenate([left, right])
-    joined.sort(kind="stable")  # Merges two sorted runs.
-    shared = int(np.count_nonzero(joined[1:] == joined[:-1]))
-    return shared / (len(joined) - shared)
+    merged = np.concatenate([left, right])
+    merged.sort(kind="stable")  # Merges two sorted runs.
+    shared = int(np.count_nonzero(merged[1:] == merged[:-1]))
+    return shared / (len(merged) - shared)

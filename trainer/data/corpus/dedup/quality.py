@@ -123,21 +123,21 @@ def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
     group[removed] = kept
     duplicate = np.isin(labels.kinds, DUPLICATES)
     true = np.where(duplicate, labels.origins, np.arange(count))
-    together = group == group[labels.origins]
+    is_grouped = group == group[labels.origins]
     kinds = []
     for kind in sorted(set(labels.kinds.tolist())):
         of_kind = labels.kinds == kind
-        grouped = int((together & of_kind & (labels.origins != np.arange(count))).sum())
+        grouped = int((is_grouped & of_kind & (labels.origins != np.arange(count))).sum())
         kinds.append(KindCount(kind, int(of_kind.sum()), grouped, float(labels.similarities[of_kind].min())))
-    both = pairs_of(true * count + group)
-    grouped_pairs, wanted = pairs_of(group), pairs_of(true)
+    shared_pairs = pairs_of(true * count + group)
+    grouped_pairs, labelled_pairs = pairs_of(group), pairs_of(true)
     return Quality(
         labelled=int(duplicate.sum()),
-        found=int((duplicate & together).sum()),
+        found=int((duplicate & is_grouped).sum()),
         removed=len(removed),
         right=int((true[removed] == true[kept]).sum()),
-        pair_precision=both / grouped_pairs if grouped_pairs else None,
-        pair_recall=both / wanted if wanted else None,
+        pair_precision=shared_pairs / grouped_pairs if grouped_pairs else None,
+        pair_recall=shared_pairs / labelled_pairs if labelled_pairs else None,
         kinds=tuple(kinds),
     )
 
@@ -189,21 +189,24 @@ def read_clusters(path: Path, corpus: Corpus) -> Clusters:
     rows = _labels(path, key)
     if not rows:
         raise InputError(f"{key}: no labels; allowed: {_ALLOWED}")
-    by = [name for name in ("row", "id") if name in rows[0]]
-    if len(by) != 1 or "cluster" not in rows[0]:
+    key_columns = [name for name in ("row", "id") if name in rows[0]]
+    if len(key_columns) != 1 or "cluster" not in rows[0]:
         raise InputError(f"{key}: its columns are {', '.join(map(literal, rows[0]))}; allowed: {_ALLOWED}")
-    places = _Rows(corpus, key) if by == ["row"] else _Ids(corpus, key)
+    places = _Rows(corpus, key) if key_columns == ["row"] else _Ids(corpus, key)
     cluster_of, unknown = np.full(corpus.documents, -1, np.int64), 0
     numbers: dict[str, int] = {}
-    for at, label in enumerate(rows):
-        place = places.of(label.get(by[0]), at)
+    for row, label in enumerate(rows):
+        place = places.of(label.get(key_columns[0]), row)
         if place is None:
             unknown += 1
             continue
         if cluster_of[place] >= 0:
-            raise InputError(f"{key}, row {at} (from 0): a second label of {by[0]} {literal(label[by[0]])}; give one")
+            raise InputError(
+                f"{key}, row {row} (from 0): a second label of {key_columns[0]} "
+                f"{literal(label[key_columns[0]])}; give one"
+            )
         cluster = label.get("cluster")
-        name = f"alone {at}" if cluster in (None, "") else f"cluster {_text(cluster, key, at, 'cluster')}"
+        name = f"alone {row}" if cluster in (None, "") else f"cluster {_text(cluster, key, row, 'cluster')}"
         cluster_of[place] = numbers.setdefault(name, len(numbers))
     if unknown == len(rows):
         raise InputError(f"{key}: no document of {corpus.name} has an id of its {unknown:,} labels")
@@ -215,28 +218,28 @@ def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> Clust
     left, right, similarities = edges
     labelled = np.flatnonzero(clusters.of >= 0)
     truth = clusters.of[labelled]
-    wanted = pairs_of(truth)
+    true_pairs = pairs_of(truth)
     steps = {threshold, *(step / _STEPS for step in range(1, _STEPS + 1) if step / _STEPS > threshold)}
-    at = []
+    results = []
     for step in sorted(steps):
-        enough = similarities >= step
+        is_similar = similarities >= step
         group = np.arange(len(clusters.of))
         removed = 0
-        if enough.any():
-            nodes, groups = components(left[enough], right[enough])
+        if is_similar.any():
+            nodes, groups = components(left[is_similar], right[is_similar])
             group[nodes] = groups
             removed = len(nodes) - len(np.unique(groups))
         grouped, correct = pairs_of(group[labelled]), pairs_of(truth * len(group) + group[labelled])
-        precision, recall = correct / grouped if grouped else None, correct / wanted if wanted else None
-        at.append(AtThreshold(step, removed, grouped, correct, precision, recall))
+        precision, recall = correct / grouped if grouped else None, correct / true_pairs if true_pairs else None
+        results.append(AtThreshold(step, removed, grouped, correct, precision, recall))
     _, sizes = np.unique(truth, return_counts=True)
     return ClusterQuality(
         labelled=len(labelled),
         unlabelled=len(clusters.of) - len(labelled),
         unknown=clusters.unknown,
         clusters=int((sizes > 1).sum()),
-        pairs=wanted,
-        at=tuple(at),
+        pairs=true_pairs,
+        at=tuple(results),
     )
 
 

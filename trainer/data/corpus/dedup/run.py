@@ -92,8 +92,8 @@ def deduplicate(
     with new_folder(out) as folder:
         work = folder / _WORK
         try:
-            for made in (work, folder / KEPT, folder / REMOVED):
-                made.mkdir()
+            for directory in (work, folder / KEPT, folder / REMOVED):
+                directory.mkdir()
             job, master, edges = DedupJob.of(corpus, settings, schema, work, folder), None, None
             if spark is None:
                 count = workers or len(os.sched_getaffinity(0))

@@ -126,13 +126,13 @@ class Shingler:
         counts = np.where(lengths < size, np.minimum(lengths, 1), lengths - size + 1)
         ends = np.cumsum(lengths)
         hashes = np.empty(int(counts.sum()), np.uint64)
-        whole = lengths < size
+        is_short = lengths < size
         if len(units) >= size:
-            within = np.arange(size, len(units) + 1) <= np.repeat(ends, lengths)[: len(units) - size + 1]
-            hashes[np.repeat(~whole, counts)] = _combined(units, size)[within]
-        if short := np.flatnonzero(whole & (lengths > 0)).tolist():
+            is_inside = np.arange(size, len(units) + 1) <= np.repeat(ends, lengths)[: len(units) - size + 1]
+            hashes[np.repeat(~is_short, counts)] = _combined(units, size)[is_inside]
+        if short := np.flatnonzero(is_short & (lengths > 0)).tolist():
             shorter = [_combined(units[ends[row] - lengths[row] : ends[row]], int(lengths[row])) for row in short]
-            hashes[np.repeat(whole, counts)] = np.concatenate(shorter)
+            hashes[np.repeat(is_short, counts)] = np.concatenate(shorter)
         first = np.ones(len(hashes), np.bool_)
         starts = np.cumsum(counts) - counts
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
@@ -159,23 +159,23 @@ class Shingler:
         units = self._word_pieces(text) if self._shingling.kind == "word" else self._character_pieces(text)
         parts: list[Hashes] = []
         carried = np.empty(0, np.uint64)
-        held, limit = 0, _MERGED
+        held_count, limit = 0, _MERGED
         for piece in units:
             run = np.concatenate([carried, piece])
             if len(run) >= size:
                 parts.append(np.unique(_combined(run, size)))
-                held += len(parts[-1])
+                held_count += len(parts[-1])
                 carried = run[len(run) - size + 1 :]
             else:
                 carried = run
-            if held > limit:
+            if held_count > limit:
                 parts = [np.unique(np.concatenate(parts))]
-                held = len(parts[0])
-                limit = max(_MERGED, 2 * held)
+                held_count = len(parts[0])
+                limit = max(_MERGED, 2 * held_count)
         if not parts and len(carried):  # The document is shorter than a shingle.
             parts.append(_combined(carried, len(carried)))
-        whole = np.unique(np.concatenate(parts)) if parts else carried
-        return ShingleSets(whole, np.array([len(whole)]))
+        shingles = np.unique(np.concatenate(parts)) if parts else carried
+        return ShingleSets(shingles, np.array([len(shingles)]))
 
     def _word_pieces(self, text: str) -> Iterator[Hashes]:
         for piece in _pieces(text, whole=True):
@@ -183,13 +183,13 @@ class Shingler:
             yield np.fromiter(map(self._known.__getitem__, units), np.uint64, len(units))
 
     def _character_pieces(self, text: str) -> Iterator[Hashes]:
-        begun = apart = False  # True if earlier pieces had text; True if white space followed that text
+        begun = separated = False  # True if earlier pieces had text; True if white space followed that text
         for piece in _pieces(text, whole=False):
             plain = " ".join(self._cased(piece).split())
             if plain:
-                apart = apart or piece[0].isspace()
-                yield _points(f" {plain}" if begun and apart else plain)
-            begun, apart = begun or bool(plain), piece[-1].isspace() or (apart and not plain)
+                separated = separated or piece[0].isspace()
+                yield _points(f" {plain}" if begun and separated else plain)
+            begun, separated = begun or bool(plain), piece[-1].isspace() or (separated and not plain)
 
 
 class _WordHashes(dict[str, int]):

@@ -125,8 +125,8 @@ class _SparkTables:
         session.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")  # Broadcasts would pass through the driver.
         # Local Parquet can be read from its middle, any other corpus only from its beginning: a task has several
         # consecutive shares of it.
-        whole = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
-        self._run_length = 1 if whole else max(1, -(-job.count // (cores * _DEDUP_WAVES)))
+        is_seekable = job.corpus.format == "parquet" and not any("://" in name for name in job.corpus.files)
+        self._run_length = 1 if is_seekable else max(1, -(-job.count // (cores * _DEDUP_WAVES)))
 
     def make(self) -> Counts:
         """Write the result and return counts."""
@@ -138,9 +138,11 @@ class _SparkTables:
         sketches, filled_counts = self._written(
             "sketch", numbers.mapInArrow(tasks.sketch(job), tasks.SKETCH), tasks.SKETCH, filled
         )
-        identical, same = self._written("identical", self._identical(sketches), _EDGES, filled)
+        identical, identical_counts = self._written("identical", self._identical(sketches), _EDGES, filled)
         counted = {"pairs": f.count_if(f.col("right") >= 0), "crowded": f.count_if(f.col("right") < 0)}
-        candidates, near = self._written("pairs", self._pairs(sketches, identical), "left long, right long", counted)
+        candidates, pair_counts = self._written(
+            "pairs", self._pairs(sketches, identical), "left long, right long", counted
+        )
         verified, similar = self._written("verify", self._verified(candidates), _EDGES, filled)
         edges = identical.unionByName(verified)
         stars, rounds = self._components(edges)
@@ -148,10 +150,10 @@ class _SparkTables:
         self._written("write", self._parts(removed), "number long", filled)
         return {
             "without_shingles": job.corpus.documents - filled_counts["documents"],
-            "identical": same["documents"],
-            "candidates": near["pairs"],
+            "identical": identical_counts["documents"],
+            "candidates": pair_counts["pairs"],
             "verified": similar["documents"],
-            "crowded": near["crowded"],
+            "crowded": pair_counts["crowded"],
             "rounds": rounds,
         }
 
@@ -174,7 +176,7 @@ class _SparkTables:
         return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Pair each document that has the shingles of an earlier one with the first such."""
+        """Pair each document with the first earlier one that has the same shingles, if there is one."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -193,8 +195,12 @@ class _SparkTables:
     def _verified(self, candidates: Any) -> Any:
         from pyspark.sql import functions as f
 
-        near = f.floor(f.col("left") / 1000)  # pairs whose shingles lie close together
-        pairs = candidates.where("right >= 0").repartition(self._partitions, near).sortWithinPartitions("left", "right")
+        neighbourhood = f.floor(f.col("left") / 1000)  # pairs whose shingles lie close together
+        pairs = (
+            candidates.where("right >= 0")
+            .repartition(self._partitions, neighbourhood)
+            .sortWithinPartitions("left", "right")
+        )
         return pairs.mapInArrow(tasks.verify(self._job), _EDGES)
 
     def _components(self, edges: Any) -> tuple[Any, int]:
@@ -206,12 +212,12 @@ class _SparkTables:
 
         observed = {"count": f.count(f.lit(1)), "all": f.coalesce(f.bit_xor(f.xxhash64("high", "low")), f.lit(0))}
         first = edges.select(f.col("right").alias("high"), f.col("left").alias("low")).distinct()
-        stars, before = self._written("round-0", first, "high long, low long", observed)
+        stars, previous = self._written("round-0", first, "high long, low long", observed)
         for number in range(1, MOST_ROUNDS + 1):
-            stars, now = self._written(f"round-{number}", _joined(stars), "high long, low long", observed)
-            if now == before:
+            stars, totals = self._written(f"round-{number}", _joined(stars), "high long, low long", observed)
+            if totals == previous:
                 return stars, number
-            before = now
+            previous = totals
         raise InputError(f"groups of documents are not found within {MOST_ROUNDS} rounds")
 
     def _removed(self, stars: Any, edges: Any, sketches: Any) -> Any:
@@ -223,12 +229,12 @@ class _SparkTables:
         members = stars.select(f.col("high").alias("row"), group).union(stars.select(f.col("low").alias("row"), group))
         sized = members.distinct().join(sketches.select("row", "characters"), "row")
         best = f.max(f.struct("characters", (-f.col("row")).alias("first"))).over(Window.partitionBy("group"))
-        gone = sized.select("row", (-best["first"]).alias("kept")).where("row != kept")
+        removed = sized.select("row", (-best["first"]).alias("kept")).where("row != kept")
         ends = edges.select(f.col("left").alias("row"), f.col("right").alias("other"), "jaccard").union(
             edges.select(f.col("right").alias("row"), f.col("left").alias("other"), "jaccard")
         )
         nearest = f.max(f.struct("jaccard", (-f.col("other")).alias("first"))).alias("nearest")
-        joined = gone.join(ends.groupBy("row").agg(nearest), "row")
+        joined = removed.join(ends.groupBy("row").agg(nearest), "row")
         number = f.floor(f.col("row") / self._job.documents).cast("long").alias("number")
         neighbour = (-f.col("nearest.first")).alias("neighbour")
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
@@ -260,9 +266,9 @@ def _joined(stars: Any) -> Any:
     large = large.select(f.col("other").alias("high"), f.col("least").alias("low")).distinct()
     least = f.min("low").over(Window.partitionBy("high"))
     small = large.select("high", "low", least.alias("least"))
-    both = f.explode(f.array(f.struct(f.col("high").alias("end")), f.struct(f.col("low").alias("end"))))
+    vertices = f.explode(f.array(f.struct(f.col("high").alias("end")), f.struct(f.col("low").alias("end"))))
     return (
-        small.select(both.alias("one"), f.col("least").alias("low"))
+        small.select(vertices.alias("one"), f.col("least").alias("low"))
         .select(f.col("one.end").alias("high"), "low")
         .where("high != low")
         .distinct()
@@ -283,13 +289,13 @@ class _signs_of_life:  # noqa: N801  # a context
         self._ended.set()
 
     def _run(self) -> None:
-        before: list[tuple[int, int]] = []
+        previous: list[tuple[int, int]] = []
         while not self._ended.wait(_DEDUP_LOOK_S):
             with suppress(Exception):  # Spark may be shutting down.
-                now = list(self._tasks())
-                if now != before:
-                    before = now
-                    self._report(tasks=now)
+                current = list(self._tasks())
+                if current != previous:
+                    previous = current
+                    self._report(tasks=current)
 
     def _tasks(self) -> Iterator[tuple[int, int]]:
         for stage in self._tracker.getActiveStageIds():

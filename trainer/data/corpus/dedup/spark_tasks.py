@@ -69,8 +69,8 @@ def verify(job: DedupJob) -> Task:
         for batch in batches:
             left, right = _integers(batch.column(0)), _integers(batch.column(1))
             values = pairs.similarities(sets, left, right, job.settings.threshold)
-            enough = values >= job.settings.threshold
-            yield _batch({"left": left[enough], "right": right[enough], "jaccard": values[enough]})
+            is_similar = values >= job.settings.threshold
+            yield _batch({"left": left[is_similar], "right": right[is_similar], "jaccard": values[is_similar]})
 
     return run
 
@@ -80,16 +80,16 @@ def write(job: DedupJob) -> Task:
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         rows, sets = RowStream(job.corpus, job.schema), Sets(job)
-        for number, gone in _shares(batches):
+        for number, removals in _shares(batches):
             first, end = job.bounds(number)
-            write_parts(job, number, rows.take(first, end - first), gone, sets)
+            write_parts(job, number, rows.take(first, end - first), removals, sets)
             yield _batch({"number": np.array([number], np.int64)})
 
     return run
 
 
 def _shares(batches: Iterator[Any]) -> Iterator[tuple[int, Removals]]:
-    held: list[Any] = []
+    parts: list[Any] = []
     for batch in batches:
         numbers = _integers(batch.column(0))
         cuts = np.flatnonzero(np.diff(numbers)) + 1
@@ -97,12 +97,12 @@ def _shares(batches: Iterator[Any]) -> Iterator[tuple[int, Removals]]:
             if not len(piece):
                 continue
             part = batch.slice(int(piece[0]), len(piece))
-            if held and held[-1].column(0)[0] != part.column(0)[0]:
-                yield _share(held)
-                held = []
-            held.append(part)
-    if held:
-        yield _share(held)
+            if parts and parts[-1].column(0)[0] != part.column(0)[0]:
+                yield _share(parts)
+                parts = []
+            parts.append(part)
+    if parts:
+        yield _share(parts)
 
 
 def _share(held: list[Any]) -> tuple[int, Removals]:

@@ -65,7 +65,7 @@ def _schema(corpus: Corpus, name: str) -> Any:
 
 def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
     """Yield ``count`` rows from document ``first`` on as Arrow tables. Parquet's row groups before it are not read."""
-    skip, left = first, count
+    skip, remaining = first, count
     for name in corpus.files:
         tables: Iterator[Any]
         if corpus.format == "parquet":
@@ -77,12 +77,12 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
         else:
             tables = _tables(corpus, name)
         for table in tables:
-            taken = table.slice(skip, left)
+            taken = table.slice(skip, remaining)
             skip = max(skip - table.num_rows, 0)
-            left -= taken.num_rows
+            remaining -= taken.num_rows
             if taken.num_rows:
                 yield _under(schema, taken, name)
-            if not left:
+            if not remaining:
                 return
 
 
