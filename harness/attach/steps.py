@@ -22,6 +22,7 @@ from trainer.telemetry import BatchTrace, Kernel, RawSpan
 # Kinds of event that only the agent writes. The numbers match agent/boundaries.py and agent/device.py.
 EVALUATION, TOKENIZED, WORK, INTERRUPTED, NOT_FINITE, BEGUN_ANEW, COUNTED = 6, 7, 9, 10, 13, 14, 15
 SAMPLED, COLLECTED, OTHER_RAN, MEMORY, DEMAND = 16, 17, 19, 20, 21  # see agent/own_time.py
+ITERATED = 22  # see agent/boundaries.py
 EXACT, LATE, FORCED = range(3)  # method by which a look of the kind SAMPLED found its place
 PADDED = 18  # see agent/padding.py
 OWN_KINDS = {
@@ -36,6 +37,7 @@ OWN_KINDS = {
     MEMORY,
     DEMAND,
     PADDED,
+    ITERATED,
 }  # events that the ledger does not handle
 MARKS = {EVALUATION, INTERRUPTED}  # events that exclude a step from measurement
 ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
@@ -104,6 +106,7 @@ class StepTotals:
     running_ns: int = 0  # the main thread was on a core
     clocked_ns: int = 0  # duration of the steps for which both were read
     tokenizing_ns: int = 0  # tokenizers in the training loop, outside a fetch
+    iterating_ns: int = 0  # DataLoaders that made an iterator, outside a fetch
     restarting_ns: int = 0  # waits in which an epoch ended, and waits for the first batch after a loader restart
     sampling_ns: int = 0  # time in a DataLoader's sampler, in the main thread
     rows: int = 0  # items in the batches that arrived
@@ -147,6 +150,11 @@ class StepTotals:
     @property
     def tokenizing_share(self) -> float:
         return self.tokenizing_ns / self.wall_ns if self.wall_ns else 0.0
+
+    @property
+    def iterating_share(self) -> float:
+        """Share of the time in which the loop's DataLoader made an iterator."""
+        return self.iterating_ns / self.wall_ns if self.wall_ns else 0.0
 
     @property
     def restarting_share(self) -> float:
@@ -402,6 +410,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
             positions, padded, columns = totals.padding
             totals.padding = positions + event[1], padded + event[2], columns + event[3]
     totals.tokenizing_ns += sum(event[1] for event in body if event[0] == TOKENIZED)
+    totals.iterating_ns += sum(event[1] for event in body if event[0] == ITERATED)
     totals.restarting_ns += _restarting(body)
     totals.sampling_ns += sum(_sampling(event) for event in body if event[0] == RECEIVED)
     totals.epoch_ends += sum(event[0] == RECEIVED and _ended(event) for event in body)

@@ -243,6 +243,7 @@ def record_of(
             waiting_share=round(totals.waiting_share, 4),
             running_share=totals.running_share,
             tokenizing_share=round(totals.tokenizing_share, 4),
+            iterating_share=round(totals.iterating_share, 4),
             restarting_share=round(totals.restarting_share, 4),
             sampling_share=round(totals.sampling_share, 4),
             persistent_workers=one.persistent_workers if one.noted("loader") else None,

@@ -242,9 +242,8 @@ GROWN_BYTES_MIN = 16e6
 MEMORY_FULL_S = 24 * 3600.0
 """Seconds until memory is full. Growth that takes longer than a day is not reported.
 tests/harness/attach/test_program_causes.py"""
-GC_CAUSE_SHARE = 0.5
-"""Share of the time at a place. If garbage collections take more, they are the cause.
-tests/harness/explain/test_policy.py"""
+GC_CAUSE_RATIO = 2.0
+"""Collections / own time at a place. From this on, the place only collects. tests/harness/explain/test_policy.py"""
 ROUGH_PLACE_SHARE = 1 / 3
 """Share of the samples near a boundary. With more, the shares of a place are rough.
 tests/harness/explain/probes/test_stacks.py"""

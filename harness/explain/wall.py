@@ -37,7 +37,7 @@ from harness.explain.ledger import RunLedger
 from harness.explain.policy import (
     CHEAP_ROW_US_MAX,
     EVALUATED_SHARE_MIN,
-    GC_CAUSE_SHARE,
+    GC_CAUSE_RATIO,
     LONG_STEP_FACTOR,
     LONG_STEPS_SHARE_MAX,
     MIN_BLOCKS,
@@ -214,7 +214,7 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
         if entry.spent_ms
         else entry
         for entry in causes.values()
-        if entry.kind != CODE or collecting_ms.get(entry.place, 0.0) < GC_CAUSE_SHARE * entry.spent_ms
+        if entry.kind != CODE or collecting_ms.get(entry.place, 0.0) < GC_CAUSE_RATIO * entry.spent_ms
     )
 
 
@@ -520,6 +520,8 @@ def _named(
     sources = [_Key("phase", name) for name in (REST, *COMPUTE, *PHASES) if name != "fetch"]
     tokenizing = (facts.tokenizing_share or 0.0) * step_ms
     _move(parts, [_OTHER], _Key("data", IN_LOOP), tokenizing)
+    iterating = (facts.iterating_share or 0.0) * step_ms
+    _move(parts, [_OTHER], _Key("data", RESTART), iterating * _share_without_waits(REST, placed, ledger))
     # Work on the main thread waits for a core in the same proportion as the step does.
     running = 1 - placed.phases.get(WAITING, 0.0) / step_ms if step_ms else 1.0
     compiling = [_Key("phase", name) for name in ("forward", "backward", REST, "optimizer")]
@@ -537,8 +539,8 @@ def _named(
         key = _Key("phase", name)
         _move(parts, [key], _Key("long", name), ms - (before.get(key, 0.0) - parts.get(key, 0.0)))
     _split_fetch(parts, run, ledger, step_ms)
-    asked_ms = sum(line.step_ms for line in causes if asks_loader(line))
-    _move(parts, [_OTHER], _FETCH, asked_ms * _share_without_waits(REST, placed, ledger))
+    asked_ms = sum(line.step_ms for line in causes if asks_loader(line)) - iterating
+    _move(parts, [_OTHER], _FETCH, max(0.0, asked_ms) * _share_without_waits(REST, placed, ledger))
     return parts
 
 

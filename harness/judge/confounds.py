@@ -90,6 +90,7 @@ REASONS: Mapping[str, tuple[str, ...] | None] = {
     "causes": MEASURED,
     "waiting_share": MEASURED,
     "tokenizing_share": MEASURED,
+    "iterating_share": MEASURED,
     "restarting_share": MEASURED,
     "sampling_share": MEASURED,
     "persistent_workers": (COMMAND,),

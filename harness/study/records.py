@@ -129,6 +129,7 @@ class RunFacts:
     waiting_share: float | None = None
     running_share: float | None = None  # share of time that the main thread ran
     tokenizing_share: float | None = None
+    iterating_share: float | None = None  # share of time in which a DataLoader started its workers, outside of waits
     restarting_share: float | None = None  # waits in which an epoch ended, or a loader's first batch was loaded anew
     sampling_share: float | None = None  # share of time in a DataLoader's sampler, in the main thread
     persistent_workers: bool | None = None  # True if the workers of a program's DataLoader outlive an epoch

@@ -33,6 +33,7 @@ MAYBE = 8  # (kind, time, run-queue reading): start of a step if no optimizer ev
 NOT_FINITE = 13  # the loss of this step and of those before it is NaN or infinite
 UNPACKED = 11  # number of harness.probes.ledger.rows
 BEGUN_ANEW = 14  # (kind, early): first batch after its loader was restarted
+ITERATED = 22  # (kind, nanoseconds): a DataLoader of training data made an iterator, outside a fetch
 INTERRUPTED = 10  # A signal handler of the program raised within a hook: the step's phases are unknown.
 MOST_DOUBTFUL = 64  # batches of unknown use, before they count as evaluation
 # Short steps share a frame: within a step, writing a frame takes several times as long as in a tight loop. A SIGKILL
@@ -334,6 +335,12 @@ def tokenized(elapsed_ns: int) -> None:
     """Record a tokenizer call of the main thread while no batch is being made."""
     if state.steps and not state.open and watched():
         state.events.append((TOKENIZED, elapsed_ns))
+
+
+def iterated(source: int, elapsed_ns: int) -> None:
+    """Record the time in which a DataLoader made an iterator, and started its workers, to train on ``source`` again."""
+    if state.steps and not state.open and source in state.trained_on and watched():
+        state.events.append((ITERATED, elapsed_ns))
 
 
 def evaluated() -> None:

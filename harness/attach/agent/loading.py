@@ -75,6 +75,7 @@ def patch() -> None:
     from torch.utils.data import dataloader
     from torch.utils.data._utils import fetch
 
+    _replace(dataloader.DataLoader, "__iter__", _iter)
     _replace(dataloader._BaseDataLoaderIter, "__next__", _next)
     _replace(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
     multi = dataloader._MultiProcessingDataLoaderIter
@@ -90,6 +91,17 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         after: Any = functools.wraps(before)(make(before))
         after._harness_seam = True
         setattr(owner, name, after)
+
+
+def _iter(before: Any) -> Any:
+    def __iter__(self: Any) -> Any:
+        begun_ns = monotonic_ns()
+        iterator = before(self)
+        if guard.on:
+            guard.carefully(boundaries.iterated, id(self.dataset), monotonic_ns() - begun_ns)
+        return iterator
+
+    return __iter__
 
 
 def _next(before: Any) -> Any:

@@ -381,6 +381,8 @@ def test_a_loader_that_is_left_early_begins_anew_as_at_the_end_of_an_epoch(way: 
         share = waited_ns / sum(row["wall_ns"] for row in measured)
         assert run.record.facts.restarting_share == pytest.approx(share, abs=0.001)
         assert run.record.facts.persistent_workers is (way == "left-persistent")
+        # Workers are started, or hand over what they had prepared.
+        assert ((run.record.facts.iterating_share or 0) > 0.02) is (way != "left-inline")
     text = details(tmp_path)
     assert "on average for the loader to restart at the ends of epochs" in text
     assert "No epoch ends in these steps" not in text

@@ -148,6 +148,10 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
         Arm("script", compute={"forward": 10.0, "other": 10.0}, facts={"tokenizing_share": 0.2}),
         {("data", "tokenize in the loop"): 4.26, ("phase", "other"): 5.76},
     ),
+    "workers that are started again": (
+        Arm("script", compute={"forward": 10.0, "other": 10.0}, facts={"iterating_share": 0.2}),
+        {("data", "loader restart"): 4.26, ("phase", "other"): 5.76},
+    ),
     "an evaluation": (
         Arm("script", facts={"evaluating_steps": 2, "evaluating_share": 0.5}),
         {("evaluation", "evaluation"): 22.16},
