@@ -42,6 +42,8 @@ FIXED = {  # true findings of cases that are fixed
     "buffer": {"input-bound": (0.2, "rows are still decoded one by one, 180 of them for 20 batches")},
     "logits": {"evaluation-bound": (0.35, "the evaluation without the logits that were kept")},
     "inmemory": {"input-bound": (0.45, "taking 4,096 rows by index: 2.8 of 7.0 ms of CPU time")},
+    "objects": {"input-bound": (0.3, "tensors still come from a loader worker: 1 ms for a batch")},
+    "staggered": {"garbage collection": (0.9, "both ranks still collect, now in the same steps")},
     "padding": {"padding": (0.3, "batches of 4 rows of 12 to 40 tokens: a quarter of the positions is padding")},
 }
 SCRIPTS: dict[str, Ordinary] = {
