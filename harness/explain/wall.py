@@ -585,11 +585,13 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
     if not fetch_ms:
         return
     whole_ms = ledger.phase_ms.get("fetch", fetch_ms)
-    scale = fetch_ms / max(whole_ms, sum(ledger.exposed_ms.values()))  # the rest was a wait for a core
+    # Without a replay that matches the run, a stage has what it did while the step waited.
+    stage_ms = ledger.exposed_ms or ledger.during_wait_ms
+    scale = fetch_ms / max(whole_ms, sum(stage_ms.values()))  # the rest was a wait for a core
     parts[_FETCH] = fetch_ms
     restarting = (facts.restarting_share or 0.0) * step_ms * scale if facts.workers else 0.0
     _move(parts, [_FETCH], _Key("data", RESTART), restarting)
-    exposed = {stage: ledger.exposed_ms.get(stage, 0.0) * scale for stage in STAGES}
+    exposed = {stage: stage_ms.get(stage, 0.0) * scale for stage in STAGES}
     if sum(exposed.values()) > 0:
         remaining_ms = parts[_FETCH]
         share = min(1.0, remaining_ms / sum(exposed.values()))

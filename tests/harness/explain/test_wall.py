@@ -45,6 +45,18 @@ def test_what_had_no_core_is_a_part_of_its_own_and_the_others_are_without() -> N
     assert sum(part.share for part in found.parts) == pytest.approx(1.0)
 
 
+def test_a_replay_that_misses_the_run_leaves_the_stage_that_ran_during_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay off by 5.02 % turned "read" into "fetch" on the card, though each wait was a read."""
+    monkeypatch.setattr("harness.judge.study._splits", lambda *_: False)
+    arm = Arm("script", read=60.0, tokenize=0.0, pack=0.0, workers=1, compute={"backward": 25.0}, facts=ATTACHED)
+    (found,) = analyse(*build([arm], noise=EXACT)).arms
+    parts = {(part.kind, part.name): part.ms.median for part in found.parts}
+    assert parts["data", "read"] == pytest.approx(35.0, rel=0.1)
+    assert parts.get(("data", "fetch"), 0.0) < 3.0
+
+
 def test_a_wait_for_data_is_no_wait_for_a_core_and_the_interval_says_that_it_might_be() -> None:
     """The fetch runs for 0.2 of its 4 ms; of 8 ms that had no core it can have had a third, by the time off a core."""
     parts = by_name(arm_of(8.0, {"backward": 9.0, "fetch": 3.8}))
