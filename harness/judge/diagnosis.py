@@ -347,6 +347,9 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         if saved.median > most_ms:
             saved = Estimate(most_ms, None, None, saved.n)
             remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
+    saving = _speedup(saved, whole_ms)
+    if rule.kind == "cores too few" and arm.unseen is not None and arm.unseen.ranks > 1:
+        saving, at_most = replace(saving, ci_high=None), False  # A rank also waits for ranks that have no core.
     ended = arm.ended.get(_phase_of(largest))
     if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of the cost continues.
         ended = None
@@ -355,7 +358,7 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
         name=largest.name,
         ms=cost.ms,
         share=cost.ms.median / whole_ms,
-        saving=_speedup(saved, whole_ms) if ended is None else None,
+        saving=saving if ended is None else None,
         at_most=at_most,
         remedy=remedy,
         part=largest,

@@ -27,8 +27,8 @@ def allow_tracing() -> None:
 
 def find_py_spy() -> str | None:
     """Return the py-spy program: in this Python's folder (with any active environment), else the first on PATH."""
-    beside_python = Path(sys.executable).with_name("py-spy")
-    return str(beside_python) if os.access(beside_python, os.X_OK) else shutil.which("py-spy")
+    installed = Path(sys.executable).with_name("py-spy")
+    return str(installed) if os.access(installed, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:

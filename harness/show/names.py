@@ -139,8 +139,8 @@ def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
     """Split ``arm@key=value,key=value`` into the arm and its settings."""
-    arm, _, pairs_text = name.partition("@")
-    pairs = [pair.partition("=") for pair in pairs_text.split(",")] if pairs_text else []
+    arm, _, settings = name.partition("@")
+    pairs = [pair.partition("=") for pair in settings.split(",")] if settings else []
     return arm, {key: value for key, _, value in pairs}
 
 

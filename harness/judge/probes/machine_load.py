@@ -188,15 +188,16 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return masks of the steps (rows,) of repetitions that were read to their end, and of the readings of these."""
-    repetition, start = column(steps, "turn"), column(steps, "start_ns")
+    repetitions, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
-        (start[repetition == turn].min(), start[repetition == turn].max(), turn) for turn in np.unique(repetition)
+        (start[repetitions == number].min(), start[repetitions == number].max(), number)
+        for number in np.unique(repetitions)
     )
-    rows, readings = np.zeros(len(repetition), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
+    rows, readings = np.zeros(len(repetitions), dtype=np.bool_), np.zeros(len(t_ns), dtype=np.bool_)
     for (begin, last_step, number), following in zip(begins, [*[b for b, _, _ in begins[1:]], np.inf], strict=True):
         in_range = (t_ns > begin) & (t_ns < following)
         if (t_ns[in_range] > last_step).any():
-            rows |= repetition == number
+            rows |= repetitions == number
             readings |= in_range
     return rows, readings
 

@@ -518,7 +518,7 @@ def finding_text(one: Diagnosis, step_ms: float) -> str:
     cost = f"{part_of(step_ms)(one.ms.median)} {_share(one)}{_where(one, step_ms)}"
     if one.ended is not None:
         cost = f"{cost}, {_ended_text(one.ended)}"
-    saving = "" if one.saving is None else f" ({_how_sure(one)}{_times(one.saving)} as fast)"
+    saving = "" if one.saving is None else f" ({_times(one)} as fast)"
     return f"{TITLES[one.kind].capitalize()}: {cost}{saving}. {diagnosis_remedy(one.remedy, one.figures)}"
 
 
@@ -581,16 +581,18 @@ def _saving(one: Diagnosis) -> str:
     else:
         bounds = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
     assumed = ", if forward and backward take time by the position" if one.kind == "padding" else ""
-    return f" Without it a step would be {_how_sure(one)}{_times(one.saving)} as fast{bounds}{assumed}."
+    return f" Without it a step would be {_times(one)} as fast{bounds}{assumed}."
 
 
-def _how_sure(one: Diagnosis) -> str:
-    """Return the words before a ratio: "up to" for a bound, "about" without an interval."""
-    return "up to " if one.at_most else "about " if one.saving is None or one.saving.ci_low is None else ""
-
-
-def _times(saving: Estimate) -> str:
-    return ratio(saving.median) if saving.median <= LARGEST_TIMES else f"over {LARGEST_TIMES}x"
+def _times(one: Diagnosis) -> str:
+    """Return the saving as a ratio. "Up to" marks a bound, "about" no interval."""
+    saving = one.saving
+    if saving is None:
+        return ""
+    if saving.median > LARGEST_TIMES:
+        return f"over {LARGEST_TIMES}x"
+    sure = "up to " if one.at_most else "about " if saving.ci_low is None else ""
+    return f"{sure}{ratio(saving.median)}"
 
 
 def trust_text(arm: ArmReport) -> str:

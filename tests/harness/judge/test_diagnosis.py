@@ -183,6 +183,17 @@ def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
     assert first(arm_of({}, facts=facts, off_core={"forward": 70.0})).kind == "compute-bound"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_without_cores_also_wait_for_each_other(ranks: int) -> None:
+    """ "Up to 1.67x" was printed of two ranks that were 3.6x as fast with cores of their own."""
+    facts = {"ranks": ranks, "waiting_share": 0.3, "threads": 4, "cores": 2}
+    arm = diagnosed(arm_of({}, facts=facts, off_core={"forward": 40.0}))
+    found = next(one for one in arm.diagnoses if one.kind == "cores too few")
+    assert ("up to" in finding_text(found, 100.0)) == (ranks == 1)
+    assert found.saving is not None
+    assert (found.saving.ci_high is None) == (ranks > 1)
+
+
 @pytest.mark.parametrize(("busy", "crowded"), [(0.9, True), (0.4, False)])
 def test_threads_of_the_program_that_keep_cores_busy_count_as_its_own(busy: float, crowded: bool) -> None:
     threads = [spent("lock", 100 * busy, place=place) for place in ("a.py:3", "b.py:4")]

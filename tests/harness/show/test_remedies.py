@@ -112,8 +112,8 @@ def test_collections_of_all_places_are_summed_and_only_a_place_with_most_of_them
 def test_collections_take_the_place_of_own_code_only_where_they_are_most_of_it() -> None:
     """Collections elsewhere do not explain what takes time here."""
     code = spent("code", "a.py:1", 300.0)
-    assert "Own code" not in lines(SAMPLED, code, spent("gc", "a.py:1", 200.0, times=1))
-    kept = lines(SAMPLED, code, spent("gc", "a.py:1", 100.0, times=1), spent("gc", "b.py:2", 300.0, times=1))
+    assert "Own code" not in lines(SAMPLED, code, spent("gc", "a.py:1", 601.0, times=1))
+    kept = lines(SAMPLED, code, spent("gc", "a.py:1", 200.0, times=1), spent("gc", "b.py:2", 300.0, times=1))
     assert "30.0 ms a step (30 %) at a.py:1" in kept["Own code"]
 
 

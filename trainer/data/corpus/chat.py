@@ -40,8 +40,8 @@ def load_template(location: str) -> ChatTemplate:
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
     """Return the special tokens that the template names, from tokenizer_config.json or the tokenizer's class."""
-    words = set(re.findall(r"\w+", source))
-    missing = [name for name in _TOKENS if name in words and name not in config]
+    used = set(re.findall(r"\w+", source))
+    missing = [name for name in _TOKENS if name in used and name not in config]
     if missing:
         config = {**_of_tokenizer(location, folder, missing), **config}
     tokens = []
