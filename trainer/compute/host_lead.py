@@ -64,7 +64,10 @@ class HostLead:
         self._waited |= took_ns >= _WAITED_NS
 
     def launched(self, *, dry: bool) -> None:
-        """Record new work for the device. ``dry``: its queue was empty, or it waited for the launch."""
+        """Record that the host launched work.
+
+        ``dry``: the device's queue was empty, or the device waited for this launch.
+        """
         self._dry |= dry and not self._begins
         self._begins = False
 

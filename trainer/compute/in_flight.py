@@ -13,7 +13,10 @@ from trainer.data.batch import Batch
 
 
 class InFlight:
-    """Batches being copied, in the order in which their copies end."""
+    """Holds batches while they are copied to a device, so that their memory is not reused.
+
+    They are in the order in which their copies end.
+    """
 
     def __init__(self) -> None:
         self._held: deque[tuple[Callable[[], bool], Batch]] = deque()

@@ -50,7 +50,10 @@ def teach_transformers() -> None:
 
 
 def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
-    """Return the number of each position's document, as transformers' function does; None for one document a row."""
+    """Replacement for transformers' function: return the number of each position's document within its row.
+
+    None if every row is one document, and then no mask is needed.
+    """
     import torch
 
     if _several is None:

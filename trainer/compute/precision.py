@@ -26,14 +26,20 @@ MOST_SKIPPED_IN_A_ROW = 32
 
 
 def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
-    """Return the precisions of a CUDA device of that compute capability; None: of a CPU."""
+    """Return the precisions that a device supports.
+
+    ``capability``: compute capability (major, minor) of CUDA; None for a CPU.
+    """
     if capability is None:
         return [precision for precision in PRECISIONS if precision != "tf32"]
     return [precision for precision in PRECISIONS if capability >= LEAST_CAPABILITY.get(precision, (0, 0))]
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
-    """Raise InputError if ``device``, of that compute capability, cannot compute in ``precision``."""
+    """Raise InputError if a device cannot compute in ``precision``. ``device``: its name.
+
+    ``capability``: compute capability (major, minor) of CUDA; None for a CPU.
+    """
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
@@ -94,7 +100,7 @@ class LossScaling:
         self._scaler.unscale_(optimizer)
 
     def count(self, norm: Any) -> None:
-        """Count this step if its gradients, whose global norm is ``norm``, are not finite."""
+        """Count this step as skipped if ``norm``, the global norm of its gradients, is not finite."""
         self._skipped += (~self._torch.isfinite(norm)).to(self._skipped.dtype)
         if self._known_at_once and not math.isfinite(norm.item()):
             self._behind += 1
@@ -105,7 +111,7 @@ class LossScaling:
             self._behind += 1
 
     def keeps_rate(self) -> bool:
-        """Return True if the learning rate's schedule stands still in this step, because a skipped step used none.
+        """Return True if the learning rate's schedule must stand still in this step: a skipped step used no rate.
 
         If the host reads the norm one step late (``compute.sync: late``), it stands still two steps later.
         """
@@ -115,7 +121,7 @@ class LossScaling:
         return True
 
     def step(self, optimizer: Any) -> None:
-        """Step, unless gradients overflowed; then adapt the scale."""
+        """Step the optimizer unless gradients overflowed, then adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
@@ -143,7 +149,10 @@ class NormCheck:
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
-        """Raise FloatingPointError if training cannot go on."""
+        """Raise FloatingPointError if ``norm`` is not finite.
+
+        With loss scaling, raise only after MOST_SKIPPED_IN_A_ROW such steps in a row.
+        """
         if math.isfinite(norm):
             self._in_a_row = 0
             return

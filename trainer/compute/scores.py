@@ -61,7 +61,10 @@ def validate(
 
 
 def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the number of labels with the largest logit at their own position."""
+    """Return the number of correct predictions (argmax equals the label at the same position) as a scalar tensor.
+
+    Ignored labels are not counted.
+    """
     right: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
     return right
 
