@@ -31,7 +31,10 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """Files, or folders, that are not read for one reason. ``names``: the first of them."""
+    """Files or folders under the corpus' path that are skipped for the same reason.
+
+    ``names``: the first few of them.
+    """
 
     reason: Reason
     count: int
@@ -40,7 +43,10 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, in the order of ``files`` and rows. Only the first ``documents`` are used. It is picklable."""
+    """A corpus: its files, how to read them, and the counts of a check.
+
+    Only the first ``documents`` are used, in the order of files and rows. It is picklable.
+    """
 
     name: str
     files: tuple[str, ...]  # absolute paths, or URLs

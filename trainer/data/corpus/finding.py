@@ -50,11 +50,11 @@ class Tally:
         self._names: dict[Reason, list[str]] = {}
 
     def add(self, reason: Reason, name: str) -> None:
-        """Count one more."""
+        """Count the file or folder ``name`` as not read for ``reason``."""
         self._names.setdefault(reason, []).append(name)
 
     def result(self) -> tuple[PassedOver, ...]:
-        """Return the counts, by reason."""
+        """Return the number and the first names of unread files, one entry for each reason."""
         return tuple(
             PassedOver(reason, len(names), tuple(sorted(names)[:MOST_NAMES])) for reason, names in self._names.items()
         )
@@ -62,7 +62,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Matched:
-    """Files in order. ``folder``: the searched folder, if any. ``pattern``: True for a folder or a glob."""
+    """Files that match a path, folder, glob or URL, in order. ``folder``: the searched folder, if any.
+
+    ``pattern``: True for a folder or a glob.
+    """
 
     files: tuple[str, ...]
     folder: str | None = None
@@ -71,7 +74,7 @@ class Matched:
 
 
 def described(passed_over: Collection[PassedOver]) -> str:
-    """Return counts, reasons and first names, on one line."""
+    """Return a line about the files that are not read: for each reason their number and first names."""
     parts = []
     for group in passed_over:
         more = ", ..." if group.count > len(group.names) else ""
@@ -189,7 +192,10 @@ def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
 
 
 def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
-    """Return each file once, under its own name if it has one below ``root``, in the order of paths."""
+    """Return each file once, in the order of paths, and count its other names in ``tally``.
+
+    A file is returned under its own name (not a link's) if it has one below ``root``.
+    """
     real_root = os.path.realpath(root)
     files: dict[str, str] = {}
     folders: dict[str, str] = {}  # resolved folder names; resolving every file would take ten times as long
@@ -252,7 +258,10 @@ def _below(root: Path, tally: Tally) -> Iterator[str]:
 
 
 def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
-    """Return the names outside of folders that this package wrote. The searched folder itself may be such a folder."""
+    """Return the names that lie outside this package's output folders below the searched folder.
+
+    The searched folder itself is never excluded. ``tally`` counts each excluded folder once.
+    """
     inside: dict[str, set[str]] = {}
     for name in names:
         path = PurePosixPath(name)

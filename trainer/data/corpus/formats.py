@@ -190,7 +190,10 @@ def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
 
 
 def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
-    """Return the data files, in order, of a dataset that Hugging Face's ``save_to_disk`` wrote; None for others."""
+    """Return the data files, in order, of a dataset that ``save_to_disk`` wrote; None for any other folder.
+
+    Raises InputError for a folder of several splits.
+    """
     files = matched.files
     join = "/".join if places.is_remote(folder) else lambda parts: str(PurePosixPath(*parts))
     if (splits := join((folder, _SPLITS))) in files:
@@ -226,7 +229,10 @@ def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
 
 
 def _rows_of_split(info: str, split: object) -> int | None:
-    """Return the number of rows of the split in ``dataset_info.json``; None if unknown, as for ``train[:10%]``."""
+    """Return the number of rows of ``split`` by the file ``info``, a ``dataset_info.json``.
+
+    None if unknown, as for ``train[:10%]``.
+    """
     content = _json(info)
     splits = content.get("splits") if isinstance(content, dict) else None
     facts = splits.get(split) if isinstance(splits, dict) else None

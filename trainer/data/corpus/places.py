@@ -49,7 +49,7 @@ def local(path: str) -> str:
 
 
 def url_of(scheme: str, path: str) -> str:
-    """Return the URL of a path of a remote filesystem."""
+    """Return the URL of ``path`` on a remote filesystem of that scheme. A path that is a URL already stays as it is."""
     return path if "://" in path else f"{scheme}://{path}"
 
 
@@ -61,7 +61,10 @@ def check_scheme(path: str) -> None:
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
-    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError, with ``key``, for neither."""
+    """Return the pyarrow filesystem of ``url`` and the path within it.
+
+    Raises InputError if it is no URL or cannot be opened. ``key``: scenario key for the message.
+    """
     import pyarrow.fs as fs
 
     try:
@@ -139,7 +142,7 @@ def _check_url(url: str) -> None:
 
 
 def resolved(url: str) -> tuple[Any, str]:
-    """Return the filesystem and the path within it. Raises InputError for a URL with credentials."""
+    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError for a URL with credentials."""
     _check_url(url)
     scheme, rest = url.split("://", 1)
     if scheme.lower() == "s3":
@@ -186,7 +189,7 @@ def _of_fsspec(scheme: str) -> Any:
 
 
 def _limits(scheme: str) -> dict[str, Any]:
-    """Return settings of fsspec's file system that limit the wait for a silent server."""
+    """Return settings of fsspec's file system that limit the wait for a silent web server; empty for other schemes."""
     if scheme not in WEB:
         return {}
     from aiohttp import ClientTimeout
@@ -196,7 +199,9 @@ def _limits(scheme: str) -> dict[str, Any]:
 
 @contextmanager
 def one_line_errors(url: str) -> Iterator[None]:
-    """Turn errors of a server or its library into an InputError of one line with the address."""
+    """Turn any error in the body, raised by a server or its library, into an InputError of one line with the
+    address.
+    """
     try:
         yield
     except InputError:

@@ -22,10 +22,10 @@ CROWDED = -1
 
 
 def bucket_pairs(batches: Iterable[tuple[Hashes, Integers]]) -> Iterator[tuple[Integers, Integers]]:
-    """Yield pairs (left, right) with left < right from (keys, rows), sorted by key and row, each row once per key.
+    """Yield candidate pairs (left, right) of documents in one bucket, with left < right.
 
-    A pair may come several times. A document that was not compared with all documents before it also comes as a pair
-    with :data:`CROWDED`.
+    ``batches``: (band keys, documents), sorted by key and document, each document once per key. A pair may come several
+    times. A document that was not compared with all documents before it also comes as a pair with :data:`CROWDED`.
     """
     held_keys, held_rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     for keys, rows in batches:

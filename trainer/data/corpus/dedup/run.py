@@ -34,7 +34,7 @@ class SparkOptions:
 
 @dataclass(frozen=True)
 class DedupResult:
-    """Counts of documents, except ``candidates`` and ``verified``, which are pairs."""
+    """Summary of a deduplication. All counts are documents, except ``candidates`` and ``verified``, which are pairs."""
 
     corpus: str
     fingerprint: str
@@ -76,11 +76,13 @@ def deduplicate(
     stage: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> DedupOutcome:
-    """Write ``out`` with ``kept/``, ``removed/`` and the files that ``finish`` adds.
+    """Remove near-duplicates of ``corpus``, and write the new folder ``out`` with ``kept/`` and ``removed/``.
 
-    The folder has a temporary name and temporary files (8 bytes per shingle) until it is whole. The next process
-    removes a killed one's. ``spark`` chooses that engine. ``workers``: threads of the local engine (default: one per
-    core of this process). ``with_edges``: keep the pairs above the threshold in memory (24 bytes each).
+    ``finish`` adds further files to it. The folder has a temporary name and temporary files (8 bytes per shingle) until
+    it is whole. The next process removes a killed one's. ``spark`` chooses that engine. ``workers``: threads of the
+    local engine (default: one per core of this process). ``with_edges``: keep the pairs above the threshold in memory
+    (24 bytes each). ``stage`` is called with the name of each stage, ``progress`` with the number of sketched
+    documents.
     """
     if corpus.content != "text":
         raise InputError(

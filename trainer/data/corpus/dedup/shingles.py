@@ -67,7 +67,10 @@ def mixed(values: Hashes) -> Hashes:
 
 @dataclass(frozen=True)
 class ShingleSets:
-    """Sets of shingles end to end, each sorted and without repetition. ``lengths``: (documents,)."""
+    """Shingle sets of several documents in one array, one set after the other, each sorted and without repetition.
+
+    ``lengths``: number of shingles of each document.
+    """
 
     hashes: Hashes
     lengths: NDArray[np.int64]
@@ -78,7 +81,7 @@ class ShingleSets:
         return starts
 
     def filled(self) -> ShingleSets:
-        """Return the non-empty sets."""
+        """Return the sets without the empty ones, in the same order."""
         return ShingleSets(self.hashes, self.lengths[self.lengths > 0])
 
 
@@ -90,7 +93,10 @@ class Shingler:
         self._known = _WordHashes()
 
     def sets(self, texts: Sequence[str]) -> ShingleSets:
-        """Return the documents' sets. A long document is processed in pieces, the others together."""
+        """Return the shingle sets of ``texts``, in order.
+
+        A long document is processed in pieces, the others together.
+        """
         texts = self._normal(texts)
         if len(self._known) > _MOST_HELD:
             self._known.clear()
@@ -145,7 +151,9 @@ class Shingler:
         return ShingleSets(hashes[first], before[starts + counts] - before[starts])
 
     def _units(self, texts: Sequence[str]) -> tuple[Hashes, NDArray[np.int64]]:
-        """Return the hashes of words, or the characters, of all documents end to end, and the number of each."""
+        """Return (hashes of all words or all characters, number per document), with the documents one after the
+        other.
+        """
         split = [self._cased(text).split() for text in texts]
         if self._shingling.kind == "word":
             lengths = np.fromiter(map(len, split), np.int64, len(split))

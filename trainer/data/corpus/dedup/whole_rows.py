@@ -127,7 +127,10 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
 
 
 def _under(schema: Any, table: Any, name: str) -> Any:
-    """Convert the table to the schema's columns, order and types."""
+    """Return ``table`` with the columns, order and types of ``schema``. A missing column is null.
+
+    Raises InputError if a value does not fit. ``name``: the table's file, for messages.
+    """
     import pyarrow as pa
 
     try:
