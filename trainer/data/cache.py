@@ -39,7 +39,10 @@ JOURNAL = ".journal"  # folder with a build's state for resuming; it is not part
 
 
 def cache_root() -> Path:
-    """``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; not created here."""
+    """Return the path of the cache folder, which is not created here.
+
+    It is ``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     if chosen := os.environ.get("HARNESS_CACHE"):
         return expanded(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -57,7 +60,7 @@ def clean() -> None:
 
 
 def fingerprint(*parts: object) -> str:
-    """Return a short sha256 of ``parts`` as JSON."""
+    """Return the first characters of the sha256 of ``parts`` as JSON: a short key that changes with any of them."""
     content = json.dumps(parts, sort_keys=True, default=str).encode()
     return hashlib.sha256(content).hexdigest()[:FINGERPRINT_LENGTH]
 
@@ -81,7 +84,10 @@ def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
 
 
 def known_digests() -> list[list[str | int]]:
-    """Return the digests of this process, for :func:`trust` in another one: identity and digest of each file."""
+    """Return the digests that this process has computed, as lists of file identity and sha256.
+
+    :func:`trust` takes them over in another process.
+    """
     return [[*identity, digest] for identity, digest in _known.items()]
 
 
@@ -102,7 +108,10 @@ def file_fingerprint(path: Path) -> str:
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
-    """Return the JSON value of ``compute()``, cached under ``kind`` and ``key``. A damaged entry is computed again."""
+    """Return the JSON value of ``compute()``, from the cache if it was computed before.
+
+    A damaged entry is computed again. ``kind``: name of the fact. ``key``: everything that the value depends on.
+    """
     name = fingerprint(key)
     path = cache_root() / "facts" / f"{kind}-{name}.json"
     if os.path.lexists(path):
@@ -123,9 +132,11 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
 
 
 def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
-    """Return the cached folder ``kind/<key>``, built by ``build(temporary folder)`` if it is missing or damaged.
+    """Return the cached folder ``kind/<key>``.
 
-    ``check(folder)`` raises InputError for content that is not wanted. ``resumable``: see :func:`create_folder`.
+    If it is missing or damaged, ``build(temporary folder)`` writes it first. ``key``: everything that the content
+    depends on. ``check(folder)`` raises InputError if the cached content must be built again. ``resumable``: see
+    :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
@@ -233,7 +244,7 @@ def _partial(target: Path) -> Iterator[Path | None]:
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
-    """Describe the damage of a folder that :func:`create_folder` made; None if it is whole.
+    """Return a description of the damage to a folder that :func:`create_folder` made; None if it is intact.
 
     ``entry``: required kind/key; None for a user's folder, which may be moved or renamed and may lack digests. An
     additional file is damage (a library may read any name), unless ``may_hold_more``.
@@ -263,7 +274,10 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove ``target`` if it is damaged or the entry of another key."""
+    """Remove the cached folder ``target`` if it is damaged, belongs to another key, or fails ``check``.
+
+    Prints a line if so.
+    """
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
 
@@ -326,7 +340,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock if its file system has locks."""
+    """Hold an exclusive lock on ``folder`` during the body. Without effect on a file system that has no locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -48,7 +48,7 @@ WorkerInit = Callable[[int], None]
 
 
 class LateBatch:
-    """Waits for batches of ``workers`` loader workers, for ``timeout_s`` seconds each.
+    """Waits for the batches of ``workers`` loader workers, at most ``timeout_s`` seconds for each batch.
 
     The limit counts timed-out waits of ``look_s`` each, not elapsed time, which includes the time of a suspension.
     """
@@ -66,7 +66,11 @@ class LateBatch:
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
-        """Return the next batch. Raises LostBatchError if it does not come. DataLoader's timeout must be ``look_s``."""
+        """Return the next item of ``iterator``.
+
+        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended. DataLoader's timeout must
+        be ``look_s``.
+        """
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
             self._first -= 1
@@ -90,7 +94,7 @@ class LateBatch:
             self._ring_every(0)
 
     def arm(self) -> None:
-        """Limit the waits that have no timeout in torch, too, by SIGALRM, until :meth:`disarm`.
+        """Use SIGALRM until :meth:`disarm` to limit also the waits that have no timeout in torch.
 
         DataLoader fetches a batch's memory from its worker without a limit: a worker that is stopped after it has
         announced a batch would hang the run. Does nothing outside the main thread, or if SIGALRM is in use.
@@ -101,7 +105,7 @@ class LateBatch:
             self._armed = True
 
     def disarm(self) -> None:
-        """Give SIGALRM back."""
+        """Restore the handler of SIGALRM that was set before :meth:`arm`."""
         if self._armed:
             self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -125,7 +129,7 @@ class LateBatch:
 
 
 def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
-    """Return the workers that have ended within ``wait_s``, with their exit codes.
+    """Return the error that names the workers that have ended within ``wait_s``, with their exit codes.
 
     None if none has ended, and for SIGBUS, where torch's own message about shared memory says more.
     """
@@ -157,8 +161,10 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """Start serving. ``late``: waits for the workers' batches; None without workers. ``arrival``: returns the last
-        arrival.
+        """Begin to serve ``iterator``. ``pin``: pin batches here; only without workers.
+
+        ``late``: enforces the workers' time limit; None without workers. ``position``: start position, advanced with
+        each batch; None: the beginning. ``arrival``: returns the arrival times of the last batch, for telemetry.
         """
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
@@ -184,11 +190,16 @@ class Batches:
         return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
-        """Return the workers that have ended, if ``error`` is torch's message about an ended worker."""
+        """Return the error that names the workers that have ended, if ``error`` is torch's message about one; else
+        None.
+        """
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def ended_workers(self) -> EndedWorkerError | None:
-        """Return the workers that have ended, for any error, because other errors may hide it."""
+        """Return the error that names the workers that have ended; None if all run.
+
+        Use it for any error, because other errors may hide it.
+        """
         return _ended(self._iterator)
 
     def close(self) -> None:
@@ -269,7 +280,7 @@ def open_batches(
 
 
 class _BatchDataset(IterableDataset[Any]):
-    """Yields a worker's own share of the documents as whole batches."""
+    """Dataset of the loader workers. Each worker yields the batches of its own share of the documents."""
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int, start: DataPosition, rank: Rank) -> None:
         self._config, self._prepared, self._seed, self._start, self._rank = config, prepared, seed, start, rank
@@ -280,7 +291,10 @@ class _BatchDataset(IterableDataset[Any]):
         yield from self.batches(worker.id, worker.num_workers)
 
     def batches(self, process: int, workers: int, buffers: Buffers | None = None) -> Iterator[Batch | InputError]:
-        """Yield the batches of loader process ``process``. ``buffers``: their memory."""
+        """Yield the batches of loader process ``process`` of ``workers``; an InputError is yielded as the last item.
+
+        ``buffers``: memory for the batches.
+        """
         # InputError is yielded: an exception that crosses the process boundary gets a traceback in its message.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)
@@ -292,7 +306,7 @@ class _BatchDataset(IterableDataset[Any]):
 
 
 def _fields(config: DataConfig) -> tuple[str, ...]:
-    """Return the tensors that a path's batches may have."""
+    """Return the names of the tensors that the batches of a path may have."""
     fields = ["input_ids", "labels"]
     if config.source is not None or not is_packed(config):
         fields.append("attention_mask")
@@ -302,12 +316,12 @@ def _fields(config: DataConfig) -> tuple[str, ...]:
 
 
 def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
-    """Return (number, count): the part of the documents, or of a global order's batches, that a worker makes."""
+    """Return (number, count) of the share of a worker of ``rank``: of documents, or of a global order's batches."""
     return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, shard: int) -> Position:
-    """Return the position of the worker of part ``shard``."""
+    """Return the position from which the worker of share ``shard`` starts."""
     return start.of(shard)._replace(worker=shard)
 
 

@@ -59,7 +59,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Pretokenized:
-    """A checked pretokenized folder."""
+    """A checked pretokenized folder and its manifest."""
 
     folder: str
     manifest: Manifest
@@ -75,7 +75,7 @@ class Pretokenized:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest. Raises InputError if it is missing or another program wrote it."""
+    """Return the manifest of ``folder``. Raises InputError if it is missing, or of another program or version."""
     path = folder / MANIFEST
     try:
         content = read_json(path)
@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_data(folder: Path, manifest: Manifest) -> None:
-    """Raise InputError if the folder's files are not the ones that were written."""
+    """Raise InputError if the files of ``folder`` are missing or not those that ``manifest`` describes."""
     data = folder / data_file(manifest.format)
     size = data.stat().st_size if data.is_file() else -1
     if size != manifest.data_bytes or cache.file_fingerprint(data) != manifest.data_fingerprint:

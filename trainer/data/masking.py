@@ -27,7 +27,10 @@ _MASK_STREAM = 0x6D61736B  # keeps these draws apart from other draws of the sam
 
 @dataclass(frozen=True)
 class Masking:
-    """Ids that a run masks with. It is picklable, so that it can be sent to workers."""
+    """Token ids for masking: the mask token, and ``kept_ids``, which are never masked.
+
+    It is picklable, so that it can be sent to workers.
+    """
 
     mask_id: int  # the tokenizer's own, else the first id beyond the vocabulary
     vocab_size: int  # upper limit of random tokens
@@ -62,7 +65,7 @@ def mask_id(info: TokenizerInfo) -> int | None:
 
 
 class Masker:
-    """Masks the batches of one worker of a run, one after the other."""
+    """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
         """Seed the draws. ``batches``: number of the first batch. ``every``: step between the batches' numbers."""

@@ -46,15 +46,16 @@ def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 class IndexSampler(Protocol):
-    """Yields the indices of one shard, epoch after epoch. ``epoch``: epoch of the next index, unless the order has
-    ended.
+    """Yields the document indices of one shard, epoch after epoch.
+
+    ``epoch``: epoch of the next index, unless the order has ended.
     """
 
     epoch: int
     shuffled: bool
 
     def take(self, count: int) -> Indices:
-        """Return the next 1 to ``count`` indices. A call never crosses the end of an epoch.
+        """Return the next indices: 1 to ``count`` of them, because a call never crosses the end of an epoch.
 
         An empty array means the end; an endless sampler never returns one.
         """
@@ -64,7 +65,7 @@ class IndexSampler(Protocol):
         """Number of documents of this shard in each epoch."""
 
     def seek(self, place: int) -> None:
-        """Go to ``place`` of the shard's endless sequence, counted from 0."""
+        """Continue at ``place`` of the shard's endless sequence, counted from 0."""
 
 
 class EmptyEpochs:
@@ -74,7 +75,10 @@ class EmptyEpochs:
         self._order, self._since = order, order.epoch
 
     def check(self, filled: int) -> None:
-        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        """Record that the last read gave ``filled`` documents with a token.
+
+        Raises InputError after too many epochs without one.
+        """
         if filled:
             self._since = self._order.epoch
         elif self._order.epoch - self._since > EMPTY_EPOCHS:
@@ -134,7 +138,10 @@ class ShardedSampler:
 
 
 class ComputedSampler:
-    """Yields the same shards of another seeded order. Each index is computed on request."""
+    """Yields the document indices of one shard, as ShardedSampler does, but in another seeded order.
+
+    Each index is computed on request, without memory per document.
+    """
 
     shuffled = True
 
@@ -205,7 +212,7 @@ class Permutation:
         self._keys = np.random.SeedSequence([_STREAM, *key]).generate_state(ROUNDS, np.uint64)
 
     def __call__(self, places: Indices) -> Indices:
-        """Return the numbers at ``places`` of the order, each from 0 to size - 1."""
+        """Return the numbers at ``places`` (0 to size - 1) of the permutation."""
         numbers = self._pass(places.astype(np.uint64))
         while len(outside := np.flatnonzero(numbers >= self._size)):
             numbers[outside] = self._pass(numbers[outside])

@@ -37,7 +37,10 @@ class RepeatedBatches:
             next(self._batches)
 
     def next_batch(self) -> Batch:
-        """Return a new Batch with the tensors of the next one."""
+        """Return the next of the repeated batches, as a new Batch with the same tensors.
+
+        Declared costs are spent again.
+        """
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):

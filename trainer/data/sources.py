@@ -25,7 +25,10 @@ Index = Sequence[int]
 
 
 class _Columns:
-    """Opens the named columns of several parquet files as a single table of at least ``rows`` rows."""
+    """Opens the named columns of several Parquet files as one table.
+
+    Raises InputError if it has fewer than ``rows`` rows.
+    """
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
@@ -135,7 +138,9 @@ class PaddedSource:
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """Open a column of token lists as flat tokens (int32): Arrow's own buffer if there is one chunk, else a copy."""
+    """Return a column of token lists as flat tokens (int32): a view of Arrow's buffer if it is one chunk, else a
+    copy.
+    """
     import numpy as np
 
     from trainer.data.formats.flat import FlatTokens
@@ -178,12 +183,15 @@ def _list_part(chunk: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def text_source(
     config: DataConfig, files: Sequence[str], column: str, rows: int
 ) -> ScalarTextSource | ZeroCopyTextSource:
-    """Choose the text source for ``config.access``."""
+    """Return the source of text for ``config.access``: Arrow scalars or value buffers.
+
+    ``rows``: least number of rows.
+    """
     return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
 def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
-    """Choose the source of a pretokenized folder for ``config.access``.
+    """Return the source of a pretokenized folder for ``config.access``. ``rows``: least number of rows.
 
     Zero-copy access to packed rows reads flat tokens instead (:func:`flat_of_lists`).
     """

@@ -23,7 +23,9 @@ _STRATEGY_END_S = 5.0
 
 
 def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
-    """Wrap ``tokenizer`` in the strategy of ``config.tokenize``."""
+    """Return an engine that calls ``tokenizer`` as ``config.tokenize`` says: batched, per sample, in threads or
+    processes.
+    """
     if config.tokenize == "batched":
         return tokenizer
     if config.tokenize == "per-sample":
@@ -35,7 +37,7 @@ def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
 
 
 class PerSample:
-    """Calls the library once per document."""
+    """Engine that calls the tokenizer's library once per document."""
 
     def __init__(self, tokenizer: Engine) -> None:
         self._tokenizer, self.encode = tokenizer, tokenizer.encode
@@ -159,7 +161,10 @@ class InProcesses:
             raise _ended(worker) from error
 
     def _answer(self, worker: _Worker) -> Any:
-        """Return the worker's tokens. Raises its InputError, and LostBatchError if it has ended or takes too long."""
+        """Return the tokens that ``worker`` sent.
+
+        Raises the InputError that it sent, or LostBatchError if it has ended or takes too long.
+        """
         try:
             if not worker.connection.poll(self._timeout_s):
                 raise LostBatchError(
@@ -181,7 +186,9 @@ def _ended(worker: _Worker) -> LostBatchError:
 
 
 def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
-    """Tokenize the parent's requests until its end of the pipe is closed or the parent has ended."""
+    """Run a worker process: tokenize the parent's requests until its end of the pipe is closed or the parent has
+    ended.
+    """
     die_with_parent(parent)  # The check below cannot run while the process is suspended.
     while os.getppid() == parent:
         # A worker that was forked later also holds the parent's end of this pipe, which may keep it open.

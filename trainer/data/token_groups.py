@@ -69,7 +69,10 @@ TokenGroups = Iterator[TokenGroup]
 
 
 def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
-    """Yield the tokens of the corpus' documents from number ``start`` on."""
+    """Yield the tokens of the corpus' documents from number ``start`` on, in groups.
+
+    ``workers``: see :func:`encoded_groups`.
+    """
     if corpus.content == "tokens":
         return _stored_from(corpus, info, start)
     return encoded_groups(text_groups(texts_from(corpus, start)), info, workers)
@@ -204,7 +207,10 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Convert plain ids to the stored form."""
+    """Return ``ids`` in the stored type, with the end-of-text id after each document.
+
+    Raises InputError for an id outside the vocabulary.
+    """
     from trainer.data.formats.flat import token_type
 
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
@@ -265,7 +271,7 @@ def encode_long(engine: Engine, text: str) -> Encoded:
 
 
 def _ends(engine: Engine, text: str) -> Iterator[int]:
-    """Yield the ends of the parts; the last one is the text's end."""
+    """Yield the characters at which the parts of a long text end; the last one is the text's end."""
     target = PART_CHARACTERS
     while target < len(text):
         end = next((place for place in _places(text, target) if _parts_are_the_whole(engine, text, place)), None)
@@ -276,7 +282,10 @@ def _ends(engine: Engine, text: str) -> Iterator[int]:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """Yield single line ends, then single spaces, from ``start`` on, within a part's length."""
+    """Yield characters at which a part may end: single line ends, then single spaces.
+
+    They lie from ``start`` on, within a part's length. At most ENDS_TRIED of each kind are tried.
+    """
     for separator in ("\n", " "):
         place = start - 1
         for _ in range(ENDS_TRIED):

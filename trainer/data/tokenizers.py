@@ -54,9 +54,10 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Find, train or import the tokenizer, and choose its engine. All is cached, so a second call is cheap.
+    """Return the tokenizer, found, trained or imported, with the engine that ``config`` requires.
 
-    Raises InputError if the corpus holds token ids that the tokenizer does not have.
+    All is cached, so a second call is cheap. Raises InputError if the corpus holds token ids that the tokenizer does
+    not have.
     """
     keep_single_threaded()
     if corpus.pretokenized:
@@ -175,7 +176,10 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Name the library and version that the tokenizer was made for, without importing it."""
+    """Return the tokenizer's native library and its installed version, such as ``tokenizers 0.21.0``.
+
+    The library is not imported.
+    """
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"

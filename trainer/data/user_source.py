@@ -49,7 +49,10 @@ MOST_DRAWN = 100_000
 
 @dataclass(frozen=True)
 class Order:
-    """Indices of each batch of an epoch. ``batches``: their number; None if it is unknown or the order is endless."""
+    """Order of a user's dataset. ``begin`` starts an epoch and yields the indices of each of its batches.
+
+    ``batches``: number of batches in an epoch; None if it is unknown or the order is endless.
+    """
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -57,7 +60,10 @@ class Order:
 
 @dataclass(frozen=True)
 class UserSource:
-    """Result of the user's function. ``order``: None for an iterable dataset."""
+    """Data source that the user's function returned.
+
+    ``order``: None for an iterable dataset, which has an order of its own.
+    """
 
     dataset: Any
     order: Order | None
@@ -71,7 +77,7 @@ class UserSource:
 
 
 def open_source(config: DataConfig, seed: int) -> UserSource:
-    """Call the user's function. Raises InputError if it fails or returns something other than a data source."""
+    """Call the user's function and return its data source. Raises InputError if it fails or returns anything else."""
     assert config.source is not None
     offered = {"seed": seed, "batch_size": config.batch_size, "sequence_length": config.sequence_length}
     source = call(KEY, config.source, config.arguments, offered)
@@ -157,7 +163,7 @@ def _set_random_states(states: tuple[Any, Any, Any]) -> None:
 
 
 class UserPipeline:
-    """Endless batches of a user's source: those of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+    """Endless batches of a user's source, made by worker ``worker`` of ``workers`` (0 of 1: in this process)."""
 
     def __init__(
         self,
@@ -206,7 +212,11 @@ class UserPipeline:
             self._resume(start)
 
     def _resume(self, start: Position) -> None:
-        """Continue where an earlier run stopped: by the dataset's own state, or by making and dropping its batches."""
+        """Continue where an earlier run stopped, at ``start``.
+
+        If the dataset has ``load_state_dict``, its own state is restored. Otherwise the batches up to there are made
+        again and dropped.
+        """
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
         if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
@@ -254,7 +264,7 @@ class UserPipeline:
             self._guarded(lambda: start(self._worker))
 
     def next_batch(self) -> Batch:
-        """Make the next batch: spend the declared costs inside its stages and attach its trace."""
+        """Return the next batch with its trace. Declared costs are spent inside its stages."""
         with encoders.making:
             with self._span("read"):
                 indices = self._guarded(lambda: next(self._wanted))
@@ -275,7 +285,7 @@ class UserPipeline:
         return batches
 
     def _make(self, wanted: list[Any]) -> Batch:
-        """Make a batch of these indices, or of these items of an iterable dataset."""
+        """Return a batch of the items ``wanted``: indices, or the items themselves of an iterable dataset."""
         with self._span("read"):
             items = wanted if self._source.order is None else self._guarded(lambda: self._read(wanted))
             self._injector.spend("read")
@@ -327,7 +337,7 @@ class UserPipeline:
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 
     def _order(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield one epoch's batches of indices, the same in every worker for any sampler."""
+        """Yield the index lists of one epoch's batches, the same in every worker for any sampler."""
         assert self._source.order is not None
         randomness = Randomness(self._seed * 1_000_003 + epoch)
         with randomness:

@@ -70,7 +70,10 @@ def read(text: str) -> ByteLevelBpe:
 
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
-    """Return all pieces that text can become, by priority: single bytes first, then the results of merges."""
+    """Return all pieces that text can become, highest priority first: single bytes, then the results of merges.
+
+    Raises CannotExpressError if a merge makes a piece that the vocabulary lacks.
+    """
     merged: dict[str, None] = {}
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge

@@ -13,7 +13,7 @@ from trainer.errors import InputError, one_line
 
 
 class Reference(Engine, Protocol):
-    """Engine that others are compared with, and methods to describe a difference."""
+    """Engine of the library that a tokenizer was made for. Other engines are compared with it."""
 
     def special_tokens(self) -> list[str]:
         """Return the written form of the tokens that represent no text."""
@@ -22,7 +22,7 @@ class Reference(Engine, Protocol):
         """Return each token of the vocabulary, decoded alone: a part of a character becomes U+FFFD."""
 
     def place(self, text: str, position: int) -> int:
-        """Return the approximate character of ``text`` at which token ``position`` begins."""
+        """Return the character of ``text`` at which token ``position`` begins, approximately."""
 
 
 class TextCodec(Protocol):
@@ -79,7 +79,7 @@ class Fast:
         return int(offsets[position][0]) if position < len(offsets) else len(text)
 
     def _cannot(self, error: Exception) -> InputError:
-        """Return an error for the library's plain Exception, such as a word that the vocabulary lacks."""
+        """Return the InputError for an Exception of the library, such as for a word that the vocabulary lacks."""
         return InputError(f"data.tokenizer: {self._location} cannot encode the corpus: {one_line(str(error))}")
 
 

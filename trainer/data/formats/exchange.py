@@ -38,7 +38,10 @@ VALIDATION_SHARE = 0.0005  # nanoGPT's share for OpenWebText
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens of another trainer's files, without the places of documents."""
+    """Tokens of the files of llm.c or nanoGPT.
+
+    ``eos_first``: the end-of-text id stands before each document, not after it.
+    """
 
     parts: tuple[NDArray[Any], ...]  # one per file, in order, mapped into memory
     eos_first: bool  # True if the end-of-text id stands before each document, not after it
@@ -50,7 +53,10 @@ class Stream:
 
 
 def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yield the documents from number ``start`` on, some at a time: their tokens end to end, and their lengths."""
+    """Yield (token ids, lengths) of consecutive documents from number ``start`` on.
+
+    The ids of several documents lie end to end.
+    """
     document = start
     while document < flat.documents:
         first = int(flat.places[document])
@@ -71,10 +77,10 @@ def check_uint16(name: str, vocab_size: int) -> None:
 
 
 def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Cut a stream into documents at its end-of-text ids. Each id then ends its document.
+    """Cut a stream into documents at its end-of-text ids, and yield (token ids, lengths).
 
-    Without an id everything is one document. Tokens before the first end-of-text id (``eos_first``) or after the last
-    one belong to a document that was cut: it gets the missing end-of-text id.
+    The id then ends each document. Without an id everything is one document. Tokens before the first end-of-text id
+    (``eos_first``) or after the last one belong to a document that was cut: it gets the missing end-of-text id.
     """
     pending: list[NDArray[Any]] = []
     started = not stream.eos_first
@@ -117,7 +123,7 @@ class LlmcWriter:
         self.files: list[Path] = []
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents. Empty ones leave no trace."""
+        """Append documents: their ids end to end, and the length of each. Empty ones leave no trace."""
         if not len(ids):
             return
         # Each document's end-of-text id moves to its front. All documents end in it, so everything moves by one.
@@ -133,7 +139,7 @@ class LlmcWriter:
             shifted = shifted[len(part) :]
 
     def close(self) -> None:
-        """Write the header of the last shard."""
+        """Write the number of tokens into the last shard's header, and close the shard."""
         if self._file is not None:
             self._file.seek(0)
             self._file.write(_header(self._in_shard))
@@ -201,7 +207,7 @@ class NanogptWriter:
         self._val: IO[bytes] = self._open.enter_context(self.files[1].open("wb"))
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents: their ids end to end, and how many each has."""
+        """Append documents: their ids end to end, and the length of each."""
         values = np.ascontiguousarray(ids, "<u2")
         ends = np.cumsum(lengths)
         train = np.ones(len(values), bool)

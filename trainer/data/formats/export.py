@@ -36,7 +36,10 @@ EXPORT = "export.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Facts of a tokenizer for a format. ``size``: its largest id + 1."""
+    """Facts about a tokenizer that a format needs. ``size``: its largest id + 1.
+
+    ``eos_id``: its end-of-text id, if any.
+    """
 
     size: int
     eos_id: int | None
@@ -44,7 +47,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Division:
-    """Division of an export. ``shard_tokens``: per shard of llmc. ``validation_share``: of documents (nanoGPT)."""
+    """Division of an export into files. ``shard_tokens``: tokens per shard (llmc).
+
+    ``validation_share``: share of documents (nanoGPT).
+    """
 
     name: str = "tokens"
     shard_tokens: int = SHARD_TOKENS
@@ -75,7 +81,7 @@ class Imported:
 
 
 def writer(format: ExchangeFormat, folder: Path, vocabulary: Vocabulary, division: Division) -> Any:
-    """Return a writer of this format. Raises InputError if the format cannot hold such tokens."""
+    """Return an open writer of ``format`` in ``folder``. Raises InputError if the format cannot hold such tokens."""
     if format == "llmc":
         return LlmcWriter(folder, division.name, vocabulary.size, vocabulary.eos_id, division.shard_tokens)
     return NanogptWriter(folder, vocabulary.size, division.validation_share)
@@ -89,7 +95,10 @@ def export(
     out: Path,
     division: Division | None = None,
 ) -> Exported:
-    """Write all documents into the new folder ``out``, which appears when it is whole."""
+    """Write all documents of ``flat`` into the new folder ``out``, which appears when it is whole.
+
+    Return its description. Raises InputError if ``out`` exists or the format cannot hold the tokens.
+    """
     target = expanded(out).absolute()
     if target.exists():
         raise InputError(f"{out}: there is something already; choose a new folder")
