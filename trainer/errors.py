@@ -62,7 +62,7 @@ def plain_reason(error: Exception) -> str:
 
 
 def literal(value: object) -> str:
-    """Format ``value`` as in Python, on one line."""
+    """Return Python's repr of ``value`` on one line."""
     try:
         return one_line(repr(value))
     except ValueError:  # Python prints no number of more than 4,300 digits.

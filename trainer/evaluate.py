@@ -30,7 +30,10 @@ KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # kinds of passes
 
 
 class Evaluator:
-    """Decides when a pass is due, and runs it. ``beat`` is called after each batch: a pass may outlast many steps."""
+    """Decides after which steps a pass over held-out data is due, and runs it.
+
+    ``beat`` is called after each batch, because a pass may outlast many steps.
+    """
 
     def __init__(
         self,
@@ -169,7 +172,10 @@ def make_evaluator(
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:
-    """Return the batches of each pass. Raises InputError if none has a token to predict."""
+    """Return the batches over which each pass runs: held-out documents, or a user's evaluation source.
+
+    Raises InputError if no batch has a token to predict.
+    """
     from trainer.data.dataset import held_out_batches
 
     evaluation = config.evaluation

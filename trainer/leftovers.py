@@ -28,7 +28,9 @@ def temporary_path(path: Path) -> Path:
 
 
 def final_name(name: str) -> str:
-    """Return ``name`` with the names of :func:`temporary_path` and :func:`partial_path` replaced by the original."""
+    """Return the path ``name`` with the original names in place of those of :func:`temporary_path` and
+    :func:`partial_path`.
+    """
     return "/".join(match["name"] if (match := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
 
@@ -90,7 +92,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _unwritten_s(path: Path) -> float:
-    """Return the seconds since anything in it was written; 0 if it is gone meanwhile, because then its owner lives."""
+    """Return the seconds since anything in ``path`` was last written. 0 if a file is gone meanwhile: then its owner
+    lives.
+    """
     try:
         return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
     except OSError:

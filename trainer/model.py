@@ -19,7 +19,10 @@ FAMILIES = ("gpt2", "llama", "distilbert")  # families whose parameters a formul
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters of a model without a formula, counted on the model itself."""
+    """Parameters of a model without a formula, counted on the model itself.
+
+    ``lookups``: those in embeddings that are only looked up.
+    """
 
     parameters: int
     lookups: int
@@ -83,7 +86,10 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
-    """Return a shape whose parameters were counted."""
+    """Return a shape with counted parameters, for a model without a formula.
+
+    ``dimensions``: the other fields of :class:`Shape`.
+    """
     shape = Shape(family, **dimensions)  # type: ignore[arg-type]
     return replace(shape, counted=Counted(parameters, lookups))
 
@@ -143,7 +149,10 @@ def _whole(files: ModelFiles, key: str, value: Json) -> int:
 
 
 def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape:
-    """Return the shape of a preset's model. Raises InputError if dimensions or tokenizer do not fit."""
+    """Return the shape of a preset's model. ``sequence_length``: its positions.
+
+    Raises InputError if dimensions or tokenizer do not fit.
+    """
     assert config.preset is not None
     dimensions = dict(PRESETS[config.preset])
     # A preset without a vocabulary uses the tokenizer's, rounded up to a multiple of 64, which suits matrix units.

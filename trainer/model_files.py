@@ -124,7 +124,10 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """Return a folder with weights, which the user named as ``key``. Raises InputError if it cannot be used."""
+    """Return the files of the folder ``name``, with weights. ``key``: scenario key of the folder, for errors.
+
+    Raises InputError if it cannot be used.
+    """
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
@@ -157,7 +160,7 @@ def _checked(key: str, name: str, content: object) -> Mapping[str, Json]:
 
 
 def preset_family(config: ModelConfig) -> str:
-    """Return the family of a preset's model."""
+    """Return the family of a preset's model, such as gpt2: the configured one, else the preset's own."""
     assert config.preset is not None
     return str(config.family or PRESETS[config.preset]["family"])
 

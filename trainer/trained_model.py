@@ -112,7 +112,7 @@ def _build(folder: Path, key: str) -> torch.nn.Module:
 
 
 def _tokenizer_of(folder: Path) -> TokenizerInfo | None:
-    """Return the tokenizer beside a model, or None."""
+    """Return the tokenizer whose files lie in ``folder`` beside a model; None if there are none."""
     if present := [name for name in _TOKENIZERS if (folder / name).is_file()]:
         place = folder / present[0] if present == ["tokenizer.json"] else folder
         return info_of("pretrained", import_tokenizer(str(place.absolute())))

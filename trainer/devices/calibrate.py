@@ -43,12 +43,15 @@ def cpu_profile(threads: int) -> DeviceProfile | None:
 
 
 def not_calibrated(threads: int) -> str:
-    """Return the reason for a CPU without a peak, and the remedy."""
+    """Return the reason why a CPU has no peak, with the command that measures it."""
     return f"not calibrated: run harness doctor --calibrate --threads {threads}"
 
 
 def profile_path(threads: int) -> Path:
-    """Return the path of this CPU's measurement: by its identity, its cores, ``threads`` and torch's version."""
+    """Return the path of the cached profile of this CPU.
+
+    It depends on the CPU, its cores, ``threads`` and torch's version.
+    """
     key = [cpu_identity(), core_count(), threads, importlib.metadata.version("torch")]
     return cache_root() / "profiles" / f"cpu-{fingerprint(key)}.yaml"
 
@@ -74,7 +77,7 @@ def core_count() -> int:
 
 
 def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
-    """Return the profile's content as in its file."""
+    """Return the content of the profile's YAML file for the measured ``rates``."""
     today = datetime.datetime.now(datetime.UTC).date()
     torch_version, cores = importlib.metadata.version("torch"), core_count()
     counted = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -109,7 +112,7 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
 
 
 def _disturbed(rates: dict[str, Rate]) -> list[str]:
-    """Return a note if other processes used the cores during the measurement."""
+    """Return a note if other processes used the cores during the measurement, else an empty list."""
     waited = max(rate.waited for rate in rates.values())
     if waited <= WAITED:
         return []

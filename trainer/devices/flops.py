@@ -33,7 +33,9 @@ def parameters(shape: Shape) -> int:
 
 
 def lookups(shape: Shape) -> int:
-    """Count the parameters of embeddings that are only looked up, without a matrix product (unlike a tied output)."""
+    """Return the number of embedding parameters that are only looked up, without a matrix product (not a tied
+    output).
+    """
     if shape.counted is not None:
         return shape.counted.lookups
     return (shape.vocab_size if shape.family == "llama" else shape.positions) * shape.width
