@@ -112,9 +112,7 @@ def _try_to_read(state: Any) -> None:
 
 
 def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, Stateful]:
-    """Return all parts of a checkpoint by name: those of the compute (``own``), the data position and the random
-    states.
-    """
+    """Return all parts of a checkpoint by name: those of the compute (``own``), data position and random states."""
     return {**own, "data": DataPart(position), "random": RandomStates()}
 
 
@@ -196,7 +194,7 @@ class Saver:
         self._saved_s = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the current checkpoint is written. Raises its error."""
+        """Wait until the checkpoint that a thread is writing is complete. Raises the error of that thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -307,6 +305,6 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
 
 
 def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
-    """Return the object at ``key`` of checkpoint.json, or an empty one."""
+    """Return the object at ``key`` of checkpoint.json; empty if there is none."""
     value = checkpoint.about.get(key)
     return value if isinstance(value, Mapping) else {}

@@ -46,7 +46,7 @@ class Store(Protocol):
 
 
 class WholeState:
-    """Writes each part whole, in one process: weights as safetensors, the rest by torch.save."""
+    """Store that writes each part whole, in one process: weights as safetensors, everything else by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
         """Keep the arguments. ``model``: a model of transformers, whose config is written beside its weights, or any
@@ -125,7 +125,7 @@ class Checkpoint:
 
     @property
     def steps(self) -> int:
-        """Steps of the training before this checkpoint: the number of the next step."""
+        """Steps that the training had done before this checkpoint, which is also the number of the next step."""
         return integer(self.about, "steps")
 
     def states(self, store: Store) -> State:
@@ -214,7 +214,10 @@ def read(path: Path) -> Checkpoint:
 
 
 def written(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints, intact or not, newest first."""
+    """Return the folders of all checkpoints in ``folder``, intact or not, newest first.
+
+    Empty if ``folder`` does not exist.
+    """
     try:
         folders = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:

@@ -41,7 +41,7 @@ class RanksState(Store):
         self._group: Any = None
 
     def meet(self) -> None:
-        """Make the group in which the ranks write together. Every rank must call it before any of them writes."""
+        """Make the group over which the ranks write together. Every rank must call it before any of them writes."""
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
@@ -92,7 +92,10 @@ class RanksState(Store):
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Raise an error of one rank in all ranks at the end. Otherwise the others would wait for it."""
+        """Context around writing: an error of one rank is raised in all ranks at its end.
+
+        Otherwise the others would wait for it.
+        """
         failed: Exception | None = None
         try:
             yield
@@ -181,7 +184,10 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """Return the saver of ``rank``. ``tokenizer``: folder that is copied into each checkpoint."""
+    """Return the saver of ``rank``: one that writes together with other ranks if there are any.
+
+    Arguments: see :class:`Saver`. ``tokenizer``: folder that is copied into each checkpoint.
+    """
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

@@ -57,7 +57,9 @@ def one_line(text: object) -> str:
 
 
 def plain_reason(error: Exception) -> str:
-    """Format an error as one line, without the error numbers that Python and pyarrow put before their words."""
+    """Return the error's message on one line, without the error numbers that Python and pyarrow put before their
+    words.
+    """
     return re.sub(r"\.? Detail: \[errno -?\d+\] ", ": ", _NUMBER.sub("", one_line(error)))
 
 
@@ -93,7 +95,7 @@ def _escaped(letter: str) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """Format any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
+    """Return any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
     text = one_line(error)
     if not text:  # such as Python's own MemoryError
         return type(error).__name__

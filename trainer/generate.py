@@ -58,7 +58,7 @@ class Generated:
 
     @property
     def tokens_per_s(self) -> float:
-        """Computed tokens per second."""
+        """Speed of the generation in computed tokens per second."""
         return self.computed / self.seconds
 
 
@@ -126,7 +126,7 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """Return the ids of ``prompt``. For a prompt without ids, return the id that ends the preceding document.
+    """Return the ids of ``prompt``. Without text or a token it is the id that ends the preceding document.
 
     Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
     """

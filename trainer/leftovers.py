@@ -23,13 +23,14 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{8}\.[0-9]+\.[0-9]+\.tmp|\.p
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a name beside ``path`` that no other process or thread uses."""
+    """Return a name beside ``path`` for a temporary file or folder that no other process or thread uses."""
     return path.with_name(f".{path.name}.{_place()}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
 def final_name(name: str) -> str:
-    """Return the path ``name`` with the original names in place of those of :func:`temporary_path` and
-    :func:`partial_path`.
+    """Return the path ``name`` without the temporary names of :func:`temporary_path` and :func:`partial_path`.
+
+    Original names stand in their place.
     """
     return "/".join(match["name"] if (match := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
@@ -92,8 +93,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _unwritten_s(path: Path) -> float:
-    """Return the seconds since anything in ``path`` was last written. 0 if a file is gone meanwhile: then its owner
-    lives.
+    """Return the seconds since anything in ``path`` was last written; 0 if a file is gone meanwhile.
+
+    A file that disappears shows that its owner lives.
     """
     try:
         return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))

@@ -24,8 +24,9 @@ _MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
-    """Values of a training step, counted from 0: the loss before its update, and the update's settings (None if not
-    logged).
+    """Values of a training step, counted from 0: the loss before its update, and the update's settings.
+
+    None for a setting that was not logged.
     """
 
     step: int

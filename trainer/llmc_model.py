@@ -110,7 +110,7 @@ class LlmcHeader:
 
     @property
     def values(self) -> int:
-        """Number of values after the header."""
+        """Number of values of all tensors, which follow the header."""
         sizes = (int(np.prod(self.shape_of(tensor), dtype=object)) for tensor in TENSORS)
         return sum(
             size * (self.layers if tensor.is_of_layers else 1) for tensor, size in zip(TENSORS, sizes, strict=True)

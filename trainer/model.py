@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def attention_width(self) -> int:
-        """Width of all attention heads together."""
+        """Width of all attention heads of a layer together."""
         return self.heads * (self.head_width or self.width // self.heads)
 
 
@@ -120,7 +120,10 @@ _ASSUMED: Mapping[str, Mapping[str, Json]] = {
 
 
 def _shape_of_files(files: ModelFiles) -> Shape | None:
-    """Return the shape from a config.json alone; None for another family, or for settings without a formula."""
+    """Return the shape by the content of config.json alone.
+
+    None for another family, or for settings without a formula.
+    """
     family, content = files.model_type, files.content
     if family not in FAMILIES or any(content.get(key, default) != default for key, default in _ASSUMED[family].items()):
         return None

@@ -96,17 +96,20 @@ class ModelFiles:
 
     @property
     def title(self) -> str:
-        """Name for errors: the key and its value."""
+        """Name of the model for errors: the scenario's key and its value."""
         return f"{self.key}: {self.name}"
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the configuration's content and of every file of weights."""
+        """Digest of the configuration's content and of every file of weights. It changes with any of them."""
         return cache.fingerprint(self.content, [[path.name, cache.file_fingerprint(path)] for path in self.weights])
 
 
 def model_files(config: ModelConfig) -> ModelFiles | None:
-    """Return the files of ``config``; None for a preset or a factory. Raises InputError if they cannot be used."""
+    """Return the files of the model that ``config`` names; None for a preset or a factory.
+
+    Raises InputError if they cannot be used.
+    """
     if config.pretrained is not None:
         return pretrained_files(config.pretrained)
     if config.config is None:

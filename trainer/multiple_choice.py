@@ -63,7 +63,7 @@ class Choices:
 
     @property
     def what_was_left_out(self) -> str:
-        """Sentence about rows that are too long, for a log."""
+        """Sentence on the number of rows that lost the beginning of their contexts, for a log."""
         return (
             f"{self.shortened:,} of {len(self.rows):,} rows (a context with one ending) are longer than the model's "
             "positions: the beginning of their contexts is left out, as in lm-evaluation-harness"

@@ -42,7 +42,7 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """True for the rank that acts for all."""
+        """True for rank 0, which prints, saves and decides for all."""
         return self.number == 0
 
 
@@ -50,7 +50,7 @@ ALONE = Rank()
 
 
 class RanksDifferError(Exception):
-    """Ranks that should have the same parameters do not."""
+    """Raised if ranks that should have the same parameters do not."""
 
 
 def meeting_place(address: str = LOCAL) -> socket.socket:
@@ -127,7 +127,7 @@ def of_first(value: float, group: Any) -> float:
 
 
 def least(value: float, group: Any) -> float:
-    """Return the minimum of ``value`` over all ranks. Every rank of ``group`` calls it, at the same place."""
+    """Return the minimum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -137,7 +137,7 @@ def least(value: float, group: Any) -> float:
 
 
 def total(value: float, group: Any) -> float:
-    """Return the sum of ``value`` over all ranks. Every rank of ``group`` calls it, at the same place."""
+    """Return the sum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 

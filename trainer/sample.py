@@ -32,7 +32,10 @@ class TextSampler:
     """Decides after which steps the model writes text, and writes it. `harness train` makes one."""
 
     def __init__(self, config: SampleConfig, prepared: Prepared, compute: Compute) -> None:
-        """Encode the prompt. Raises InputError if the model cannot continue it."""
+        """Encode the prompt.
+
+        Raises InputError if the model cannot continue it: no causal model, or too long a prompt.
+        """
         if prepared.objective != "causal" or compute.longest_row is None:
             raise InputError("sample: text takes a causal model that is computed; allowed: no sample")
         self._config, self._compute, self._tokenizer = config, compute, prepared.tokenizer

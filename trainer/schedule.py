@@ -12,7 +12,9 @@ from trainer.config import OptimizerConfig, TrainerConfig
 
 
 def schedule_steps(config: TrainerConfig) -> int:
-    """Return the number of optimizer steps of the schedule: the configured one, or the run's own."""
+    """Return the number of optimizer steps over which the schedule runs: the configured one, or that of this
+    training.
+    """
     return config.optimizer.schedule_steps or config.warmup_steps + config.steps
 
 

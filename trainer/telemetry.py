@@ -24,7 +24,10 @@ BETWEEN_STEPS = ("evaluate",)  # work of the main thread while no step is open
 
 
 class StageSpan(NamedTuple):
-    """One stage of one batch, in CLOCK_MONOTONIC nanoseconds, with the CPU time that its thread spent meanwhile."""
+    """One stage of one batch, in CLOCK_MONOTONIC nanoseconds.
+
+    ``cpu_ns``: CPU time that its thread spent meanwhile, if recorded.
+    """
 
     name: str
     start_ns: int
@@ -95,7 +98,7 @@ class BatchTrace(NamedTuple):
     drawn: tuple[RawSpan, ...] = ()
 
     def stages(self) -> list[StageSpan]:
-        """Return the spans as named tuples."""
+        """Return the spans as :class:`StageSpan`, in the recorded order."""
         return [StageSpan._make(span) for span in self.spans]
 
 

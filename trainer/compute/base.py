@@ -93,9 +93,10 @@ class Compute(Protocol):
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Continue ``prompt`` (trainer.generate) and block until that is done. Does not change the model.
+        """Continue ``prompt`` by at most ``most`` ids (trainer.generate), and block until that is done.
 
-        Every rank calls it. It is never called for emulated compute or for a user's own model.
+        Does not change the model. Every rank calls it. It is never called for emulated compute or for a user's own
+        model.
         """
 
     def drain_to_one_step(self) -> None:
@@ -125,7 +126,7 @@ class Compute(Protocol):
         """Block until the device has done everything that was queued."""
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the parts of a checkpoint by name: objects with ``state_dict`` and ``load_state_dict``."""
+        """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
         """Return the SHA-256 of the parameters after the last step, equal in all ranks; None for a single rank.
@@ -135,10 +136,9 @@ class Compute(Protocol):
 
 
 def call_site(what: str, *inside: str) -> str:
-    """Return the source line that called from outside this file and the files ``inside``, as in ``trainer/loop.py:49:
-    what``.
+    """Return the innermost source line that called from outside this file, as in ``trainer/loop.py:49: what``.
 
-    It is that of the innermost such caller. ``what``: name of the blocking call.
+    ``inside``: further files that are skipped. ``what``: name of the blocking call.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):

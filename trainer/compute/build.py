@@ -108,7 +108,10 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
 
 
 def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Module:
-    """Return the model of the user's factory. Raises InputError if it fails, or returns no trainable module."""
+    """Call the user's model factory and return its model.
+
+    Raises InputError if it fails, or returns no trainable module.
+    """
     import torch
 
     name = config.model.factory
@@ -147,7 +150,10 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
 
 
 def torch_device(name: str, key: str = "compute.device") -> torch.device:
-    """Return the device that auto, cpu or cuda means here. Raises InputError, which names ``key``, for missing CUDA."""
+    """Return the torch device for ``name`` (auto, cpu or cuda); auto is CUDA if there is any.
+
+    Raises InputError, which names ``key``, for missing CUDA.
+    """
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

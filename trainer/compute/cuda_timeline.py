@@ -41,7 +41,10 @@ class _Pending(NamedTuple):
 
 
 class CudaTimeline:
-    """Wraps a ``Compute`` on CUDA: puts events around everything it queues and times every call that blocks."""
+    """Wraps a ``Compute`` on CUDA, and reports to telemetry when the device worked and when the host waited.
+
+    It puts events around everything that the compute queues, and times every call that blocks.
+    """
 
     asynchronous = True
     emulated = False

@@ -98,7 +98,7 @@ class DeviceQueue:
         self._wait(done_ns, what, ahead=True)
 
     def hold(self, duration_ns: int) -> None:
-        """Let the device pause after the queued work."""
+        """Let the device pause for ``duration_ns`` after the queued work."""
         self._free_ns = max(monotonic_ns(), self._free_ns) + duration_ns
         self.lead.held()
 
@@ -127,7 +127,10 @@ def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kern
 
 
 class EmulatedCompute:
-    """Implements ``compute.base.Compute`` by arithmetic. It has no losses: read_losses blocks and returns None."""
+    """Compute of an emulated device: its work takes time by arithmetic, and nothing is computed.
+
+    It has no losses: read_losses blocks, and returns None for each step.
+    """
 
     asynchronous = True
     emulated = True
@@ -256,7 +259,7 @@ def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
 
 
 def assumptions(config: TrainerConfig, shape: Shape) -> str:
-    """Describe in one line how long the kernels take and where those times come from."""
+    """Return a line on how long the emulated device's kernels take, and where those times come from."""
     device = config.compute.emulated
     assert device is not None
     profile, kernel_times = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))

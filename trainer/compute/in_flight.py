@@ -22,7 +22,7 @@ class InFlight:
         self._held: deque[tuple[Callable[[], bool], Batch]] = deque()
 
     def hold(self, batch: Batch, is_done: Callable[[], bool]) -> None:
-        """Keep ``batch`` until ``is_done()``. Drop those before it whose copies are done."""
+        """Keep ``batch`` until ``is_done()`` returns True. Drop earlier batches whose copies are done."""
         while self._held and self._held[0][0]():
             self._held.popleft()
         self._held.append((is_done, batch))

@@ -55,7 +55,7 @@ class WeightFactors:
 
 
 def weight_factors(model: torch.nn.Module, mup: MupConfig) -> dict[str, WeightFactors]:
-    """Return the factors of each parameter of a preset's model, by its name."""
+    """Return mup's factors for each parameter of a preset's model, by the parameter's name."""
     config: Any = model.config
     width, heads = config.hidden_size, config.num_attention_heads
     m = width / mup.base_width
@@ -78,7 +78,7 @@ def _factors(name: str, dimensions: int, m: float, attention: float) -> WeightFa
 
 
 def scale_initial_weights(model: torch.nn.Module, mup: MupConfig) -> None:
-    """Turn the usual initial weights of ``model`` into those of mup, in place."""
+    """Multiply the usual initial weights of ``model`` by mup's factors, in place."""
     import torch
 
     factors = weight_factors(model, mup)

@@ -23,7 +23,10 @@ _look: Any = None
 
 @contextmanager
 def known(several: bool | None) -> Iterator[None]:
-    """Tell transformers within this context if rows hold several documents. None: transformers checks by itself."""
+    """Context that tells transformers if rows hold several documents.
+
+    None: transformers checks the positions by itself.
+    """
     global _several
     _several = several
     try:
@@ -38,7 +41,7 @@ def several_documents(position_ids: torch.Tensor) -> bool:
 
 
 def teach_transformers() -> None:
-    """Make transformers use :func:`known`. Does nothing in a version without that function."""
+    """Make transformers use :func:`known`. Does nothing in a version that does not look for packed rows."""
     global _look
     from transformers import masking_utils
 

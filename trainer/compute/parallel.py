@@ -29,7 +29,7 @@ class Parallel:
     """One rank's side of a training with several ranks: exchanges gradients (ddp) or shards the model (fsdp)."""
 
     def __init__(self, launch: LaunchConfig, rank: Rank, device: torch.device, micro_batches: int) -> None:
-        """Join the group. Every rank waits here for the last one."""
+        """Join the group of ranks. Every rank waits here for the last one. ``micro_batches``: number per step."""
         self._sharded = launch.parallel == "fsdp"
         self._rank, self._device, self._micro_batches = rank, device, micro_batches
         self._model: Any = None
@@ -82,7 +82,10 @@ class Parallel:
         return model
 
     def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """Return the parts of model and ``optimizer`` for a checkpoint. Under ddp they are those of one process."""
+        """Return the parts of model and ``optimizer`` for a checkpoint.
+
+        Under ddp they are the same as without ranks.
+        """
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
         return {SHARDED: ShardedPart(self._model, optimizer)}
@@ -144,9 +147,10 @@ class Parallel:
 
     @contextmanager
     def in_a_pass(self) -> Iterator[None]:
-        """Surround an evaluation: no rank goes on before all have finished, so no step waits for another rank's pass.
+        """Context of an evaluation: no rank leaves it before all have finished.
 
-        A rank whose pass broke off exchanges nothing more, because the others may not reach the same place.
+        So no step waits for another rank's pass. A rank whose pass broke off exchanges nothing more, because the others
+        may not reach the same place.
         """
         import torch.distributed as dist
 
@@ -156,7 +160,7 @@ class Parallel:
         self.within_step = False
 
     def same_parameters(self) -> str:
-        """Return the SHA-256 of all parameters. Raises RanksDifferError if a rank holds others than rank 0."""
+        """Return the SHA-256 of all parameters. Raises RanksDifferError if a rank has a different one than rank 0."""
         import torch
         import torch.distributed as dist
 

@@ -96,7 +96,7 @@ class LossScaling:
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale. Clipping requires this."""
+        """Divide the gradients by the loss's scale. Clipping requires their true size."""
         self._scaler.unscale_(optimizer)
 
     def count(self, norm: Any) -> None:
@@ -127,11 +127,11 @@ class LossScaling:
 
     @property
     def skipped_steps(self) -> int:
-        """Number of skipped steps. Blocks until the device has counted."""
+        """Number of steps that overflow skipped. Blocks until the device has counted."""
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, object]:
-        """Return scale and counts, for a checkpoint."""
+        """Return the scale and the counts of skipped steps, for a checkpoint."""
         return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone(), "behind": self._behind}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:

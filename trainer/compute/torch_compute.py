@@ -44,14 +44,17 @@ class _Copy(NamedTuple):
 
 
 class TorchCompute:
-    """A transformers model with AdamW on a torch device."""
+    """Compute that trains a transformers model, or a user's own, with AdamW on a torch device."""
 
     emulated = False
 
     def __init__(
         self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
     ) -> None:
-        """Set up model, optimizer and schedule. ``parallel``: the ranks that train it together."""
+        """Set up model, optimizer and schedule.
+
+        ``parallel``: this rank's link to the ranks that train together; None for one process.
+        """
         import torch
 
         self._torch = torch

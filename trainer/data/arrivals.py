@@ -53,7 +53,7 @@ class Arrivals:
                 break
 
     def __call__(self) -> Arrival | None:
-        """Return the arrival of the batch that was handed out last; None if it is unknown."""
+        """Return the arrival times of the batch that the iterator handed out last; None if they are unknown."""
         return self._arrivals.pop(self._iterator._rcvd_idx - 1, None) if self._arrivals else None
 
     def _arriving(self, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:

@@ -43,7 +43,10 @@ class BatchBuffer:
         self._counts: list[int] = []
 
     def count(self) -> None:
-        """Record the numbers of references of a free buffer. The caller must hold no array of it."""
+        """Record the reference counts of the arrays while nothing else holds them.
+
+        :attr:`is_free` compares with these.
+        """
         counts = [getrefcount(array) for array in self._others]
         self._counts = [getrefcount(self.ids), getrefcount(self.labels), *counts]
 
@@ -75,7 +78,10 @@ class BatchBuffers:
     """Reusable buffers in this process's memory. A buffer is allocated when none is free."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """Allocate nothing yet. ``pinned``: page-locked memory for asynchronous copies to the device. It needs CUDA."""
+        """Set up without memory. ``mask``: buffers also hold an attention mask.
+
+        ``pinned``: page-locked memory for asynchronous copies, which needs CUDA.
+        """
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

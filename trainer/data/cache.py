@@ -50,7 +50,7 @@ def cache_root() -> Path:
 
 
 def clean() -> None:
-    """Remove half-written entries of killed processes from the cache."""
+    """Remove half-written entries from the cache that killed processes left there."""
     try:
         folders = [path for path in cache_root().iterdir() if path.is_dir()]
     except OSError:
@@ -98,7 +98,7 @@ def trust(known: Iterable[Sequence[str | int]]) -> None:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Return a short sha256 of a file's content. Raises InputError if it cannot be read."""
+    """Return the first characters of the sha256 of a file's content. Raises InputError if it cannot be read."""
     try:
         return file_digest(path)[:FINGERPRINT_LENGTH]
     except OSError as error:
@@ -199,10 +199,10 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """Yield the folder next to ``target`` that a killed process may have started. It stays after an interrupt.
+    """Yield a folder next to ``target`` to build in: the one that a killed process started, if there is one.
 
-    If another process works in it, or the file system has no locks, yield a temporary folder. Yield None if ``target``
-    exists by now.
+    It stays after an interrupt, for the next process. If another process works in it, or the file system has no locks,
+    yield a temporary folder. Yield None if ``target`` exists by now.
     """
     partial = partial_path(target)
     opened: list[int] = []
@@ -314,7 +314,10 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Remember the digest of a large file that was hashed while it was written, after the clock's next tick."""
+    """Remember the digest of a large file that was hashed while it was written, so that it need not be read again.
+
+    It waits for the clock's next tick, after which a change would show.
+    """
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)

@@ -190,8 +190,9 @@ class Batches:
         return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
-        """Return the error that names the workers that have ended, if ``error`` is torch's message about one; else
-        None.
+        """Return the error that names the workers that have ended, if ``error`` is torch's message about one.
+
+        None otherwise.
         """
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 

@@ -38,7 +38,10 @@ class Masking:
 
 
 def masking_of(info: TokenizerInfo) -> Masking:
-    """Return the ids to mask with for this tokenizer."""
+    """Return the ids to mask with for this tokenizer.
+
+    Without a mask token, the first id beyond its vocabulary is used.
+    """
     own_mask_id = mask_id(info)
     special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own_mask_id) if token is not None}
     return Masking(info.vocab_size if own_mask_id is None else own_mask_id, info.vocab_size, tuple(sorted(special)))

@@ -62,7 +62,7 @@ class Bookmark:
             self._ends, self._added = np.concatenate([self._ends, ends]), int(ends[-1])
 
     def pack(self, tokens: int) -> None:
-        """Advance by ``tokens`` tokens that went into a batch."""
+        """Advance by ``tokens`` tokens (rows, if padded) that went into a batch."""
         self._packed += tokens
         if done := int(self._ends.searchsorted(self._packed, side="right")):
             self._start = int(self._ends[done - 1])
@@ -126,7 +126,7 @@ class DataPosition:
         return None if None in epochs else min(count for count in epochs if count is not None)
 
     def state_dict(self) -> Any:
-        """Return the position as plain data, including the state of a user's dataset."""
+        """Return the position as plain data for a checkpoint, including the state of a user's dataset."""
         return {
             "workers": self.workers,
             "received": self.received,

@@ -41,7 +41,10 @@ class Prepared:
         return max(self.tokenizer.vocab_size, 0 if self.masking is None else self.masking.mask_id + 1)
 
     def with_objective(self, objective: Objective) -> Prepared:
-        """Return the same input for a model with ``objective``. A user's source masks its batches itself."""
+        """Return the same input for a model with ``objective``, with the ids for masking if it needs them.
+
+        A user's source masks its batches itself.
+        """
         masking = None
         if objective != "causal" and self.tokenizer.kind != "source":
             from trainer.data.masking import masking_of
@@ -127,7 +130,9 @@ def format_of(config: DataConfig) -> Format | None:
 
 
 def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
-    """Return warnings for documents that the data path joins or cuts without an error, or that are not held out."""
+    """Return warnings, a line each: documents are joined without a separator, or cut, or held out and trained on as
+    well.
+    """
     if config.source is not None:
         return []
     warnings = []

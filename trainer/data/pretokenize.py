@@ -115,7 +115,10 @@ def groups_of(flat: FlatTokens) -> TokenSource:
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:
-    """Return the folder's manifest. Raises InputError with the first field that differs from the expected one."""
+    """Return the manifest of ``folder``.
+
+    Raises InputError if a field differs from the expected value, or if files were changed.
+    """
     manifest = read_manifest(folder)
     actual = asdict(manifest)
     for name, value in asdict(_expected(corpus, info, format, sequence_length)).items():
@@ -235,7 +238,7 @@ def _write(
 
 
 class _NoRows:
-    """Writer for flat tokens, which does nothing, because the journal has them already."""
+    """Writer of rows for the flat format. It does nothing, because the journal has the tokens already."""
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None: ...
 

@@ -146,7 +146,10 @@ def _check_hub_resolves(name: str) -> None:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that a tokenizer may consist of. Weights, which may be huge, are left out."""
+    """Return the files in ``folder`` that may belong to a tokenizer, sorted.
+
+    Weights, which may be huge, are left out.
+    """
     suffixes = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken"}
     files = (path for path in folder.iterdir() if path.is_file() and path.suffix in suffixes)
     return sorted(path for path in files if not path.name.endswith(".index.json"))

@@ -132,7 +132,7 @@ def _raw_context(place: str, record: JsonObject) -> str:
 
 
 def preprocessed(text: str) -> str:
-    """Remove the brackets that WikiHow's articles left in HellaSwag, as lm-evaluation-harness does."""
+    """Return the text without the brackets that WikiHow's articles left in HellaSwag, as lm-evaluation-harness does."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -144,7 +144,7 @@ def is_bin(path: str) -> bool:
 
 @dataclass(frozen=True)
 class TokenQuestion:
-    """Question as token ids. ``place``: its file and index, for errors."""
+    """Question as token ids, of a .bin file. ``place``: its file and index, for errors."""
 
     place: str
     context: Ids
@@ -153,7 +153,7 @@ class TokenQuestion:
 
 
 def read_bin(path: str, key: str, most: int | None) -> list[TokenQuestion]:
-    """Read the first ``most`` questions of the file (None: all). Raises InputError, one line, if it is damaged."""
+    """Return the first ``most`` questions of a .bin file (None: all). Raises InputError, one line, if it is damaged."""
     place = f"{key}: {path}"
     try:
         content = expanded(path).read_bytes()

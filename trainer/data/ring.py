@@ -168,7 +168,7 @@ class _RingWorker:
 
 
 class RingBatches:
-    """Iterates over the batches of ``workers`` processes in turn."""
+    """Iterates over the batches of ``workers`` processes in turn, handed over through shared slots."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class RingBatches:
         return batch
 
     def _shutdown_workers(self) -> None:
-        """End the workers, and wait for them."""
+        """End the worker processes and wait for them. Processes that do not end are killed."""
         for worker in self._ring:
             with suppress(OSError):
                 worker.connection.send_bytes(b"")
@@ -253,7 +253,7 @@ class RingBatches:
 
 
 def _batch_in(buffer: BatchBuffer, answer: _Filled) -> Batch:
-    """Build the batch whose tensors lie in ``buffer``."""
+    """Return the batch that ``answer`` describes. Its tensors are views of ``buffer``."""
     tensors = [
         None if shape is None or array is None else torch.from_numpy(_part(array, shape))
         for array, shape in zip(buffer.all, answer.shapes, strict=True)

@@ -63,9 +63,10 @@ def documents_per_share(documents: int, shares: int, most: int) -> int:
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Yield a temporary folder that gets the name ``place`` in the end, unless another task has made ``place`` by then.
+    """Context with a temporary folder that gets the name ``place`` at the end.
 
-    A task may be tried twice, on two machines; both make the same content.
+    If another task has made ``place`` by then, the temporary folder is dropped. A task may be tried twice, on two
+    machines; both make the same content.
     """
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
@@ -116,7 +117,7 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield a share's tokens without its first ``skip`` documents, a bounded group at a time.
+    """Yield the tokens of share ``number`` without its first ``skip`` documents, a bounded group at a time.
 
     Raises InputError if the files are not the ones that an executor wrote.
     """

@@ -34,7 +34,7 @@ class _Columns:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
 
     def open(self) -> Any:
-        """Return the pyarrow Table, decoded on this thread alone, so that reading uses no hidden core."""
+        """Return the pyarrow Table of all files, decoded in this thread alone, so that reading uses no hidden core."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -61,7 +61,7 @@ class ScalarTextSource:
         self._columns, self._column, self._table = _Columns(files, [column], rows), column, None
 
     def read(self, indices: Index) -> list[str]:
-        """Return the texts of these rows."""
+        """Return the texts of the rows ``indices``, in that order."""
         table = self._table = self._columns.open() if self._table is None else self._table
         return [table.column(self._column)[int(index)].as_py() for index in indices]
 
@@ -75,7 +75,7 @@ class ZeroCopyTextSource:
         self._ends: list[int] = []  # row after each chunk's last one
 
     def read(self, indices: NDArray[np.int64]) -> list[str]:
-        """Return the texts of these rows."""
+        """Return the texts of the rows ``indices``, in that order."""
         if not self._parts:
             column = self._columns.open().column(self._column)
             chunks = [chunk for chunk in column.chunks if len(chunk)]  # An empty chunk may lack its buffers.
@@ -97,7 +97,7 @@ class ScalarTokenSource:
         self._columns, self._names, self._table = _Columns(files, columns, rows), tuple(columns), None
 
     def read(self, indices: Index) -> list[tuple[list[int], ...]]:
-        """Return for each row a tuple with one list per column."""
+        """Return for each row of ``indices`` a tuple with one list per column."""
         table = self._table = self._columns.open() if self._table is None else self._table
         return [tuple(table.column(name)[int(index)].as_py() for name in self._names) for index in indices]
 
@@ -112,7 +112,7 @@ class PaddedSource:
         self._ends: NDArray[np.int64]
 
     def read(self, indices: NDArray[np.int64]) -> PaddedRows:
-        """Return input ids and attention mask of these rows, (rows, sequence length) each."""
+        """Return input ids and attention mask of the rows ``indices``, each of shape (rows, sequence length)."""
         import numpy as np
 
         from trainer.data.packing import PaddedRows

@@ -67,7 +67,10 @@ class SparkWork(Protocol):
         """
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Do the work. Each call of ``report`` with JSON values is an event and restarts the time limit."""
+        """Do the work in Spark's ``session``.
+
+        Each call of ``report`` with JSON values is an event and restarts the time limit.
+        """
 
 
 class SparkProcess:
@@ -130,7 +133,7 @@ class SparkProcess:
                 raise InputError(f"{_HOW}: Spark {problem} within {self._timeout_s:g} s (--timeout){self._last_line()}")
 
     def close(self) -> None:
-        """End the driver and its Java machine."""
+        """Kill the driver and its Java machine, and wait for them."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -141,7 +144,7 @@ class SparkProcess:
         self._log.close()
 
     def _read_events(self) -> None:
-        """Read the driver's reports, waiting for a moment. Raises InputError for a reported error."""
+        """Read the driver's reports into ``events``, waiting for a moment. Raises InputError for a reported error."""
         readable, _, _ = select.select([self._events], [], [], _SPARK_LOOK_S)
         if not readable:
             return
@@ -183,7 +186,7 @@ def check_installed() -> None:
 
 
 def is_local(master: str) -> bool:
-    """Return True if executors are threads of the driver's Java machine."""
+    """Return True if ``master`` runs executors as threads of the driver's Java machine."""
     return master.startswith("local")
 
 
@@ -251,7 +254,10 @@ _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Exit)): (.+)$", re.M
 
 
 def reason_of(error: Exception) -> str:
-    """Describe a failed job in one line: the error of an executor's code, which lies deep in Spark's message."""
+    """Return the reason of a failed Spark job in one line.
+
+    The error of an executor's code lies deep in Spark's message.
+    """
     text = str(error)
     if raised := _RAISED.findall(text):
         return one_line(raised[-1])

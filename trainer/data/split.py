@@ -40,12 +40,13 @@ class DocumentSplit:
     training_empty: int
 
     def training_rows(self) -> NDArray[np.int64]:
-        """Return the numbers of the training documents, ascending."""
+        """Return the rows of the training documents in the corpus, ascending."""
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Return the numbers of the held-out documents, ordered by hash: the first ones are the same in any corpus
-        order.
+        """Return the rows of the held-out documents, ordered by content hash.
+
+        The first ones are the same in any corpus order.
         """
         return _load(self.folder, _HELD_OUT)
 

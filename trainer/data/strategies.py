@@ -23,9 +23,7 @@ _STRATEGY_END_S = 5.0
 
 
 def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
-    """Return an engine that calls ``tokenizer`` as ``config.tokenize`` says: batched, per sample, in threads or
-    processes.
-    """
+    """Return an engine that calls ``tokenizer`` in the way of ``config.tokenize``, for example in several threads."""
     if config.tokenize == "batched":
         return tokenizer
     if config.tokenize == "per-sample":
@@ -50,7 +48,7 @@ class PerSample:
 
 
 class InThreads:
-    """Divides the documents among threads of this process; each tokenizes its share in one call.
+    """Engine that divides the documents among threads of this process; each tokenizes its share in one call.
 
     The libraries release Python's lock while they encode. A forked process starts threads of its own.
     """
@@ -87,7 +85,10 @@ class InThreads:
 
 
 def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
-    """Divide ``texts`` into at most ``count`` runs, in order, of about equal numbers of characters. No run is empty."""
+    """Divide ``texts`` into at most ``count`` lists, in order, of about equal numbers of characters.
+
+    No list is empty.
+    """
     shares: list[list[str]] = []
     total, offset, share = sum(map(len, texts)), 0, -1
     for text in texts:
@@ -106,7 +107,7 @@ class _Worker(NamedTuple):
 
 
 class InProcesses:
-    """Divides the documents among processes; each tokenizes its share in one call.
+    """Engine that divides the documents among processes; each tokenizes its share in one call.
 
     ``is_pool``: the processes are started once and serve every batch; otherwise each batch starts and ends them.
     """

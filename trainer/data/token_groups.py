@@ -79,7 +79,7 @@ def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: 
 
 
 def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
-    """Cut documents into groups of at most 1000 and ``GROUP_BYTES``; a longer document is a group by itself."""
+    """Yield the documents in groups of at most 1000 and ``GROUP_BYTES``; a longer document is a group by itself."""
     texts: list[str] = []
     total = 0
     for batch in batches:
@@ -96,7 +96,7 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
 
 
 def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: int | None = None) -> TokenGroups:
-    """Encode groups of documents, in their order.
+    """Yield the tokens of groups of documents, in their order.
 
     ``workers``: threads, or processes if the engine holds Python's lock (default: one per core of this process). At
     most ``IN_FLIGHT_BYTES`` of text and ``workers`` + 1 groups are in flight; a little more is read ahead.
@@ -154,7 +154,7 @@ class _ReadAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread. A thread that waits for a network ends with the process."""
+        """End the reading thread. A thread that waits for a network ends only with the process."""
         with self._state:
             self._ended = True
             self._state.notify_all()

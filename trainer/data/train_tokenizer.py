@@ -107,7 +107,10 @@ def write_facts(
     location: str | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """Write facts.json into ``folder``. Raises InputError for a vocabulary that no model can have."""
+    """Write facts.json into ``folder``.
+
+    Raises InputError if ``vocabulary`` is empty or an id is too large for a model.
+    """
     largest = largest_id(vocabulary, location or "the tokenizer")
     facts = TokenizerFacts(
         vocab_size=largest + 1,  # Ids may have gaps: the embedding must hold the largest one.
@@ -121,7 +124,10 @@ def write_facts(
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
-    """Return the largest id. Raises InputError, with ``name``, for a vocabulary that no model can have."""
+    """Return the largest id of ``vocabulary``.
+
+    Raises InputError, with ``name``, if it is empty or the id is too large for a model.
+    """
     if not vocabulary:
         raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])

@@ -147,7 +147,10 @@ class Randomness:
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Continue the context's states of numpy and ``random`` outside, where the user's code may have seeded them."""
+        """Make the context's states of numpy and ``random`` the current ones outside.
+
+        The user's code may have seeded them.
+        """
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
@@ -176,7 +179,10 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM."""
+        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM.
+
+        ``start``: position to continue from.
+        """
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -242,7 +248,10 @@ class UserPipeline:
         telemetry.take()  # Discard the spans of the dropped batches.
 
     def _after(self) -> Position:
-        """Return the position after a batch. It counts batches, because the user's documents are unknown."""
+        """Return the position after the batch just made.
+
+        It counts batches, because the user's documents are unknown.
+        """
         self._batches += 1
         order, state = self._source.order, None
         if self._saves:
@@ -251,7 +260,10 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """Set up the worker as a DataLoader does: ``get_worker_info`` returns the user's dataset."""
+        """Set up this process as a worker of a DataLoader. ``get_worker_info`` then returns the user's dataset.
+
+        It also calls the user's worker_init_fn. ``reseed``: also seed torch, numpy and ``random`` with ``seed``.
+        """
         if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
@@ -277,7 +289,7 @@ class UserPipeline:
         return batch
 
     def of_first_epoch(self, most: int) -> list[Batch]:
-        """Return the first batches of an epoch, at most ``most``."""
+        """Return the first batches of one epoch, at most ``most``. Their number may be smaller."""
         batches: list[Batch] = []
         epoch = self._epoch(0)
         while len(batches) < most and (indices := self._guarded(lambda: next(epoch, None))) is not None:

@@ -33,7 +33,9 @@ Shown = Callable[[str, int], AbstractContextManager[Progress]]  # (stage, its do
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Counts of what was compared, and the first difference (None: everything is identical)."""
+    """Result of a verification: counts of what was compared, and the first difference (None: everything is
+    identical).
+    """
 
     documents: int
     empty: int  # documents without a token, skipped by every path

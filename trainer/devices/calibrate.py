@@ -26,7 +26,10 @@ EFFORT = Effort()
 
 
 def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
-    """Measure this CPU with ``threads`` of torch, and cache the profile in place of an earlier one."""
+    """Measure this CPU with ``threads`` threads of torch, and return the profile, which replaces a cached one.
+
+    It takes seconds.
+    """
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
     _store(profile_path(threads), yaml.safe_dump(content, sort_keys=False, width=120))
@@ -34,7 +37,9 @@ def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
 
 
 def cpu_profile(threads: int) -> DeviceProfile | None:
-    """Return the cached measurement of this CPU with ``threads`` of this torch; None if it is missing or damaged."""
+    """Return the cached profile of this CPU with ``threads`` of this torch; None if it was not measured or is
+    damaged.
+    """
     path = profile_path(threads)
     try:
         return read_profile(path) if path.is_file() else None

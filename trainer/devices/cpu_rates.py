@@ -54,7 +54,7 @@ class Rate(NamedTuple):
 
 
 def measure(threads: int, effort: Effort) -> dict[str, Rate]:
-    """Return the rates of this CPU with ``threads``: fp32 and bf16 products (fastest layout and size), and a memory
+    """Return the rates of this CPU with ``threads``: fp32 and bf16 products (best layout and size), and a memory
     copy.
     """
     import torch
@@ -150,9 +150,7 @@ def _timed(call: Callable[[], Any]) -> Timing:
 
 
 def _run_delay_s() -> float:
-    """Return the seconds that this process's threads were ready but without a core (/proc/.../schedstat of Linux; else
-    0).
-    """
+    """Return the seconds that this process's threads were ready but without a core; 0 on other systems than Linux."""
     total_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:

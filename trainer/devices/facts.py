@@ -39,7 +39,10 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
 
 
 def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
-    """Return the facts of a given profile, for example of an emulated device."""
+    """Return the facts of ``profile`` for one precision, for example of an emulated device.
+
+    Without a peak they have only the reason.
+    """
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)

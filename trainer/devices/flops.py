@@ -42,7 +42,7 @@ def lookups(shape: Shape) -> int:
 
 
 def is_tied(shape: Shape) -> bool:
-    """Return True if the output projection is the token embedding."""
+    """Return True if the output projection and the token embedding are the same matrix."""
     if shape.counted is not None:
         return shape.counted.lookups < shape.vocab_size * shape.width
     return shape.family != "llama"

@@ -21,7 +21,7 @@ PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
 class _ProfileLoader(yaml.SafeLoader):
-    """Accepts safe tags only. A repeated key is an error (PyYAML silently takes the last)."""
+    """Loader of YAML that accepts safe tags only. A repeated key is an error (PyYAML silently takes the last)."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Merge the mappings of ``<<`` into ``node``. Raises an error if that is too large or a cycle.
@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> Mapping[str, object]:
 
 
 def problem(error: ValidationError, model: type[BaseModel]) -> str:
-    """Format the first problem of ``error`` as "key: problem; allowed values", and the number of further ones."""
+    """Return the first problem of ``error`` as "key: problem; allowed values", with the number of further problems."""
     errors = error.errors(include_url=False)
     # A misspelt key is also a missing key. The misspelt one is reported first.
     fault = next((details for details in errors if details["type"] == "extra_forbidden"), errors[0])

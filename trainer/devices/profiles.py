@@ -163,7 +163,7 @@ def profile_names() -> list[str]:
 
 
 def is_file_name(name: str) -> bool:
-    """Return True if ``name`` is a user's file instead of a shipped profile."""
+    """Return True if ``name`` is the path of a user's file, False if it is the name of a shipped profile."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 

@@ -69,7 +69,7 @@ class Corpus:
 
 
 def bounded(values: Any, rows: int) -> Iterator[Any]:
-    """Cut an Arrow array into slices of at most ``rows`` and, unless it is one row, :data:`MAX_ROW_GROUP_BYTES`."""
+    """Yield slices of an Arrow array: at most ``rows`` rows and, unless it is one row, :data:`MAX_ROW_GROUP_BYTES`."""
     start = 0
     while start < len(values):
         piece = values.slice(start, rows)
@@ -80,5 +80,5 @@ def bounded(values: Any, rows: int) -> Iterator[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's message, shortened."""
+    """Return the first line of another library's message, shortened; the error's class if there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0][:MOST_CHARACTERS]

@@ -39,7 +39,7 @@ def load_template(location: str) -> ChatTemplate:
 
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
-    """Return the special tokens that the template names, from tokenizer_config.json or the tokenizer's class."""
+    """Return (name, token) of each special token in the template, by tokenizer_config.json or the tokenizer's class."""
     words = set(re.findall(r"\w+", source))
     missing = [name for name in _TOKENS if name in words and name not in config]
     if missing:
@@ -98,7 +98,7 @@ def _text(path: Path) -> str:
 
 
 def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int) -> list[str]:
-    """Render each chat as text. ``name`` and ``first``: file and row of the first chat, for messages.
+    """Return each chat as text. ``name`` and ``first``: file and row of the first chat, for messages.
 
     Raises InputError for a row that is no list of messages, or for which the template fails.
     """

@@ -34,7 +34,7 @@ def content_of(name: str, format: Format, column: str) -> Content:
 
 
 def column_type(name: str, format: Format, column: str) -> Any:
-    """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError unless it is there once."""
+    """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError if it is missing or occurs twice."""
     schema = (parquet if format == "parquet" else arrow).schema(name)
     try:
         names = schema.names
@@ -177,7 +177,7 @@ def _plain(values: Any) -> Any:
 
 
 def _messages(values: Any) -> list[Any]:
-    """Return the chats as Python objects, without the nulls that a table has for keys that a message lacks."""
+    """Return the chats as lists of messages (Python objects), without the nulls that a table has for missing keys."""
     return [None if chat is None else _without_nulls(chat) for chat in values.to_pylist()]
 
 

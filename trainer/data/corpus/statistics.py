@@ -31,9 +31,7 @@ _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("size", "<i8")])
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Bin of a histogram: number of documents with ``low`` to ``high`` tokens (both included), and their tokens in
-    total.
-    """
+    """Bin of a histogram: number of documents with ``low`` to ``high`` tokens (both included), and their tokens."""
 
     low: int
     high: int
@@ -43,8 +41,7 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class AtLength:
-    """Rows of ``sequence_length`` tokens that the corpus fills: padded (one document each, truncated) or packed (end to
-    end).
+    """Rows of ``sequence_length`` tokens that the corpus fills, padded (one document each, truncated) or packed.
 
     ``padding_share`` is relative to the positions of all rows, ``cut_off_share`` to all tokens (0 to 1).
     """

@@ -76,7 +76,7 @@ class _Draws:
         self._state = state % 2**64
 
     def many(self, count: int) -> NDArray[np.float64]:
-        """Return ``count`` numbers from 0 to below 1."""
+        """Return the next ``count`` random numbers, from 0 to below 1."""
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(self._state)
         self._state = (self._state + count * STEP) % 2**64
         return (mixed(steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -137,7 +137,7 @@ class _LabelledMaker:
         self._shingler = Shingler(SHINGLING)
 
     def document(self, planned: Planned) -> tuple[str, str, float]:
-        """Return the document's text, kind and similarity to the original."""
+        """Return the document's text, its final kind, and its similarity to the original."""
         original = self._original(planned.origin)
         draws = _Draws(self._seed, 2, planned.origin, planned.variant)
         if planned.kind in ("original", "single", "copy"):

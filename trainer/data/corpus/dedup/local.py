@@ -161,7 +161,10 @@ def _write(job: DedupJob, gone: Removals, sets: Sets) -> None:
 
 
 class Spill:
-    """Structured rows in :data:`SPILL_PARTS` files of a folder, so that memory is bounded."""
+    """Rows spread over :data:`SPILL_PARTS` files of a folder, so that memory is bounded.
+
+    Each file is read back as a whole.
+    """
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void]) -> None:
         folder.mkdir(parents=True)
@@ -179,7 +182,7 @@ class Spill:
             file.close()
 
     def add(self, parts: NDArray[np.integer[Any]], **columns: NDArray[Any]) -> None:
-        """Add rows, given by column. ``parts``: the number of each row's file."""
+        """Add rows, given by column. ``parts``: number of the file for each row."""
         rows = np.empty(len(parts), self._dtype)
         for name, values in columns.items():
             rows[name] = values
@@ -190,7 +193,7 @@ class Spill:
             self._write()
 
     def read(self, number: int) -> NDArray[np.void]:
-        """Return all rows of a file, in the order in which they were added."""
+        """Return all rows of file ``number``, in the order in which they were added."""
         self._write()
         self._files[number].seek(0)
         rows = np.frombuffer(self._files[number].read(), self._dtype)

@@ -90,7 +90,10 @@ def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
 
 
 def given_banding(bands: int, rows: int) -> Banding:
-    """Return the banding that the user chose. Raises InputError if it is empty or takes too many permutations."""
+    """Return the banding with the user's numbers.
+
+    Raises InputError if one is less than 1, or for too many permutations.
+    """
     if bands < 1 or rows < 1 or bands * rows > MOST_PERMUTATIONS:
         raise InputError(
             f"--bands {bands} --rows {rows}: allowed: each at least 1, and bands x rows at most {MOST_PERMUTATIONS:,}"
@@ -99,7 +102,7 @@ def given_banding(bands: int, rows: int) -> Banding:
 
 
 class MinHash:
-    """Computes signatures and band keys of sets. Its hash functions follow from the seed."""
+    """Computes MinHash signatures and band keys of shingle sets. Its hash functions follow from the seed."""
 
     def __init__(self, banding: Banding, seed: int) -> None:
         self._banding = banding
@@ -107,7 +110,7 @@ class MinHash:
         self._salts = mixed(mixed(numbers + mixed(np.array([seed], np.int64).view(np.uint64))))
 
     def signatures(self, sets: ShingleSets) -> Hashes:
-        """Return the signatures, (documents, permutations). No set may be empty.
+        """Return the MinHash signatures of the sets, (documents, permutations). No set may be empty.
 
         A large set is processed in parts: its least shingle is the least of its parts' least.
         """

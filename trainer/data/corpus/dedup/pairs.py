@@ -54,7 +54,10 @@ def distinct_pairs(left: Integers, right: Integers) -> tuple[Integers, Integers]
 
 
 def similarities(sets: Sets, left: Integers, right: Integers, threshold: float = 0.0) -> NDArray[np.float64]:
-    """Return the Jaccard similarity of each pair of documents; 0 for a pair that cannot reach the threshold."""
+    """Return the Jaccard similarity of each pair of documents; 0 for a pair whose sizes rule the threshold out.
+
+    ``left``, ``right``: rows of the documents. ``sets``: shingles of all documents.
+    """
     values = np.zeros(len(left))
     previous, shingles = -1, np.empty(0, np.uint64)
     for place, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):

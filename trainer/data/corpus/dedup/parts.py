@@ -39,7 +39,9 @@ def part(job: DedupJob, folder: str, number: int) -> Path:
 
 
 def check_parts(job: DedupJob) -> None:
-    """Raise InputError if a share's files are missing: an executor wrote them into a folder of another machine."""
+    """Raise InputError if a file of a share is missing, because an executor wrote it into a folder of another
+    machine.
+    """
     for folder in (KEPT, REMOVED):
         for number in range(job.count):
             if not part(job, folder, number).is_file():

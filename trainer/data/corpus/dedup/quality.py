@@ -79,7 +79,7 @@ class Labels:
 
     @property
     def clusters(self) -> Clusters:
-        """Labels as clusters of an original and its near-duplicates."""
+        """Labels in another form: the cluster of each row, which consists of an original and its near-duplicates."""
         rows = np.arange(len(self.origins))
         return Clusters(np.where(np.isin(self.kinds, DUPLICATES), self.origins, rows))
 
@@ -111,7 +111,9 @@ def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
 
 
 def _is_own(path: Path) -> bool:
-    """Return True for a Parquet file with the columns of ``labelled``, and the digest of its corpus."""
+    """Return True if the labels come from ``labelled``: a Parquet file with its columns and the digest of its
+    corpus.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -259,7 +261,7 @@ def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> Clust
 
 
 def pairs_of(values: Integers) -> int:
-    """Return the number of pairs of equal values."""
+    """Return the number of pairs of positions with equal values."""
     _, sizes = np.unique(values, return_counts=True)
     return int((sizes * (sizes - 1) // 2).sum())
 

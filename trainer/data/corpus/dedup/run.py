@@ -53,9 +53,10 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """Result, rows of the removed documents, and for each of these the row of the kept document of its group.
+    """Result of a deduplication. ``removed``: rows of the removed documents.
 
-    ``edges``: pairs above the threshold, if requested.
+    ``kept``: for each, the row of the kept document of its group. ``edges``: pairs above the threshold; None unless
+    requested.
     """
 
     result: DedupResult
@@ -134,7 +135,10 @@ def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> Dedup
 
 
 def removals_in(folder: Path) -> tuple[Integers, Integers]:
-    """Read the rows (removed, kept) from ``removed/`` of a result. Raises InputError if it cannot be read."""
+    """Return the rows of the removed documents, and for each the row of the kept one, from ``removed/`` of a result.
+
+    Raises InputError if a file cannot be read.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

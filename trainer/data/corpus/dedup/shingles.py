@@ -86,7 +86,7 @@ class ShingleSets:
 
 
 class Shingler:
-    """Makes sets of shingles. It caches the hashes of words, and several threads may call it."""
+    """Makes the shingle sets of texts. It caches the hashes of words, and several threads may call it."""
 
     def __init__(self, shingling: Shingling) -> None:
         self._shingling = shingling
@@ -216,7 +216,7 @@ def _points(text: str) -> Hashes:
 
 
 def _pieces(text: str, whole: bool) -> Iterator[str]:
-    """Cut the text into pieces that end before white space. ``whole``: never cut a word, even a very long one."""
+    """Yield pieces of the text that end before white space. ``whole``: never cut a word, even a very long one."""
     start = 0
     while len(text) - start > _PIECE:
         end = start + _PIECE
@@ -231,7 +231,7 @@ def _pieces(text: str, whole: bool) -> Iterator[str]:
 
 
 def _combined(units: Hashes, size: int) -> Hashes:
-    """Return a hash of each run of ``size`` units, in their order."""
+    """Return a hash of each sequence of ``size`` consecutive units, in their order."""
     count = len(units) - size + 1
     hashes = np.full(count, size * STEP % 2**64, np.uint64)
     for place in range(size):

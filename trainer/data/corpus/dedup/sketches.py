@@ -73,7 +73,7 @@ class DedupJob:
         return first, min(first + self.documents, self.corpus.documents)
 
     def sets(self, number: int) -> Path:
-        """Return the folder of a share's shingles."""
+        """Return the folder with the shingles of share ``number``."""
         return Path(self.work) / "sets" / f"{number:06}"
 
 
@@ -96,7 +96,7 @@ class Sketch:
 
 
 def unseen(job: DedupJob) -> InputError:
-    """Return the error for a machine that does not see the folders of the job."""
+    """Return the error to raise on a machine that does not see the folders of the job."""
     return InputError(f"{job.work}: not seen by every machine of the cluster; give an --out that all of them see")
 
 
@@ -133,7 +133,7 @@ class TextStream:
         self._rest: list[str] = []
 
     def take(self, count: int) -> Iterator[list[str]]:
-        """Yield the next ``count`` documents, fewer at the end."""
+        """Yield the next ``count`` documents in lists; fewer if the stream ends."""
         while count:
             texts = self._rest or next(self._texts, [])
             if not texts:
@@ -147,7 +147,10 @@ class TextStream:
 def _sketches(
     settings: DedupSettings, groups: Iterator[TextGroup], workers: int
 ) -> Iterator[tuple[ShingleSets, Sketch]]:
-    """Yield each group's sets and sketch, with rows from 0 on. Threads work ahead on the next groups."""
+    """Yield the shingle sets and the sketch of each group; the rows of each sketch begin at 0.
+
+    Threads work ahead on the next groups.
+    """
     shingler, minhash = Shingler(settings.shingling), MinHash(settings.banding, settings.seed)
 
     def sketch(group: TextGroup) -> tuple[ShingleSets, Sketch]:
@@ -181,7 +184,7 @@ class Sets:
         self._share = lru_cache(maxsize=_OPEN_SHARES)(self._opened)
 
     def of(self, row: int) -> Hashes:
-        """Return the document's shingles."""
+        """Return the shingles of document ``row``, sorted."""
         number, place = divmod(row, self._job.documents)
         shingles: Hashes = self._share(number).document(place)
         return shingles

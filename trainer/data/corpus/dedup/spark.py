@@ -183,7 +183,10 @@ class _SparkTables:
         return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Pair each document with the first earlier one that has the same shingles, if there is one."""
+        """Return pairs of each document with the first earlier one that has the same shingles.
+
+        Their similarity is 1.
+        """
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 

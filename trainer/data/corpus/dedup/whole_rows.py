@@ -16,9 +16,9 @@ LINE = "line"  # the only column of JSON Lines
 
 
 def schema_of(corpus: Corpus) -> Any:
-    """Return the Arrow schema of all files' rows. A column that a file lacks is null there.
+    """Return one Arrow schema for the rows of all files. A column that a file lacks is null there.
 
-    Raises InputError for a conflict, and for a type that Parquet does not have.
+    Raises InputError if the types of two files conflict, and for a type that Parquet does not have.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -87,7 +87,7 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
 
 
 class RowStream:
-    """Yields the rows of shares. It reads a file only once for consecutive shares."""
+    """Yields whole rows share by share. It reads a file only once for consecutive shares."""
 
     def __init__(self, corpus: Corpus, schema: Any) -> None:
         self._corpus, self._schema = corpus, schema
