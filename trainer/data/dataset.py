@@ -39,10 +39,10 @@ iterable_sources: dict[str, bool] = {}
 
 
 class DataPipeline:
-    """Runs one data path in one process: read, tokenize, pack, one batch at a time.
+    """Runs one data path in one process: read, tokenize, pack, one batch at a time. :func:`pipeline_of` makes it.
 
     A dose (``extra_reads``, ``extra_tokenizations``) repeats the real work of its stage inside the stage's span and
-    drops the result. There is no extra work and no span if ``marked`` is False. ``start``: where to resume.
+    drops the result. There is no extra work and no span if ``marked`` is False. ``start``: position to continue from.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def pipeline_of(
     buffers: Buffers | None = None,
     every: tuple[int, int] = (0, 1),
 ) -> DataPipeline | FlatPipeline:
-    """Build the pipeline of ``config``'s path over ``order``. Arguments are those of DataPipeline.
+    """Return the pipeline of ``config``'s path over the documents of ``order``. Arguments are those of DataPipeline.
 
     ``every``: (offset, stride) of the batches to make; only a path of flat tokens can leave some out.
     """
@@ -313,7 +313,10 @@ def make_pipeline(
     start: Position | None = None,
     buffers: Buffers | None = None,
 ) -> BatchPipeline:
-    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on."""
+    """Return the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: in this process).
+
+    ``start``: position of the worker in an earlier run, from which it continues.
+    """
     start = start or Position(worker)
     if config.source is not None:
         return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
@@ -377,12 +380,15 @@ class Epoch:
 
     @property
     def remainder(self) -> int:
-        """Number of tokens that fill no row. It is final after the last batch."""
+        """Number of tokens of the epoch that are left over because they fill no row.
+
+        It is final after the last batch.
+        """
         return self._pipeline.remainder
 
 
 def is_text(config: DataConfig) -> bool:
-    """Return True if the path tokenizes on the fly."""
+    """Return True if the path reads text, so that it tokenizes in each run."""
     return config.path.startswith("text-")
 
 

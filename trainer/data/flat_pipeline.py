@@ -177,7 +177,10 @@ class FlatPipeline:
 
 
 def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
-    """Open the flat tokens of ``tokens-mmap``, or the token lists of ``tokens-stream`` as flat tokens."""
+    """Return the flat tokens of ``tokens-mmap``, or the token lists of ``tokens-stream`` as flat tokens.
+
+    Raises InputError if there are fewer documents than were prepared.
+    """
     folder, documents = prepared.pretokenized, prepared.corpus.documents
     assert folder is not None, "prepare() was given another data path"
     if config.path != "tokens-mmap":
@@ -240,7 +243,10 @@ def flat_pipeline(
     buffers: Buffers,
     every: tuple[int, int],
 ) -> FlatPipeline:
-    """Build the pipeline over ``order``. ``every``: (offset, stride) of the batches to make."""
+    """Return the pipeline over the documents (or windows) of ``order``.
+
+    ``every``: (offset, stride) of the batches to make.
+    """
     length = config.sequence_length
     masker = None
     if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.

@@ -62,7 +62,10 @@ class RowPlan(Protocol):
 
 
 class DocumentPlan:
-    """Plans rows from whole documents end to end, in the order of a sampler."""
+    """Plans rows from documents end to end, in the order of a sampler.
+
+    Tokens that do not fill a row go into the next one.
+    """
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, document: int = 0, used: int = 0) -> None:
         """Set up the plan. ``length``: tokens per row.
@@ -198,7 +201,7 @@ class WindowPlan:
         self._taken += skipped
 
     def _plan(self, rows: int) -> None:
-        """Look up the next windows, at least ``rows`` of them unless the order ends."""
+        """Take the next windows from the order, at least ``rows`` of them unless it ends."""
         windows = [self._source[self._next :] // self._length]
         count = len(windows[0])
         while count < rows and len(taken := self._order.take(max(rows - count, _WINDOWS))):

@@ -49,7 +49,7 @@ def kept(owner: Path) -> TokenizerInfo | None:
 
 
 def write(info: TokenizerInfo, to: Path) -> None:
-    """Write the tokenizer's files into the folder ``to``."""
+    """Write the files of the tokenizer into the folder ``to``, from which :func:`read` and AutoTokenizer load it."""
     source = Path(info.location)
     if source.is_dir():
         pretrained.load_auto(info.location).save_pretrained(to)

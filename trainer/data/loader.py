@@ -54,8 +54,9 @@ class LateBatch:
     """
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """Set the limit. ``made_again``: batches that each worker of a resumed training makes and drops before its
-        first one.
+        """Set the limit.
+
+        ``made_again``: batches that each worker makes again and drops before its first one, in a resumed training.
         """
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
@@ -204,7 +205,7 @@ class Batches:
         return _ended(self._iterator)
 
     def close(self) -> None:
-        """End the workers and wait for them. The iterator is exhausted afterwards. A second call does nothing."""
+        """End the workers and wait for them. Afterwards there are no more batches. A second call does nothing."""
         iterator, self._iterator = self._iterator, None
         if self._late is not None:
             self._late.disarm()
@@ -227,7 +228,7 @@ def open_batches(
     start: DataPosition | None = None,
     rank: Rank = ALONE,
 ) -> Batches:
-    """Open the data path of ``rank`` and start its ``config.workers`` workers, which begin to prefetch at once.
+    """Start the ``config.workers`` workers of ``rank`` and return their batches. Workers begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
     called, and the first batch is built on request (a repeated batch is built here). ``start``: position of an earlier

@@ -53,7 +53,7 @@ class Manifest:
 
     @property
     def padding(self) -> int:
-        """Tokens of padding that fill the rows."""
+        """Number of padding tokens that fill the rows; 0 for formats of whole documents."""
         return 0 if self.sequence_length is None else self.documents * self.sequence_length - self.rows_tokens
 
 
@@ -66,11 +66,11 @@ class Pretokenized:
 
     @property
     def data(self) -> Path:
-        """Return the file with the tokens."""
+        """Return the path of the file with the tokens."""
         return Path(self.folder) / data_file(self.manifest.format)
 
     def flat(self) -> FlatTokens:
-        """Map the tokens of the format *flat* into memory."""
+        """Return the tokens of the format *flat*, mapped into memory."""
         return open_flat(Path(self.folder), np.dtype(self.manifest.token_type).newbyteorder("<"))
 
 

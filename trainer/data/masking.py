@@ -71,12 +71,15 @@ class Masker:
     """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """Seed the draws. ``batches``: number of the first batch. ``every``: step between the batches' numbers."""
+        """Set up the random draws. ``batches``: number of the first batch.
+
+        ``every``: difference between the numbers of two batches.
+        """
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 
     def mask(self, batch: Batch) -> Batch:
-        """Mask ``batch`` in place: its ids, labels and count of trained tokens."""
+        """Mask ``batch`` in place and return it. Its ids, labels and number of trained tokens change."""
         masking = self._masking
         ids = batch.input_ids.numpy()
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self._key, self._batches])))

@@ -33,12 +33,15 @@ _ORDERS_AT_ONCE = 1024  # indices computed together: each then takes 0.3 us; alo
 
 
 def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the shard of worker ``worker`` of ``workers`` in rank ``rank`` of ``ranks``, and the number of shards."""
+    """Return the number of the shard of a worker, and the number of shards.
+
+    The worker is number ``worker`` of ``workers`` in its rank.
+    """
     return rank * workers + worker, ranks * workers
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (offset, stride) of this worker's batches in one global order.
+    """Return (offset, stride) of the batches that a worker makes in one global order.
 
     At step k rank r receives batch k x ranks + r, whichever of its workers made it.
     """
@@ -183,7 +186,7 @@ class ComputedSampler:
         self._position = position
 
     def _compute(self, count: int) -> Indices:
-        """Compute the next ``count`` indices of this epoch, fewer at its end."""
+        """Return the next ``count`` indices of this epoch, fewer at its end."""
         last = min(self._position + count, self.documents_per_epoch)
         indices = self._order(self._worker + np.arange(self._position, last) * self._workers)
         return indices if self._rows is None else self._rows[indices]

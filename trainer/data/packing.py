@@ -70,7 +70,7 @@ class _Texts(NamedTuple):
 
 
 class _Padded:
-    """State of a padded packer: one document per row, truncated and padded on the right."""
+    """Base of the padded packers: one document per row, truncated and padded on the right."""
 
     remainder = 0
 
@@ -87,7 +87,7 @@ class _Padded:
 
 
 class ScalarPadded(_Padded):
-    """Builds padded rows through Python lists."""
+    """Packer of padded rows that uses Python lists."""
 
     def add(self, documents: Sequence[Document]) -> None:
         self._held.extend(documents)
@@ -116,7 +116,7 @@ class ScalarPadded(_Padded):
 
 
 class ArrayPadded(_Padded):
-    """Builds padded rows through arrays."""
+    """Packer of padded rows that uses NumPy arrays."""
 
     def __init__(self, length: int, pad_id: int, buffers: Buffers) -> None:
         super().__init__(length, pad_id)
@@ -185,7 +185,7 @@ class ArrayPadded(_Padded):
 
 
 class _Packed:
-    """State of a packer of documents end to end: counts the tokens that wait for a row."""
+    """Base of the packers that put documents end to end. It counts the tokens that wait for a row."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -209,7 +209,7 @@ class _Packed:
 
 
 class ScalarPacked(_Packed):
-    """Builds packed rows through Python lists: one growing list of tokens, cut into rows."""
+    """Packer of rows with documents end to end that uses one growing Python list of tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -244,7 +244,7 @@ class ScalarPacked(_Packed):
 
 
 class ArrayPacked(_Packed):
-    """Builds packed rows with NumPy arrays instead of Python lists.
+    """Packer of rows with documents end to end that uses NumPy arrays.
 
     ``separated``: adds position ids that restart at 0 with each document.
     """

@@ -130,8 +130,8 @@ def format_of(config: DataConfig) -> Format | None:
 
 
 def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
-    """Return warnings, a line each: documents are joined without a separator, or cut, or held out and trained on as
-    well.
+    """Return warnings, a line each: documents are joined without a separator, or cut, or both held out and trained
+    on.
     """
     if config.source is not None:
         return []

@@ -22,7 +22,7 @@ _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def load_template(location: str) -> ChatTemplate:
-    """Load the template in ``location``: a Jinja file, or a tokenizer's folder.
+    """Return the chat template in ``location``: a Jinja file, or a tokenizer's folder.
 
     The special tokens come from the tokenizer in the same folder. Raises InputError if there is no template, or if it
     names a special token whose value is unknown.

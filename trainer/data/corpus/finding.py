@@ -44,7 +44,7 @@ _OUTPUTS = (
 
 
 class Tally:
-    """Counts files and folders that are not read, by reason."""
+    """Counts files and folders that are not read, by reason, and keeps their names. One search makes one."""
 
     def __init__(self) -> None:
         self._names: dict[Reason, list[str]] = {}
@@ -83,7 +83,7 @@ def described(passed_over: Collection[PassedOver]) -> str:
 
 
 def find(pattern: str) -> Matched:
-    """Find a file, the files of a folder, or the matches of a glob. Raises InputError if there is no file.
+    """Return the files behind ``pattern``: a file, a folder, a glob or a URL. Raises InputError if there is no file.
 
     Skips hidden files of a folder, and folders below it that this package wrote.
     """
@@ -96,7 +96,10 @@ def find(pattern: str) -> Matched:
 
 
 def matching(pattern: str, key: str) -> Matched:
-    """Find the file ``pattern``, or the files that it matches as a glob. Raises InputError if there is no file."""
+    """Return the file ``pattern``, or the files that it matches as a glob. Raises InputError if there is no file.
+
+    ``key``: scenario key of the pattern, for errors.
+    """
     path = expanded(pattern)
     check_utf8(str(path.absolute()), key)
     if path.is_file():
@@ -126,9 +129,9 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield the matches of a glob in a folder, as Python's ``glob`` does, which never ends if links form loops.
+    """Yield the matches of a glob in ``folder``, as Python's ``glob`` does. That one never ends if links form loops.
 
-    ``above``: the folders on the path to this one, by their own names.
+    ``parts``: parts of the pattern. ``above``: the folders on the path to this one, by their own names.
     """
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
@@ -176,7 +179,10 @@ def _is_output(names: Collection[str]) -> bool:
 
 
 def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
-    """Return the kind of the entry ``name``, following links. Raises InputError for a broken link."""
+    """Return the kind of the entry ``name``: file, folder or special (such as a pipe). Links are followed.
+
+    Raises InputError for a broken link.
+    """
     check_utf8(name, key)
     try:
         mode = os.stat(name).st_mode  # noqa: PTH116
@@ -233,7 +239,10 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
-    """Yield the files of a folder that are not hidden. A folder with two names is searched once."""
+    """Yield all files below the folder ``root`` that are not hidden, and count the others in ``tally``.
+
+    A folder with two names is searched once.
+    """
     visited: set[str] = set()
     folders, linked = [str(root)], list[str]()
     while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.

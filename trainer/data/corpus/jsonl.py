@@ -51,7 +51,10 @@ def has(name: str, column: str) -> bool:
 
 
 def read(name: str, column: str, content: Content) -> Iterator[Any]:
-    """Yield the column as Arrow arrays (strings, lists of int64) or, for chats, as lists of lists of messages."""
+    """Yield the values of a column in order, as Arrow arrays of strings or of lists of int64.
+
+    Chats are lists of messages instead.
+    """
     row = 0
     for block in lines.blocks(name):
         values = None if content == "chat" else _parsed(block, column, content)
@@ -156,7 +159,10 @@ class _Object(dict[str, Any]):
 
 
 def _repeated_key(record: _Object, column: str) -> str | None:
-    """Return a key that occurs twice: the column, or a key within its value, such as a message's role."""
+    """Return a key that occurs twice: ``column``, or a key within its value, such as a message's role.
+
+    None if there is no such key.
+    """
     if column in record.repeated:
         return column
     pending = [record.get(column)]

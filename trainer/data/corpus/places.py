@@ -98,7 +98,10 @@ def open_file(name: str, mapped: bool = False) -> Any:
 
 
 def unreadable(name: str, error: BaseException) -> Exception:
-    """Return the error to raise if ``name`` cannot be read: a machine's fault unchanged, else an InputError."""
+    """Return the error to raise if the file ``name`` cannot be read.
+
+    It is ``error`` itself for a fault of this machine, else an InputError.
+    """
     if isinstance(error, OSError) and error.errno in MACHINE_FAULTS and error.errno != errno.EIO:
         return error
     reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
@@ -111,7 +114,9 @@ def _reason(error: BaseException) -> str:
 
 
 def identity(url: str) -> list[str | int]:
-    """Return the identity of a remote file: its address, size, and ETag or time of change."""
+    """Return values that identify the content of a remote file: its address, its size, and its ETag or time of
+    change.
+    """
     with one_line_errors(url):
         filesystem, path = resolved(url)
         with filesystem.open_input_file(path) as file:

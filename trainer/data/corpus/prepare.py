@@ -29,7 +29,7 @@ _DOCUMENTS: dict[Content, str] = {
 
 
 def prepare_corpus(config: CorpusConfig) -> Corpus:
-    """Find the corpus, or build the builtin one, and check it once. Raises InputError if it cannot be used.
+    """Return the corpus of ``config``, found or built, and checked once. Raises InputError if it cannot be used.
 
     Each call hashes the local files, which takes less time than a run's reading; the check's result is cached. A remote
     file's size and ETag are requested at each call, and its documents are hashed when it is checked.
@@ -106,7 +106,7 @@ def check_there(config: CorpusConfig) -> None:
 
 
 def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
-    """Return the corpus without its counts, the scenario key that names it, and its files' identities."""
+    """Return the corpus without its counts, the scenario key that names it, and the identity of each file."""
     if config.builtin is not None:
         files: tuple[str, ...] = (str(_builtin_file()),)
         return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", identities(files)

@@ -181,7 +181,7 @@ def by_row(corpus: Corpus, who: str) -> Corpus:
 
 
 def _has_strings(name: str, column: str) -> bool:
-    """Return True for a local file with a column of plain strings."""
+    """Return True if ``column`` of the Parquet file ``name`` has plain strings and the file is on this machine."""
     import pyarrow as pa
 
     if places.is_remote(name):

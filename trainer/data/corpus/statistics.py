@@ -88,7 +88,10 @@ class CorpusStatistics:
 
 
 class _Lengths:
-    """Histogram of document lengths in tokens: exact, or to 1.1 % for long documents."""
+    """Histogram of document lengths in tokens.
+
+    Long documents are counted in bins of 1.1 % of the length, others exactly.
+    """
 
     def __init__(self, sequence_lengths: Sequence[int]) -> None:
         self.exact = np.zeros(_EXACT, dtype=np.int64)
@@ -123,7 +126,7 @@ class _Lengths:
         return int(self.exact.sum()) + sum(self.long.values())
 
     def quantile(self, share: float) -> int:
-        """Return the length that ``share`` of the documents do not exceed."""
+        """Return the length in tokens that ``share`` of the documents (0 to 1) do not exceed."""
         rank = max(1, int(np.ceil(share * self.documents)))
         below = np.cumsum(self.exact)
         if rank <= below[-1]:
@@ -260,7 +263,7 @@ class DuplicateCounter:
             self._spill()
 
     def count(self) -> Duplicates:
-        """Count the duplicates among all added documents."""
+        """Return the number of duplicates among all added documents, and their bytes."""
         if not self._files:
             return _count(self._rows())
         self._spill()

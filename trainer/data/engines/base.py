@@ -60,7 +60,7 @@ def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
 
 
 def lists(encoded: Encoded) -> list[list[int]]:
-    """Return the ids as a list for each document."""
+    """Return the ids of each document as a list."""
     import numpy as np
 
     ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
@@ -68,7 +68,7 @@ def lists(encoded: Encoded) -> list[list[int]]:
 
 
 def concatenated(parts: Sequence[Encoded]) -> Encoded:
-    """Join several groups of documents, in order."""
+    """Join several groups of documents into one, in order."""
     import numpy as np
 
     if not parts:
@@ -93,7 +93,7 @@ def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Enc
 
 
 def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
-    """Append ``eos_id`` (if any) to each document that has a token. An empty document stays empty."""
+    """Return the documents with ``eos_id`` (if any) after each that has a token. An empty document stays empty."""
     import numpy as np
 
     if eos_id is None:

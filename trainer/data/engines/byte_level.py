@@ -31,11 +31,14 @@ class ByteLevelBpe:
 
 
 class CannotExpressError(InputError):
-    """An engine cannot reproduce this tokenizer. The message gives the reason without the engine's name."""
+    """Raised if an engine cannot reproduce a tokenizer. The message gives the reason without the engine's name."""
 
 
 def read(text: str) -> ByteLevelBpe:
-    """Parse the text of a tokenizer.json. Raises CannotExpressError if it is not plain byte-level BPE."""
+    """Return the parts of a tokenizer.json, given as text.
+
+    Raises CannotExpressError if it is not plain byte-level BPE.
+    """
     content = json.loads(text)
     model = content["model"]
     if model.get("type") != "BPE":

@@ -32,7 +32,10 @@ Build = Callable[[str], Any]  # library's name -> its engine
 
 @dataclass(frozen=True)
 class EngineProof:
-    """Result of comparing engines with the reference. It is picklable, and part of a run's record."""
+    """Result of comparing engines with the tokenizer's own library, the reference.
+
+    It is picklable, and part of a run's record.
+    """
 
     reference: str  # library and version
     documents: int
@@ -135,7 +138,9 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, poli
 
 
 def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError if a chat template writes one of ``tokens``, which the tokenizer encodes as text."""
+    """Raise InputError if a chat template writes one of ``tokens``, special tokens that the tokenizer encodes as
+    text.
+    """
     template = corpus.template
     if template is None:
         return

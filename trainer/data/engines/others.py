@@ -24,7 +24,9 @@ _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes i
 
 
 class _FromFlat:
-    """Encodes single documents and lists by ``encode_flat``, so that its proof covers all methods."""
+    """Base of engines that encode single documents and lists by ``encode_flat``, so that its proof covers all
+    methods.
+    """
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         raise NotImplementedError
@@ -37,7 +39,7 @@ class _FromFlat:
 
 
 class Tiktoken(_FromFlat):
-    """Encodes with tiktoken, document by document. It releases Python's lock."""
+    """Engine of tiktoken, which encodes document by document. It releases Python's lock."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         import numpy as np
@@ -95,7 +97,10 @@ class Gigatoken(_FromFlat):
 
 
 class Fastokens(_FromFlat):
-    """Encodes with fastokens in the calling thread, because its own threads would not survive a fork."""
+    """Engine of fastokens.
+
+    It encodes in the calling thread, because the library's own threads would not survive a fork.
+    """
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # Its first tokenizer reads it.

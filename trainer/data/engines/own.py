@@ -26,7 +26,7 @@ class Reference(Engine, Protocol):
 
 
 class TextCodec(Protocol):
-    """Turns text into ids and ids into text."""
+    """Interface that turns text into ids, and ids into text."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one document, without special tokens."""
@@ -36,7 +36,7 @@ class TextCodec(Protocol):
 
 
 class Fast:
-    """Encodes with the `tokenizers` library itself, without the transformers layer above it."""
+    """Engine of the `tokenizers` library itself, without the transformers layer above it."""
 
     def __init__(self, location: str, *, special_as_text: bool = False) -> None:
         import tokenizers
@@ -84,7 +84,7 @@ class Fast:
 
 
 class SentencePiece:
-    """Encodes with the sentencepiece library, in this thread alone. It encodes special tokens in text as text."""
+    """Engine of the sentencepiece library, in the calling thread. It encodes special tokens in text as text."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -115,7 +115,7 @@ class SentencePiece:
 
 
 class Slow:
-    """Encodes with a transformers tokenizer that has no fast backend."""
+    """Engine of a transformers tokenizer that has no fast backend."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -18,7 +18,10 @@ _PART_BYTES = 500_000
 
 
 class Excerpt(NamedTuple):
-    """A document, or a part of a long one that begins at its character ``start``."""
+    """A document of the corpus, or a part of a long one that begins at its character ``start``.
+
+    ``document``: its number.
+    """
 
     document: int
     start: int
@@ -82,7 +85,7 @@ def whole(corpus: Corpus) -> Iterator[Excerpt]:
 
 
 def parts(pieces: Iterable[Excerpt]) -> Iterator[list[Excerpt]]:
-    """Group neighbouring excerpts to about half a megabyte each."""
+    """Yield groups of neighbouring excerpts, about half a megabyte each."""
     group: list[Excerpt] = []
     size = 0
     for piece in pieces:

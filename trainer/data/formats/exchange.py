@@ -68,7 +68,7 @@ def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[
 
 
 def check_uint16(name: str, vocab_size: int) -> None:
-    """Raise InputError if a vocabulary does not fit a format of 16-bit ids."""
+    """Raise InputError if a vocabulary is too large for 16-bit ids. ``name``: name of the format for the message."""
     if vocab_size > 2**16:
         raise InputError(
             f"{name}: its ids are uint16, at most 65,536; this vocabulary has {vocab_size:,}: choose flat (uint32), or "
@@ -107,7 +107,10 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
 
 
 class LlmcWriter:
-    """Writes documents that end in ``eos_id`` or are empty into shards ``NAME_val_000000.bin`` and so on."""
+    """Writes documents as llm.c's shards ``NAME_val_000000.bin`` and so on.
+
+    A document must end in ``eos_id`` or be empty.
+    """
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS
@@ -167,7 +170,10 @@ class LlmcWriter:
 
 
 def read_llmc(files: Sequence[Path]) -> Stream:
-    """Map llm.c's shards, in this order. Raises InputError if one is something else or cut short."""
+    """Return the tokens of llm.c's shards, mapped into memory in this order.
+
+    Raises InputError if one is something else or cut short.
+    """
     return Stream(tuple(map(_shard, files)), eos_first=True)
 
 
@@ -196,7 +202,7 @@ def _header(tokens: int) -> bytes:
 
 
 class NanogptWriter:
-    """Writes documents into ``train.bin`` and ``val.bin``. Empty ones leave no trace."""
+    """Writes documents into nanoGPT's ``train.bin`` and ``val.bin``. Empty documents leave no trace."""
 
     def __init__(self, folder: Path, vocab_size: int, validation_share: float = VALIDATION_SHARE) -> None:
         check_uint16("nanogpt", vocab_size)
@@ -236,7 +242,10 @@ class NanogptWriter:
 
 
 def read_nanogpt(files: Sequence[Path]) -> Stream:
-    """Map nanoGPT's files, in this order. Raises InputError if one cannot hold 16-bit ids."""
+    """Return the tokens of nanoGPT's files, mapped into memory in this order.
+
+    Raises InputError if one cannot hold 16-bit ids.
+    """
     return Stream(tuple(map(_mapped, files)), eos_first=False)
 
 

@@ -126,14 +126,17 @@ def export(
 
 
 def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
-    """Map files of this format, in this order. Raises InputError if one is of another format or cut short."""
+    """Return the tokens of files of ``format``, mapped into memory in this order.
+
+    Raises InputError if one is of another format or cut short.
+    """
     return (read_llmc if format == "llmc" else read_nanogpt)(files)
 
 
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
     """Write the files' documents into ``out``, a parquet file with a column ``tokens``: a corpus of token ids.
 
-    Raises InputError if the files contain an id that the tokenizer does not have.
+    Return counts. Raises InputError if the files contain an id that the tokenizer does not have.
     """
     stream = read(format, files)
     documents = tokens = 0

@@ -44,7 +44,10 @@ class FlatTokens:
 
 
 def open_flat(folder: Path, dtype: np.dtype[Any]) -> FlatTokens:
-    """Map the folder's files. Raises InputError if they are cut short or do not belong together."""
+    """Return the flat tokens of ``folder``, mapped into memory. ``dtype``: type of the ids.
+
+    Raises InputError if its files are cut short or do not belong together.
+    """
     places = _mapped(folder / PLACES, np.dtype("<i8"))
     tokens = _mapped(folder / TOKENS, dtype)
     if not len(places) or places[0] != 0 or places[-1] != len(tokens):

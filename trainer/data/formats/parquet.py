@@ -95,7 +95,10 @@ class TokenListWriter(_ParquetWriter):
 
 
 class PaddedWriter(_ParquetWriter):
-    """Writes columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), cut and padded to ``length``."""
+    """Writes columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>).
+
+    Each row is cut or padded to ``length``.
+    """
 
     def __init__(self, path: Path, length: int, pad_id: int) -> None:
         import pyarrow as pa
