@@ -228,7 +228,7 @@ class TrainerConfig(Config):
 
     @property
     def ranks_of_a_node(self) -> int:
-        """Number of processes on one machine."""
+        """Number of processes that train together on one machine."""
         return 1 if self.launch is None else self.launch.torchrun.nproc
 
     @property

@@ -52,7 +52,7 @@ _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 def one_line(text: object) -> str:
-    """Replace every run of white space in ``text`` by one space, so that a message stays on one line."""
+    """Return ``text`` with one space in place of every run of white space, so that a message stays on one line."""
     return " ".join(str(text).split())
 
 

@@ -190,9 +190,9 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
 
 
 def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
-    """Build a preset's model with random weights. Dropout is 0, so that runs differ only as declared.
+    """Return a preset's model with random weights. Dropout is 0, so that runs differ only as declared.
 
-    ``attention``: its implementation by transformers' name; None: transformers' default.
+    ``attention``: name of its implementation in transformers; None: transformers' default.
     """
     chosen = {} if attention is None else {"attn_implementation": attention}
     if shape.family == "gpt2":

@@ -158,7 +158,7 @@ def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
 
 
 def _is_mixed(settings: Any) -> bool:
-    """Return True if a token uses only some weights, or some of them twice (experts, an encoder with a decoder)."""
+    """Return True if a token uses only some weights (experts), or some of them twice (an encoder with a decoder)."""
     experts = [value for key, value in settings.to_dict().items() if "expert" in key and _whole(value)]
     shared = getattr(settings, "num_hidden_groups", None) is not None  # albert uses one layer's weights many times
     return any(number > 1 for number in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))

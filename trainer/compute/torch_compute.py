@@ -309,9 +309,9 @@ class TorchCompute:
         return logits
 
     def _own_likelihood(self, row: EndingRow, beat: Callable[[], None]) -> float:
-        """Return the log-likelihood of the ending in ``row``, from the mean loss of that row alone.
+        """Return the log-likelihood of the ending in ``row`` under a user's own model, by the mean loss of that row.
 
-        A user's own model must return nothing else.
+        The loss is all that such a model must return.
         """
         ids = self._torch.from_numpy(row.ids)[None].to(self._device)
         labels = ids.clone()

@@ -104,7 +104,10 @@ class ShardedSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up the first epoch. ``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        """Set up the first epoch of shard ``worker`` of ``workers``.
+
+        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
+        """
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._rows = rows
         self._documents, self._seed, self.shuffled = documents, seed, shuffle
@@ -157,7 +160,10 @@ class ComputedSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up the first epoch. ``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        """Set up the first epoch of shard ``worker`` of ``workers``.
+
+        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
+        """
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless

@@ -149,9 +149,9 @@ class _RingWorker:
         return False
 
     def receive(self, look_s: float) -> Any:
-        """Return the worker's next answer, after at most ``look_s`` seconds.
+        """Wait at most ``look_s`` seconds for the worker's next answer, and return it.
 
-        Raises NotYetError, or RuntimeError if the worker has ended.
+        Raises NotYetError if none came, or RuntimeError if the worker has ended.
         """
         events = self._poll.poll(0)
         self.waited = not events

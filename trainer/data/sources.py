@@ -67,7 +67,10 @@ class ScalarTextSource:
 
 
 class ZeroCopyTextSource:
-    """Reads text from the column's value buffers. Finding the few rows one by one is faster than by arrays."""
+    """Reads text from the value buffers of an Arrow column.
+
+    Finding the few rows one by one is faster than by arrays.
+    """
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column

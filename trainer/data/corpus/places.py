@@ -54,7 +54,7 @@ def url_of(scheme: str, path: str) -> str:
 
 
 def check_scheme(path: str) -> None:
-    """Raise InputError for a URL that no installed package can open, without using the network."""
+    """Raise InputError for a URL that no installed package can open. The network is not used."""
     if is_remote(path):
         with one_line_errors(path):
             resolved(path)
@@ -79,9 +79,10 @@ def filesystem_of(url: str, key: str) -> tuple[Any, str]:
 
 
 def open_file(name: str, mapped: bool = False) -> Any:
-    """Open a pyarrow file with random access. Raises InputError if it cannot be opened.
+    """Return the file ``name``, a path or a URL, opened by pyarrow with random access.
 
-    ``mapped``: map a local file into memory. Arrays are then views of it, and its pages count as this process' memory.
+    Raises InputError if it cannot be opened. ``mapped``: map a local file into memory. Arrays are then views of it, and
+    its pages count as this process' memory.
     """
     import pyarrow as pa
 

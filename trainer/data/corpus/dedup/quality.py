@@ -46,10 +46,11 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Quality:
-    """Counts of documents. ``found``: labelled near-duplicates in one group with their original.
+    """Removals compared with the labels of ``labelled``.
 
-    ``right``: removals whose kept document has the same original. ``pair_precision`` and ``pair_recall`` compare all
-    pairs of documents with one label with all pairs within one group.
+    ``found``: labelled near-duplicates in one group with their original. ``right``: removals whose kept document has
+    the same original. ``pair_precision`` and ``pair_recall`` (0 to 1) compare all pairs of documents with one label
+    with all pairs within one group.
     """
 
     labelled: int

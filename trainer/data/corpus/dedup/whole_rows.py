@@ -45,7 +45,10 @@ def schema_of(corpus: Corpus) -> Any:
 
 
 def _stored(kind: Any) -> Any:
-    """Return the type in which a column is written: plain strings for views, which some Parquet readers lack."""
+    """Return the Arrow type in which a column of type ``kind`` is written.
+
+    Views become plain strings or bytes, because some Parquet readers lack them.
+    """
     import pyarrow as pa
 
     if pa.types.is_string_view(kind):
@@ -64,7 +67,10 @@ def _schema(corpus: Corpus, name: str) -> Any:
 
 
 def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
-    """Yield ``count`` rows from document ``first`` on as Arrow tables. Parquet's row groups before it are not read."""
+    """Yield ``count`` rows from document ``first`` on as Arrow tables.
+
+    Parquet row groups before ``first`` are not read.
+    """
     skip, remaining = first, count
     for name in corpus.files:
         tables: Iterator[Any]
