@@ -132,7 +132,10 @@ def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> 
 
 
 class Saver:
-    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``. The training loop makes one."""
+    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``.
+
+    A training has one for each rank.
+    """
 
     def __init__(
         self,
