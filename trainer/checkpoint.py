@@ -44,7 +44,9 @@ CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order
 
 
 class RandomStates:
-    """Random states of this process: torch's (also of each CUDA device), numpy's and Python's."""
+    """Checkpoint part with the random states of this process: torch's (also of each CUDA device), numpy's and
+    Python's.
+    """
 
     def state_dict(self) -> Any:
         import numpy as np
@@ -72,7 +74,10 @@ class RandomStates:
 
 
 class DataPart:
-    """Position of the data. It is restored before there are any batches: see ``Restored.position``."""
+    """Checkpoint part with the position in the data.
+
+    Batches are built from the position, so it is restored before there are any: see ``Restored.position``.
+    """
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
@@ -107,12 +112,16 @@ def _try_to_read(state: Any) -> None:
 
 
 def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, Stateful]:
-    """Return all parts of a training: those of its compute, the data position, and the random states."""
+    """Return all parts of a checkpoint by name: those of the compute (``own``), data position and random states."""
     return {**own, "data": DataPart(position), "random": RandomStates()}
 
 
 def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> None:
-    """Restore the states. Raises InputError if the checkpoint has other parts, or if they do not fit."""
+    """Restore ``states`` into ``parts``, both by part name.
+
+    Raises InputError if the names differ or a state does not fit its part. ``checkpoint``: source of the states, for
+    the message.
+    """
     if missing := sorted(parts.keys() ^ states.keys()):
         raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
     for name, part in parts.items():
@@ -123,7 +132,10 @@ def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> 
 
 
 class Saver:
-    """Saves a checkpoint when one is due, and keeps the newest ones."""
+    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``.
+
+    A training has one for each rank.
+    """
 
     def __init__(
         self,
@@ -157,7 +169,10 @@ class Saver:
         self._remove_leftovers()
 
     def is_due(self, steps: int) -> bool:
-        """Return True if a checkpoint is due after ``steps`` steps."""
+        """Return True if a checkpoint is due after ``steps`` steps, by steps, epochs or minutes.
+
+        Always False after the training's last step, because the caller saves that checkpoint at the end.
+        """
         if self.ends(steps):
             return False
         if self._config.every_steps is not None:
@@ -182,7 +197,7 @@ class Saver:
         self._saved_s = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the current checkpoint is written. Raises its error."""
+        """Wait until the checkpoint that a thread is writing is complete. Raises the error of that thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
@@ -200,7 +215,10 @@ class Saver:
         remove_leftovers(self._folder)
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
-        """Return the state of ``part`` to write. ``copies``: the next steps must not change it."""
+        """Return the state of ``part`` in host memory, ready to be written.
+
+        ``copies``: make a copy that the next steps do not change.
+        """
         return in_host_memory(part.state_dict(), copies)
 
     def _write_noting(self, steps: int, states: Any, about: JsonObject) -> None:
@@ -246,7 +264,10 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
 
 def identity(config: TrainerConfig) -> dict[str, Json]:
-    """Return the dotted keys that define the training: all but :data:`FREE`."""
+    """Return the value of each dotted configuration key that must be equal when a training is resumed.
+
+    That is every key except those in :data:`FREE`. An evaluation only counts as given.
+    """
     values: dict[str, Json] = {}
 
     def walk(section: JsonObject, prefix: str) -> None:
@@ -266,7 +287,11 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
 
 
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
-    """Raise InputError if the checkpoint belongs to another training: other keys, data or code."""
+    """Raise InputError if the checkpoint belongs to another training.
+
+    The message names the first key with a different value. ``fingerprints``: fingerprints of data and code, by key.
+    They are compared in addition to :func:`identity`.
+    """
     current = {**identity(config), **fingerprints}
     recorded = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
     # A key with no value in only one of them comes from another version of this code. So does a key missing in the
@@ -283,6 +308,6 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
 
 
 def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
-    """Return the object at ``key`` of checkpoint.json, or an empty one."""
+    """Return the object at ``key`` of checkpoint.json; empty if there is none."""
     value = checkpoint.about.get(key)
     return value if isinstance(value, Mapping) else {}

@@ -36,17 +36,17 @@ State = Any  # key: part; value: output of torch's state_dict
 
 
 class Store(Protocol):
-    """Turns the parts of a checkpoint into files."""
+    """Interface that turns the states of all checkpoint parts into files, and files into states."""
 
     def write(self, folder: Path, states: State) -> JsonObject:
         """Write the states of all parts, by name, into ``folder``. Return the JSON that :meth:`read` needs."""
 
     def read(self, folder: Path, known: JsonObject) -> State:
-        """Return the states that :meth:`write` wrote."""
+        """Return the states that :meth:`write` wrote, by part name. ``known``: the JSON that it returned."""
 
 
 class WholeState:
-    """Writes each part whole, in one process: weights as safetensors, the rest by torch.save."""
+    """Store that writes each part whole, in one process: weights as safetensors, everything else by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
         """Keep the arguments. ``model``: a model of transformers, whose config is written beside its weights, or any
@@ -93,7 +93,11 @@ class WholeState:
 
 
 def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
-    """Return (each distinct tensor by name, the stored name by each further name of a tensor, all other values)."""
+    """Split a model's state into (tensors by name, stored name of each alias, all other values by name).
+
+    Of tensors that share their memory (tied weights), only the first is among the tensors. The others are aliases of
+    it.
+    """
     import torch
 
     tensors: dict[str, Any] = {}
@@ -114,18 +118,18 @@ def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are all intact."""
+    """A checkpoint with all files intact, made by :func:`read`. ``about``: the content of its checkpoint.json."""
 
     path: Path
     about: JsonObject
 
     @property
     def steps(self) -> int:
-        """Steps of the training before this checkpoint: the number of the next step."""
+        """Steps that the training had done before this checkpoint, which is also the number of the next step."""
         return integer(self.about, "steps")
 
     def states(self, store: Store) -> State:
-        """Return the states of its parts. Raises InputError if they cannot be read."""
+        """Return the state of each part by name, read by ``store``. Raises InputError if they cannot be read."""
         try:
             return store.read(self.path, section(self.about, "store"))
         except Exception as error:  # torch, safetensors and pickle may raise anything for a file of another make.
@@ -138,7 +142,11 @@ def path_of(folder: Path, steps: int) -> Path:
 
 
 def write(folder: Path, steps: int, states: State, about: JsonObject, store: Store, ready: Callable[[], None]) -> Path:
-    """Write the checkpoint after ``steps`` steps. ``ready``: called before it is complete."""
+    """Write the checkpoint after ``steps`` steps and return its path. Raises OSError if the disk fails.
+
+    ``about``: further content of checkpoint.json. ``ready``: called when all files are on the disk, before the folder
+    gets its final name.
+    """
     path = path_of(folder, steps)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -167,7 +175,7 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
 
 
 def of_the_disk(error: BaseException) -> OSError | None:
-    """Return the system's error behind an error of torch or safetensors; None for an error of another kind.
+    """Return the system's error (such as a full disk) behind an error of torch or safetensors; None if there is none.
 
     torch raises another error while it closes the file. safetensors writes ``(os error 28)``.
     """
@@ -206,7 +214,10 @@ def read(path: Path) -> Checkpoint:
 
 
 def written(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints, intact or not, newest first."""
+    """Return the folders of all checkpoints in ``folder``, intact or not, newest first.
+
+    Empty if ``folder`` does not exist.
+    """
     try:
         folders = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -235,7 +246,10 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def remove_newer(found: Checkpoint) -> None:
-    """Remove checkpoints newer than the newest intact one. They are damaged, and would count as kept."""
+    """Remove the checkpoints newer than ``found``, the newest intact one.
+
+    They are damaged, and :func:`retain` would count them.
+    """
     for path in written(found.path.parent):
         if path == found.path:
             return

@@ -34,18 +34,21 @@ OWN = ("data", "random")  # parts that differ from rank to rank
 
 
 class RanksState(Store):
-    """Turns the states of all ranks into files of one folder."""
+    """Store of a training with several ranks: writes the states of all ranks into one folder. Each rank has one."""
 
     def __init__(self, rank: Rank, model: Any = None, tokenizer: Path | None = None) -> None:
         self._rank, self._whole = rank, WholeState(model, tokenizer)
         self._group: Any = None
 
     def meet(self) -> None:
-        """Make the group in which the ranks write together. Every rank must call it before any of them writes."""
+        """Make the group over which the ranks write together. Every rank must call it before any of them writes."""
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
-        """Write in rank 0, together with the other ranks in :meth:`join_in`."""
+        """Write the checkpoint's files in rank 0, while the other ranks run :meth:`join_in`.
+
+        Return the JSON that :meth:`read` needs.
+        """
         import torch.distributed as dist
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
@@ -58,7 +61,10 @@ class RanksState(Store):
         return {**stored, "ranks": self._rank.of, SHARDED: SHARDED in states}
 
     def join_in(self, states: Any) -> None:
-        """Write the part of any other rank into the folder that rank 0 names."""
+        """Write this rank's files into the folder that rank 0 names.
+
+        Every rank except rank 0 calls it, while rank 0 runs :meth:`write`.
+        """
         import torch.distributed as dist
 
         folder_names: list[Any] = [None]
@@ -86,7 +92,10 @@ class RanksState(Store):
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Raise an error of one rank in all ranks at the end. Otherwise the others would wait for it."""
+        """Context around writing: an error of one rank is raised in all ranks at its end.
+
+        Otherwise the others would wait for it.
+        """
         failed: Exception | None = None
         try:
             yield
@@ -129,7 +138,10 @@ class RanksSaver(Saver):
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
     def is_due(self, steps: int) -> bool:
-        """Return the same value in all ranks; see :meth:`Saver.is_due`. Every rank must call it."""
+        """Return True if a checkpoint is due, by the clock of rank 0; the same value in all ranks.
+
+        Every rank must call it. See :meth:`Saver.is_due`.
+        """
         if self._clock is None:
             return super().is_due(steps)
         with telemetry.span("checkpoint"):
@@ -172,7 +184,10 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """Return the saver of ``rank``. ``tokenizer``: folder that is copied into each checkpoint."""
+    """Return the saver of ``rank``: one that writes together with other ranks if there are any.
+
+    Arguments: see :class:`Saver`. ``tokenizer``: folder that is copied into each checkpoint.
+    """
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

@@ -228,12 +228,12 @@ class TrainerConfig(Config):
 
     @property
     def ranks_of_a_node(self) -> int:
-        """Number of processes on one machine."""
+        """Number of processes that train together on one machine."""
         return 1 if self.launch is None else self.launch.torchrun.nproc
 
     @property
     def user_functions(self) -> tuple[tuple[str, str], ...]:
-        """Keys and MODULE:FUNCTION of the user's own code that is called."""
+        """(key, MODULE:FUNCTION) of each function of the user's own code that the configuration names."""
         validation = self.evaluation.source if self.evaluation is not None else None
         functions = (
             ("data.source", self.data.source),
@@ -337,7 +337,10 @@ class TrainerConfig(Config):
 
 
 def recorded_config(content: JsonObject) -> TrainerConfig:
-    """Return the configuration of a recorded run, which may be older than some keys. Raises pydantic's error."""
+    """Return the configuration that a run recorded. Keys that did not exist yet get the values of :data:`BEFORE`.
+
+    Raises pydantic's ValidationError.
+    """
     completed = dict(content)
     for dotted, value in BEFORE.items():
         section, key = dotted.split(".")

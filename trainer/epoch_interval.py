@@ -13,10 +13,13 @@ Epochs = Callable[[], float | None]  # returns the completed epochs; None if the
 
 
 class EpochInterval:
-    """Counts the intervals of ``every`` epochs that are done."""
+    """Tells after which steps an interval of ``every`` epochs ends, such as for checkpoints or evaluation."""
 
     def __init__(self, every: float, epochs: Epochs, key: str) -> None:
-        """Count from the current position of the training. ``key``: names the interval in an error."""
+        """Count from the current position of the training. ``epochs``: returns the finished epochs.
+
+        ``key``: names the interval in an error.
+        """
         self._every, self._epochs, self._key = every, epochs, key
         self._counted = self._done()
 

@@ -52,17 +52,19 @@ _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 def one_line(text: object) -> str:
-    """Replace every run of white space in ``text`` by one space, so that a message stays on one line."""
+    """Return ``text`` with one space in place of every run of white space, so that a message stays on one line."""
     return " ".join(str(text).split())
 
 
 def plain_reason(error: Exception) -> str:
-    """Format an error as one line, without the error numbers that Python and pyarrow put before their words."""
+    """Return the error's message on one line, without the error numbers that Python and pyarrow put before their
+    words.
+    """
     return re.sub(r"\.? Detail: \[errno -?\d+\] ", ": ", _NUMBER.sub("", one_line(error)))
 
 
 def literal(value: object) -> str:
-    """Format ``value`` as in Python, on one line."""
+    """Return Python's repr of ``value`` on one line."""
     try:
         return one_line(repr(value))
     except ValueError:  # Python prints no number of more than 4,300 digits.
@@ -93,7 +95,7 @@ def _escaped(letter: str) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """Format any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
+    """Return any error as one line. A timeout's message stands alone; other errors are preceded by their class."""
     text = one_line(error)
     if not text:  # such as Python's own MemoryError
         return type(error).__name__

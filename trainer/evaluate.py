@@ -30,7 +30,10 @@ KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # kinds of passes
 
 
 class Evaluator:
-    """Decides when a pass is due, and runs it. ``beat`` is called after each batch: a pass may outlast many steps."""
+    """Decides after which steps a pass over held-out data is due, and runs it.
+
+    ``beat`` is called after each batch, because a pass may outlast many steps.
+    """
 
     def __init__(
         self,
@@ -45,11 +48,11 @@ class Evaluator:
         interval: EpochInterval | None = None,
         agreed: Callable[[bool], bool] = bool,
     ) -> None:
-        """Prepare the passes.
+        """Prepare the passes. ``batches``: held-out batches of each pass.
 
-        ``prints``: print a log line for each pass, which one rank does for all. ``choices``: questions, which have an
-        interval of their own. ``interval``: epochs between passes over documents, in place of steps. ``agreed``: makes
-        this rank's decision the same in all ranks.
+        ``every_steps``: steps between passes over them. ``prints``: print a log line for each pass, which one rank does
+        for all. ``choices``: questions, which have an interval of their own. ``interval``: epochs between passes over
+        documents, in place of steps. ``agreed``: makes this rank's decision the same in all ranks.
         """
         self._interval, self._agreed = interval, agreed
         self._prints = prints
@@ -169,7 +172,10 @@ def make_evaluator(
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:
-    """Return the batches of each pass. Raises InputError if none has a token to predict."""
+    """Return the batches over which each pass runs: held-out documents, or a user's evaluation source.
+
+    Raises InputError if no batch has a token to predict.
+    """
     from trainer.data.dataset import held_out_batches
 
     evaluation = config.evaluation

@@ -65,7 +65,10 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Set ``path`` as the file of an OSError without one, or with a temporary name, so that it shows the full disk."""
+    """Context that sets ``path`` as the file of an OSError, so that its message shows the full disk.
+
+    Only errors without a file, or with the file ``temporary``, are changed.
+    """
     try:
         yield
     except OSError as error:

@@ -46,7 +46,10 @@ class TokenChoice:
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated text: ``ids`` without the end-of-text id, and the reason for its end."""
+    """Generated text: ``ids`` without the end-of-text id, and why it ended.
+
+    ``computed``: tokens computed in ``seconds``.
+    """
 
     ids: tuple[int, ...]
     ending: Ending
@@ -55,7 +58,7 @@ class Generated:
 
     @property
     def tokens_per_s(self) -> float:
-        """Computed tokens per second."""
+        """Speed of the generation in computed tokens per second."""
         return self.computed / self.seconds
 
 
@@ -69,10 +72,11 @@ def generate(
     *,
     cache: bool = True,
 ) -> Generated:
-    """Generate up to ``most`` tokens after ``prompt``, which has at least one id.
+    """Generate up to ``most`` tokens after ``prompt``, which has at least one id, and return them.
 
-    ``vocab_size``: size of the tokenizer; larger ids are never chosen. Stops before a token that needs more positions
-    than the model has. Raises InputError if the prompt does not fit, or a logit is NaN.
+    ``vocab_size``: size of the tokenizer; larger ids are never chosen. Stops at ``eos_id``, and before a token that
+    needs more positions than the model has. ``cache``: keep keys and values, which is faster. Raises InputError if the
+    prompt does not fit, or a logit is NaN.
     """
     import torch
 
@@ -122,7 +126,7 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """Return the ids of ``prompt``. For a prompt without ids, return the id that ends the preceding document.
+    """Return the ids of ``prompt``. Without text or a token it is the id that ends the preceding document.
 
     Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
     """
@@ -138,7 +142,7 @@ def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str
 
 
 def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator) -> int:
-    """Choose an id by its logits, which have no NaN. Each draw takes one number of ``draws``."""
+    """Return the next token id, chosen by its logits, which have no NaN. Each draw takes one number of ``draws``."""
     import torch
 
     if choice.is_greedy:

@@ -85,9 +85,10 @@ class Injector:
         return cost_ms
 
     def skip(self, draws: int, more: int = 1) -> None:
-        """Advance all draws by ``draws``, which an earlier run made. ``more``: factor for the stages of making a batch.
+        """Advance all random draws by ``draws``, the number that an earlier run made, so that this run continues them.
 
-        ``transfer`` is not such a stage: a batch that is made several times is handed over once.
+        ``more``: factor for the stages of making a batch, which may be made several times. ``transfer`` is not such a
+        stage, because a batch is handed over only once.
         """
         if self._jitter:
             for name, random_state in self._random.items():

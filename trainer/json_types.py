@@ -16,13 +16,13 @@ JsonObject: TypeAlias = Mapping[str, Json]
 
 
 def section(content: JsonObject, key: str) -> JsonObject:
-    """Return the object at ``key``, or an empty one."""
+    """Return the object at ``key``; empty if there is none, or a value of another kind."""
     value = content.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 def objects(content: Json) -> list[JsonObject]:
-    """Return the objects of a list; none if ``content`` is no list."""
+    """Return the items of a list that are objects; empty if ``content`` is no list."""
     listed = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
     return [item for item in listed if isinstance(item, Mapping)]
 

@@ -23,12 +23,15 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+?)(\.[0-9a-f]{8}\.[0-9]+\.[0-9]+\.tmp|\.p
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a name beside ``path`` that no other process or thread uses."""
+    """Return a name beside ``path`` for a temporary file or folder that no other process or thread uses."""
     return path.with_name(f".{path.name}.{_place()}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
 def final_name(name: str) -> str:
-    """Return ``name`` with the names of :func:`temporary_path` and :func:`partial_path` replaced by the original."""
+    """Return the path ``name`` without the temporary names of :func:`temporary_path` and :func:`partial_path`.
+
+    Original names stand in their place.
+    """
     return "/".join(match["name"] if (match := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
 
@@ -90,7 +93,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _unwritten_s(path: Path) -> float:
-    """Return the seconds since anything in it was written; 0 if it is gone meanwhile, because then its owner lives."""
+    """Return the seconds since anything in ``path`` was last written; 0 if a file is gone meanwhile.
+
+    A file that disappears shows that its owner lives.
+    """
     try:
         return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
     except OSError:

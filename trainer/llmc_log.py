@@ -24,7 +24,10 @@ _MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
-    """A step, counted from 0: the loss before its update, and the update's settings (None if not logged)."""
+    """Values of a training step, counted from 0: the loss before its update, and the update's settings.
+
+    None for a setting that was not logged.
+    """
 
     step: int
     loss: float
@@ -33,7 +36,9 @@ class LoggedStep(NamedTuple):
 
 
 class LoggedScore(NamedTuple):
-    """A value of the model after ``updates`` steps; 0 is before the first one."""
+    """Validation loss or HellaSwag accuracy of the model after ``updates`` optimizer steps; 0 is before the first
+    one.
+    """
 
     updates: int
     value: float
@@ -41,7 +46,10 @@ class LoggedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class LlmcLog:
-    """Content of a log, by step, without repetitions. ``other_lines``: lines of unknown kinds."""
+    """Content of a log, by step, without repetitions. ``other_lines``: lines of unknown kinds.
+
+    ``cut``: True if the last line is incomplete.
+    """
 
     training: tuple[LoggedStep, ...]
     validation: tuple[LoggedScore, ...]
@@ -51,7 +59,7 @@ class LlmcLog:
 
 
 def read_log(path: Path) -> LlmcLog:
-    """Read the rows of a log. Raises InputError for any other file."""
+    """Return the content of a main.log. Raises InputError if the file has no such lines."""
     training: dict[int, LoggedStep] = {}
     validation: dict[int, LoggedScore] = {}
     hellaswag: dict[int, LoggedScore] = {}
@@ -83,7 +91,10 @@ def read_log(path: Path) -> LlmcLog:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]] | None]:
-    """Yield the step and the values of each line; None for a last line without an end, which may be incomplete."""
+    """Yield (step, values by name) for each line. None for a last line without an end, because it may be incomplete.
+
+    Raises InputError for a file that cannot be read or has other lines.
+    """
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LOG_LINE_BYTES), ""), 1):

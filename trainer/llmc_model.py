@@ -58,7 +58,7 @@ class LlmcTensor(NamedTuple):
 
     @property
     def is_of_layers(self) -> bool:
-        """True if each layer has one. They are stored one after the other."""
+        """True if every layer has such a tensor. The file has those of all layers one after the other."""
         return "{}" in self.name
 
 
@@ -84,7 +84,7 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class LlmcHeader:
-    """Content of a file's header."""
+    """Content of the header of a model file."""
 
     dtype: LlmcDtype
     positions: int
@@ -95,13 +95,13 @@ class LlmcHeader:
     padded_vocab_size: int
 
     def shape_of(self, tensor: LlmcTensor) -> tuple[int, ...]:
-        """Return the shape of one tensor, of one layer."""
+        """Return the shape that ``tensor`` has in the file, for a single layer."""
         letters = {"V": self.padded_vocab_size, "T": self.positions, "C": self.width}
         return tuple(letters[dimension[-1]] * int(dimension[:-1] or 1) for dimension in tensor.shape)
 
     @property
     def title(self) -> str:
-        """Name of the model for sentences."""
+        """Name of the model with its dimensions, for sentences."""
         padded = f", padded to {self.padded_vocab_size:,}" if self.padded_vocab_size != self.vocab_size else ""
         return (
             f"GPT-2 (layers {self.layers}, heads {self.heads}, width {self.width:,}, positions {self.positions:,}, "
@@ -110,7 +110,7 @@ class LlmcHeader:
 
     @property
     def values(self) -> int:
-        """Number of values after the header."""
+        """Number of values of all tensors, which follow the header."""
         sizes = (int(np.prod(self.shape_of(tensor), dtype=object)) for tensor in TENSORS)
         return sum(
             size * (self.layers if tensor.is_of_layers else 1) for tensor, size in zip(TENSORS, sizes, strict=True)
@@ -118,7 +118,7 @@ class LlmcHeader:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole file."""
+        """Expected size of the whole file in bytes."""
         return 4 * HEADER + _BYTES[self.dtype] * self.values
 
     def config(self) -> dict[str, Json]:
@@ -183,9 +183,9 @@ def read_header(path: Path) -> LlmcHeader:
 
 
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Return the weights of a file by transformers' names, in the file's dtype, without rows that belong to no token.
+    """Return the header of a model file, and its weights by transformers' names.
 
-    Raises InputError as :func:`read_header` does.
+    Weights have the file's dtype, without rows that belong to no token. Raises InputError as :func:`read_header` does.
     """
     header = read_header(path)
     try:
@@ -213,9 +213,10 @@ def _tensors(path: Path, header: LlmcHeader) -> Iterator[tuple[str, torch.Tensor
 
 
 def write_model(model: torch.nn.Module, path: Path, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """Write a GPT-2 of transformers. ``vocab_size``: drop the rows beyond it, which belong to no token.
+    """Write a GPT-2 of transformers as a model file of llm.c and return its header.
 
-    Raises InputError if llm.c has no such model. bfloat16 is rounded to the nearest, ties to even.
+    ``vocab_size``: drop the rows beyond it, which belong to no token. Raises InputError if llm.c has no such model.
+    bfloat16 is rounded to the nearest, ties to even.
     """
     import torch
 
@@ -260,7 +261,7 @@ _COMPUTED: dict[str, tuple[Json, ...]] = {
 
 
 def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None = None) -> LlmcHeader:
-    """Return the header of a file for ``model``. Raises InputError if llm.c has no such model."""
+    """Return the header of a model file for ``model``. Raises InputError if llm.c has no such model."""
     config: Any = getattr(model, "config", None)
     if type(model).__name__ != "GPT2LMHeadModel":
         raise InputError(f"llm.c's model files hold GPT-2 alone, and this is a {type(model).__name__}")
@@ -284,7 +285,7 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
 def as_folder(
     path: Path, out: Path, tokenizer: TokenizerInfo | None = None
 ) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Write a file as the new folder ``out`` for transformers, with the same dtype. Return header and weights.
+    """Convert a model file to the new folder ``out`` for transformers, with the same dtype. Return header and weights.
 
     ``tokenizer``: written beside the weights. Raises InputError if the file cannot be read, ``out`` exists, or the
     tokenizer has more ids than the model.
@@ -312,7 +313,7 @@ def as_folder(
 
 
 def build(path: Path) -> torch.nn.Module:
-    """Return the model of a file, in single precision. Raises InputError if it cannot be read."""
+    """Return the model of a model file, in single precision. Raises InputError if it cannot be read."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     header, weights = read_model(path)
@@ -325,10 +326,10 @@ def build(path: Path) -> torch.nn.Module:
 
 
 def load_seed(model: torch.nn.Module, path: Path) -> str:
-    """Load the weights of a file into ``model``, which a scenario describes. Return a sentence about omissions, or "".
+    """Load the weights of a model file into ``model``, which a scenario describes.
 
-    Raises InputError if the two are not the same model. The file may have more positions than the scenario's sequences.
-    Then the first ones are used.
+    Return a sentence about positions left out, or "". Raises InputError if the two are not the same model. The file may
+    have more positions than the scenario's sequences. Then the first ones are used.
     """
     header, weights = read_model(path)
     try:

@@ -96,17 +96,20 @@ class ModelFiles:
 
     @property
     def title(self) -> str:
-        """Name for errors: the key and its value."""
+        """Name of the model for errors: the scenario's key and its value."""
         return f"{self.key}: {self.name}"
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the configuration's content and of every file of weights."""
+        """Digest of the configuration's content and of every file of weights. It changes with any of them."""
         return cache.fingerprint(self.content, [[path.name, cache.file_fingerprint(path)] for path in self.weights])
 
 
 def model_files(config: ModelConfig) -> ModelFiles | None:
-    """Return the files of ``config``; None for a preset or a factory. Raises InputError if they cannot be used."""
+    """Return the files of the model that ``config`` names; None for a preset or a factory.
+
+    Raises InputError if they cannot be used.
+    """
     if config.pretrained is not None:
         return pretrained_files(config.pretrained)
     if config.config is None:
@@ -124,7 +127,10 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """Return a folder with weights, which the user named as ``key``. Raises InputError if it cannot be used."""
+    """Return the files of the folder ``name``, with weights. ``key``: scenario key of the folder, for errors.
+
+    Raises InputError if it cannot be used.
+    """
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
@@ -157,7 +163,7 @@ def _checked(key: str, name: str, content: object) -> Mapping[str, Json]:
 
 
 def preset_family(config: ModelConfig) -> str:
-    """Return the family of a preset's model."""
+    """Return the family of a preset's model, such as gpt2: the configured one, else the preset's own."""
     assert config.preset is not None
     return str(config.family or PRESETS[config.preset]["family"])
 

@@ -35,9 +35,10 @@ QUESTIONS_TRIED = 32  # contexts of a .bin file that the arm's tokenizer must re
 
 
 class ChoiceScores(NamedTuple):
-    """Shares of ``questions`` answered right; NaN if a likelihood is NaN, as for a diverged model.
+    """Shares (0 to 1) of ``questions`` answered right, by four scorings.
 
-    None: the length in characters or bytes is unknown without the tokenizer.
+    NaN if a likelihood is NaN, as for a diverged model. ``acc_norm`` and ``acc_bytes`` are None without the tokenizer,
+    because the length of an ending is then unknown.
     """
 
     questions: int
@@ -49,7 +50,11 @@ class ChoiceScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """Every ending of every question after its context: :data:`ENDINGS` rows a question, in order."""
+    """Every ending of every question after its context, tokenized: :data:`ENDINGS` rows per question, in order.
+
+    ``labels``: number of the right ending of each question. ``texts``: the endings; None without a tokenizer.
+    ``shortened``: rows that lost the beginning of their context.
+    """
 
     rows: tuple[EndingRow, ...]
     labels: NDArray[np.int64]
@@ -58,14 +63,17 @@ class Choices:
 
     @property
     def what_was_left_out(self) -> str:
-        """Sentence about rows that are too long, for a log."""
+        """Sentence on the number of rows that lost the beginning of their contexts, for a log."""
         return (
             f"{self.shortened:,} of {len(self.rows):,} rows (a context with one ending) are longer than the model's "
             "positions: the beginning of their contexts is left out, as in lm-evaluation-harness"
         )
 
     def scores(self, likelihoods: Sequence[float]) -> ChoiceScores:
-        """Compute the shares from the log-likelihood of each row."""
+        """Return the shares of right answers.
+
+        ``likelihoods``: log-likelihood of each row's ending, in the order of ``rows``.
+        """
         sums = np.asarray(likelihoods, dtype=np.float64)
         tokens = np.array([row.scored for row in self.rows])
         by_character = by_byte = None
@@ -160,7 +168,10 @@ def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, k
 
 
 def _check_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, codec: TextCodec, key: str) -> None:
-    """Raise InputError if the tokens are not those of this tokenizer, because their likelihood would be meaningless."""
+    """Raise InputError if the tokens are not those of this tokenizer, because their likelihood would be meaningless.
+
+    A few contexts are decoded and encoded again, and must give the same ids.
+    """
     largest = max(int(part.max()) for question in questions for part in (question.context, *question.endings))
     if largest >= info.vocab_size:
         raise InputError(

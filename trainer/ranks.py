@@ -42,7 +42,7 @@ class Rank:
 
     @property
     def is_first(self) -> bool:
-        """True for the rank that acts for all."""
+        """True for rank 0, which prints, saves and decides for all."""
         return self.number == 0
 
 
@@ -50,18 +50,21 @@ ALONE = Rank()
 
 
 class RanksDifferError(Exception):
-    """Ranks that should have the same parameters do not."""
+    """Raised if ranks that should have the same parameters do not."""
 
 
 def meeting_place(address: str = LOCAL) -> socket.socket:
-    """Return a socket that listens on a free port, for rank 0. The others receive its port."""
+    """Return a socket that listens on a free port of ``address``, for rank 0. The other ranks receive its port."""
     listening = socket.create_server((address, 0), backlog=1024)
     listening.set_inheritable(True)
     return listening
 
 
 def device_of(rank: Rank, device: torch.device) -> torch.device:
-    """Return the device of this rank: on CUDA a card of its own. Raises InputError if there are not enough."""
+    """Return the device of this rank: on CUDA a GPU of its own, else ``device``.
+
+    Raises InputError if there are not enough GPUs.
+    """
     import torch
 
     if rank.of == 1 or device.type != "cuda":
@@ -76,7 +79,10 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
 
 
 def join(rank: Rank, device: torch.device) -> None:
-    """Wait until all ranks have joined. Raises torch's DistError if one is missing after ``timeout_s``."""
+    """Join the group of all ranks, and wait until all have joined.
+
+    Raises torch's DistError if one is missing after ``timeout_s``.
+    """
     import torch.distributed as dist
 
     # gloo and nccl would otherwise resolve this machine's name.
@@ -101,7 +107,7 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """Return a gloo group of the same ranks, so that its exchanges never collide with the gradients.
+    """Return a new gloo group of all ranks, so that its exchanges never collide with the gradients.
 
     Every rank must call it at the same place. Two threads need two such groups.
     """
@@ -111,7 +117,7 @@ def gloo_group(rank: Rank) -> Any:
 
 
 def of_first(value: float, group: Any) -> float:
-    """Return rank 0's ``value``. Every rank of ``group`` calls it, at the same place."""
+    """Return the ``value`` of rank 0 in all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -121,7 +127,7 @@ def of_first(value: float, group: Any) -> float:
 
 
 def least(value: float, group: Any) -> float:
-    """Return the minimum of ``value`` over all ranks. Every rank of ``group`` calls it, at the same place."""
+    """Return the minimum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 
@@ -131,7 +137,7 @@ def least(value: float, group: Any) -> float:
 
 
 def total(value: float, group: Any) -> float:
-    """Return the sum of ``value`` over all ranks. Every rank of ``group`` calls it, at the same place."""
+    """Return the sum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
     import torch
     import torch.distributed as dist
 

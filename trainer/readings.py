@@ -23,7 +23,10 @@ from trainer.config import TrainerConfig
 
 
 class ValueReader:
-    """Reports losses, stops on a norm that is not finite, and logs every ``log_every`` steps."""
+    """Reads each step's loss and gradient norm, reports losses, and prints every ``log_every`` steps.
+
+    The training loop has one. It raises FloatingPointError for a norm that is not finite.
+    """
 
     def __init__(self, config: TrainerConfig, compute: Compute, prints: bool = True) -> None:
         """Prepare reading. ``prints``: also print log lines."""
@@ -37,7 +40,10 @@ class ValueReader:
         self._copies: list[tuple[int, Any]] = []  # queued copies that were not read, at most of two steps
 
     def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:
-        """Call it between clipping and the optimizer. Raises FloatingPointError (``compute.check_finite``)."""
+        """Check the norm, or with ``late`` queue a copy of loss and norm. Call it between clipping and the optimizer.
+
+        Raises FloatingPointError if the norm is not finite (``compute.check_finite``).
+        """
         if self._late:
             with telemetry.span("sync"):
                 self._copies.append((step, self._compute.copy_to_host(losses, norm if self._checks else None)))
@@ -48,7 +54,10 @@ class ValueReader:
                 self._compute.check_finite(norm, step)
 
     def after_update(self, step: int, losses: list[Loss]) -> None:
-        """Call it when the optimizer is launched. Raises FloatingPointError for the step before (``late``)."""
+        """Read the losses that are due. Call it when the optimizer is launched.
+
+        With ``late`` it reads the copy of the step before, and raises FloatingPointError if its norm is not finite.
+        """
         if self._late:
             if len(self._copies) > 1:
                 self._read_copy()
@@ -62,7 +71,10 @@ class ValueReader:
                 self._read_losses(say=True)
 
     def read_all(self) -> None:
-        """Report every loss so far, because a checkpoint must not include a step of unknown norm. Raises as above."""
+        """Read and report every loss so far, because a checkpoint must not include a step of unknown norm.
+
+        Raises FloatingPointError if a norm is not finite.
+        """
         if self._unread:
             self._read_losses()
         while self._copies:

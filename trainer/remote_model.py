@@ -26,13 +26,20 @@ Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
 
 
 def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Return the files of a training or a study that a plot reads, without checkpoints and pictures."""
+    """Select the files of a training or a study that a plot reads, without checkpoints and pictures.
+
+    Return their common folder, and the size in bytes of each by its path in that folder.
+    """
     base, sizes = _whole(filesystem, root)
     return base, {name: size for name, size in sizes.items() if name.split("/")[0] not in NO_TABLES}
 
 
 def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Return the file or folder; for a training's folder only its newest checkpoint and its tokenizer."""
+    """Select the files of a model at ``root``, a file or a folder.
+
+    A training's are its newest checkpoint and its tokenizer. Return their common folder, and the size in bytes of each
+    by its path in that folder.
+    """
     base, sizes = _whole(filesystem, root)
     if base != root:
         return base, sizes
@@ -79,7 +86,7 @@ def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
 def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterator[Path]:
     """Yield the local path of ``place``, a path or a URL. The content of a URL is copied once per process.
 
-    Errors about the copy name ``place`` instead.
+    ``needed``: selects the files to copy. InputErrors that name the copy are raised again with ``place`` instead.
     """
     path = _located_once(place, key, needed)
     try:
@@ -89,7 +96,7 @@ def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterato
 
 
 def located(place: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return the local path of ``place``. The content of a URL is copied by :func:`fetched`."""
+    """Return the local path of ``place``, a path or a URL. The content of a URL is copied by :func:`fetched`."""
     return fetched(place, key, needed) if is_remote(place) else expanded(local(place))
 
 
@@ -97,7 +104,10 @@ _located_once = cache(located)
 
 
 def _whole(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Return the folder of a file and that file, or a folder and all files below it, with their sizes in bytes."""
+    """Return the folder of a file and that file, or a folder and all files below it.
+
+    Files have their sizes in bytes.
+    """
     import pyarrow.fs as fs
 
     info = filesystem.get_file_info(str(root))

@@ -29,10 +29,13 @@ class Sample(NamedTuple):
 
 
 class TextSampler:
-    """Decides when text is due, and writes it."""
+    """Decides after which steps the model writes text, and writes it. `harness train` makes one."""
 
     def __init__(self, config: SampleConfig, prepared: Prepared, compute: Compute) -> None:
-        """Encode the prompt. Raises InputError if the model cannot continue it."""
+        """Encode the prompt.
+
+        Raises InputError if the model cannot continue it: no causal model, or too long a prompt.
+        """
         if prepared.objective != "causal" or compute.longest_row is None:
             raise InputError("sample: text takes a causal model that is computed; allowed: no sample")
         self._config, self._compute, self._tokenizer = config, compute, prepared.tokenizer
@@ -49,7 +52,10 @@ class TextSampler:
         return (step + 1) % self._config.every_steps == 0
 
     def after(self, step: int) -> Sample:
-        """Write the text that is due after ``step``. Raises InputError if the weights are not finite."""
+        """Let the model write the text that is due after ``step``, and return it.
+
+        Raises InputError if the weights are not finite.
+        """
         self._compute.synchronize()  # Queued work counts as part of its own step: see trainer.evaluate.
         telemetry.pause()
         with telemetry.span("evaluate"):

@@ -12,15 +12,16 @@ from trainer.config import OptimizerConfig, TrainerConfig
 
 
 def schedule_steps(config: TrainerConfig) -> int:
-    """Return the number of optimizer steps of the schedule: the configured one, or the run's own."""
+    """Return the number of optimizer steps over which the schedule runs: the configured one, or that of this
+    training.
+    """
     return config.optimizer.schedule_steps or config.warmup_steps + config.steps
 
 
 def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
-    """Return a function for ``torch.optim.lr_scheduler.LambdaLR``: the factor on the learning rate by steps trained
-    here.
+    """Return the function for ``LambdaLR`` of torch: from the steps trained here to the factor on the learning rate.
 
-    The steps of the training that this one continues (``resume``) are added.
+    The factor is between 0 and 1. The steps of the training that this one continues (``resume``) are added.
     """
     optimizer, total = config.optimizer, schedule_steps(config)
     warmup, first_step = optimizer.lr_warmup_steps, config.first_step
@@ -38,7 +39,10 @@ def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
 
 
 def _left(optimizer: OptimizerConfig, step: int, total: int, progress: float) -> float:
-    """Return the remaining part of the way from the full rate to the final one, 1 to 0."""
+    """Return the share (1 to 0) of the difference between full and final learning rate that is left at ``step``.
+
+    ``total``: steps of the schedule. ``progress``: share of them that is done, without the warmup.
+    """
     if optimizer.schedule == "linear":
         return 1 - progress
     if optimizer.schedule == "cosine":  # Loshchilov and Hutter 2017, without restarts

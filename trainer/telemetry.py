@@ -24,7 +24,10 @@ BETWEEN_STEPS = ("evaluate",)  # work of the main thread while no step is open
 
 
 class StageSpan(NamedTuple):
-    """One stage of one batch, in CLOCK_MONOTONIC nanoseconds, with the CPU time that its thread spent meanwhile."""
+    """One stage of one batch, in CLOCK_MONOTONIC nanoseconds.
+
+    ``cpu_ns``: CPU time that its thread spent meanwhile, if recorded.
+    """
 
     name: str
     start_ns: int
@@ -59,11 +62,11 @@ class Blocked(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """One pass over held-out data after step ``step``, from ``start_ns`` to ``end_ns``, outside of any step.
+    """One evaluation pass after step ``step``, from ``start_ns`` to ``end_ns``, outside of any step.
 
-    Held-out documents: ``loss`` is the mean over ``tokens`` labels; ``accuracy`` is for a masked-LM objective.
-    Multiple-choice questions: their number, and the shares answered right (trainer.multiple_choice). Other fields are
-    None.
+    There are two kinds of pass; fields of the other kind are None. Held-out documents: ``loss`` (mean over ``tokens``
+    labels), ``batches`` and, for a masked-LM objective, ``accuracy``. Multiple choice: ``questions`` and ``acc*``, the
+    shares of right answers by four scorings (trainer.multiple_choice).
     """
 
     step: int
@@ -95,12 +98,15 @@ class BatchTrace(NamedTuple):
     drawn: tuple[RawSpan, ...] = ()
 
     def stages(self) -> list[StageSpan]:
-        """Return the spans as named tuples."""
+        """Return the spans as :class:`StageSpan`, in the recorded order."""
         return [StageSpan._make(span) for span in self.spans]
 
 
 class Recorder(Protocol):
-    """The interface of a recorder (:func:`attach`)."""
+    """Interface of a recorder.
+
+    The functions of this module pass their calls on to the attached one (:func:`attach`).
+    """
 
     def enter(self, name: str) -> None: ...
 
@@ -133,7 +139,7 @@ _recorder: Recorder | None = None
 
 
 def attach(recorder: Recorder | None) -> None:
-    """Attach ``recorder`` to this process (``None`` detaches)."""
+    """Attach ``recorder`` to this process, so that it receives all reports. ``None`` detaches the current one."""
     global _recorder
     _recorder = recorder
 
@@ -171,7 +177,10 @@ def step(index: int) -> None:
 
 
 def received(trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
-    """Report the content of the batch that just arrived. Under accumulation a step receives several."""
+    """Report the batch that has just arrived: its stage spans and its numbers of tokens and rows.
+
+    Under accumulation a step receives several.
+    """
     if _recorder is not None:
         _recorder.received(trace, tokens, trained_tokens, samples)
 
@@ -201,7 +210,10 @@ def validated(validation: Validation) -> None:
 
 
 def take() -> BatchTrace | None:
-    """Return the stage spans recorded in this process since the last call (``None`` without a recorder)."""
+    """Return the stage spans recorded in this process since the last call, as the trace of a batch.
+
+    None without a recorder.
+    """
     return _recorder.take() if _recorder is not None else None
 
 

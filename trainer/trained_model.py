@@ -47,7 +47,7 @@ class TrainedModel:
 
     @property
     def positions(self) -> int:
-        """Longest sequence of the model."""
+        """Longest sequence that the model can read, in tokens."""
         from trainer.transformers_models import positions_of
 
         return positions_of(self._settings)
@@ -58,7 +58,10 @@ class TrainedModel:
 
 
 def load_trained(place: str, key: str) -> TrainedModel:
-    """Load the model at ``place``, which the user gave as ``key``. Raises InputError if there is no causal model."""
+    """Load the model at ``place`` with the tokenizer beside it. ``key``: option by which the user gave it, for errors.
+
+    Raises InputError if there is no causal model.
+    """
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
         from trainer.llmc_model import build
@@ -112,7 +115,7 @@ def _build(folder: Path, key: str) -> torch.nn.Module:
 
 
 def _tokenizer_of(folder: Path) -> TokenizerInfo | None:
-    """Return the tokenizer beside a model, or None."""
+    """Return the tokenizer whose files lie in ``folder`` beside a model; None if there are none."""
     if present := [name for name in _TOKENIZERS if (folder / name).is_file()]:
         place = folder / present[0] if present == ["tokenizer.json"] else folder
         return info_of("pretrained", import_tokenizer(str(place.absolute())))

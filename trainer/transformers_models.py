@@ -64,7 +64,7 @@ def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | No
 
 
 def _settings(files: ModelFiles) -> Any:
-    """Return transformers' configuration of the model, without its cache of keys and values for generation."""
+    """Return transformers' configuration object of the model. Its cache of keys and values for generation is off."""
     from transformers import AutoConfig
 
     settings = AutoConfig.for_model(**dict(files.content))
@@ -113,12 +113,11 @@ def _in_one_line(files: ModelFiles) -> Iterator[None]:
 
 
 def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
-    """Return the dimensions of a model without a formula, its parameters and its embedding lookups.
+    """Return dimensions, parameters and embedding lookups of a model without a formula, for :func:`counted_shape`.
 
-    They are counted on the model itself, without its weights, and cached.
-
-    None if its FLOPs and its memory do not follow from a few dimensions: experts of which a token uses few,
-    convolutions, states. Raises InputError if transformers cannot build it.
+    They are counted on the model itself, without its weights, and cached. None if its FLOPs and its memory do not
+    follow from a few dimensions: experts of which a token uses few, convolutions, states. Raises InputError if
+    transformers cannot build it.
     """
     layers = _whole(files.content.get("num_hidden_layers")) or 0
     if layers > MOST_LAYERS:
@@ -159,7 +158,7 @@ def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
 
 
 def _is_mixed(settings: Any) -> bool:
-    """Return True if a token uses only some weights, or some of them twice (experts, an encoder with a decoder)."""
+    """Return True if a token uses only some weights (experts), or some of them twice (an encoder with a decoder)."""
     experts = [value for key, value in settings.to_dict().items() if "expert" in key and _whole(value)]
     shared = getattr(settings, "num_hidden_groups", None) is not None  # albert uses one layer's weights many times
     return any(number > 1 for number in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))

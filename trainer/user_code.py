@@ -53,7 +53,10 @@ def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others
 
 
 def own_files(folder: Path) -> list[str]:
-    """Return the files in ``folder`` from which this process has imported modules; no libraries, no code of ours."""
+    """Return the files in ``folder`` from which this process has imported modules.
+
+    Libraries and this package are left out.
+    """
     place = folder.resolve()
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     paths = {
@@ -111,7 +114,10 @@ def _places() -> list[str]:
 
 
 def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path]:
-    """Return the Python files of ``name``; see :func:`fingerprint`."""
+    """Return the Python files of ``name``: its module, or its whole package. ``places``: folders to search first.
+
+    Raises InputError, which begins with ``key``, if the module is not found.
+    """
     module = name.partition(":")[0]
     top, *rest = module.split(".")
     places = _places() if places is None else places
@@ -129,6 +135,9 @@ def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path
 
 
 def _inside(folder: Path, parts: list[str]) -> list[Path]:
-    """Return the places of a submodule of the package in ``folder``."""
+    """Return the existing paths of a submodule in the package ``folder``: its file, its folder, or both.
+
+    ``parts``: names below the package.
+    """
     module_path = folder.joinpath(*parts)
     return [place for place in (module_path.with_suffix(".py"), module_path) if place.exists()]

@@ -27,7 +27,10 @@ LEAST_WORKER_GAIN = 0.03
 
 @dataclass(frozen=True)
 class WorkerTrial:
-    """Milliseconds of a micro-batch: medians, except ``stage_ms``, a mean."""
+    """Measured times of one micro-batch in milliseconds: medians, except ``stage_ms``, a mean.
+
+    :func:`measure` makes it.
+    """
 
     stage_ms: float  # time to make a batch in the training process
     ready_ms: float  # time to receive a finished batch from a worker
@@ -58,7 +61,10 @@ class WorkerTrial:
 
 
 def measure(config: TrainerConfig) -> WorkerTrial:
-    """Try the data path with and without a worker, and the training step. Prepares the data if needed."""
+    """Measure the data path with and without a worker, and the training step, and return the times.
+
+    Prepares the data if needed.
+    """
     from trainer.data.loader import open_batches
     from trainer.data.prepare import prepare
     from trainer.model_files import objective_of
@@ -80,7 +86,9 @@ def measure(config: TrainerConfig) -> WorkerTrial:
 
 
 def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[float, int]:
-    """Return the time of a training step per micro-batch, and the threads that it keeps busy."""
+    """Return the time of a training step per micro-batch in milliseconds, and the number of threads that it keeps
+    busy.
+    """
     import torch
 
     from trainer.compute.build import build_compute
@@ -102,9 +110,10 @@ def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[flo
 
 
 def mean_ms(work: Callable[[], object]) -> float:
-    """Return the mean of at least :data:`BATCHES` and :data:`MADE_S`, within the limit :data:`BATCHES_S`.
+    """Return the mean duration of a call of ``work`` in milliseconds.
 
-    A median would exclude the few batches that pay for the others.
+    There are at least :data:`BATCHES` calls, over at least :data:`MADE_S` seconds, but none after :data:`BATCHES_S`
+    seconds. A median would exclude the few batches that pay for the others.
     """
     begun, count = monotonic(), 0
     while (took_s := monotonic() - begun) < BATCHES_S and (count < BATCHES or took_s < MADE_S):
@@ -127,7 +136,7 @@ def _median_ms(
 
 
 def main() -> int:
-    """Measure the configuration on standard input."""
+    """Measure the configuration on standard input and print the result as JSON. Return exit code 0."""
     out = os.dup(1)
     os.dup2(2, 1)  # Output of libraries must not mix with the answer.
     content = json.loads(sys.stdin.read())

@@ -17,9 +17,9 @@ _HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel suppor
 
 
 def implementation(config: TrainerConfig, device: torch.device) -> str | None:
-    """Return transformers' name of the implementation for ``model.attention``; None: transformers decides.
+    """Return transformers' name for the attention of ``model.attention``. None for ``auto``: transformers chooses.
 
-    Raises InputError if the device has no flash kernel for it.
+    Raises InputError if the scenario requires flash attention and the device has no kernel for it.
     """
     attention = config.model.attention
     if attention == "auto":
@@ -31,7 +31,10 @@ def implementation(config: TrainerConfig, device: torch.device) -> str | None:
 
 
 def kernels(config: TrainerConfig) -> AbstractContextManager[None]:
-    """Return a context in which torch uses only its flash kernel for attention, if the scenario requires it."""
+    """Return a context for passes of the model.
+
+    With ``model.attention: flash`` torch uses only its flash kernel in it; otherwise the context changes nothing.
+    """
     return _flash_alone() if config.model.attention == "flash" else nullcontext()
 
 

@@ -18,7 +18,7 @@ Loss = Any  # output of forward: a device scalar for torch, None if nothing is c
 
 
 class Stateful(Protocol):
-    """A part of a checkpoint, such as torch's modules and optimizers."""
+    """Interface of a checkpoint part: it gives and takes a state. torch's modules and optimizers have it."""
 
     def state_dict(self) -> Any: ...
 
@@ -54,8 +54,7 @@ class Compute(Protocol):
     def optimizer_step(self) -> None: ...
 
     def kept(self, loss: Loss) -> Loss:
-        """Return the part of ``loss`` to keep until it is read: without its graph, and its value if that is known at
-        once.
+        """Return ``loss`` without its graph, to keep until it is read. It is a number if its value is known at once.
 
         A tensor that outlives its step, even a small one, splits the memory that the step frees. The next step then
         needs new pages for what no longer fits.
@@ -65,10 +64,16 @@ class Compute(Protocol):
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
-        """Queue a copy of a step's mean loss and of ``norm`` (None: only of the loss), for ``read_copy``."""
+        """Queue copies of a step's mean loss and of ``norm`` to the host, and return a handle for ``read_copy``.
+
+        ``norm`` None: copy only the loss.
+        """
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        """Block until ``copy``, of ``step``, has arrived, and return its loss. Raises as ``check_finite`` does."""
+        """Block until ``copy``, of step ``step``, has arrived, and return its mean loss; None without losses.
+
+        Raises FloatingPointError if the copied norm is not finite.
+        """
 
     def learning_rate(self) -> float | None:
         """Return the learning rate of the next optimizer step; None without an optimizer."""
@@ -88,9 +93,10 @@ class Compute(Protocol):
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Continue ``prompt`` (trainer.generate) and block until that is done. Does not change the model.
+        """Continue ``prompt`` by at most ``most`` ids (trainer.generate), and block until that is done.
 
-        Every rank calls it. It is never called for emulated compute or for a user's own model.
+        Does not change the model. Every rank calls it. It is never called for emulated compute or for a user's own
+        model.
         """
 
     def drain_to_one_step(self) -> None:
@@ -111,25 +117,29 @@ class Compute(Protocol):
         """Block until known: the number of optimizer steps that loss scaling skipped; None without loss scaling."""
 
     def repeated_rows(self) -> tuple[int, ...] | None:
-        """Return the repeated rows among the first 1, 2, 4, ... rows of training; None if a loss makes that
-        unnecessary.
+        """Return how many of the first 1, 2, 4, ... trained rows had been trained on before.
+
+        None if the compute has losses, because arms are then compared by these.
         """
 
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the parts of a checkpoint by name: objects with ``state_dict`` and ``load_state_dict``."""
+        """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Return the digest of the parameters after the last step; None for a single rank.
+        """Return the SHA-256 of the parameters after the last step, equal in all ranks; None for a single rank.
 
         Raises RanksDifferError if the ranks hold different parameters.
         """
 
 
 def call_site(what: str, *inside: str) -> str:
-    """Name the innermost caller outside this file and the files ``inside``, as in ``trainer/loop.py:49: what``."""
+    """Return the innermost source line that called from outside this file, as in ``trainer/loop.py:49: what``.
+
+    ``inside``: further files that are skipped. ``what``: name of the blocking call.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
         frame = frame.f_back

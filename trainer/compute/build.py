@@ -55,7 +55,10 @@ def build_compute(
 
 
 def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
-    """Return the shape from which an emulated device computes its times. Raises InputError if it is unknown."""
+    """Return the model's dimensions, from which an emulated device computes its times.
+
+    Raises InputError if the model's files or factory do not tell them.
+    """
     shape = shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
     if shape is None:
         files = model_files(config.model)
@@ -69,7 +72,10 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
 def _model(
     config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
 ) -> torch.nn.Module:
-    """Return the model of the section ``model``, with its attention, and the weights of ``resume``."""
+    """Build the model of the section ``model``, with its attention.
+
+    ``takes_weights``: load the llm.c weights of ``resume`` into it, if the scenario has that section.
+    """
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
         from trainer.llmc_model import load_seed
@@ -102,7 +108,10 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
 
 
 def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Module:
-    """Return the model of the user's factory. Raises InputError if it fails, or returns no trainable module."""
+    """Call the user's model factory and return its model.
+
+    Raises InputError if it fails, or returns no trainable module.
+    """
     import torch
 
     name = config.model.factory
@@ -141,7 +150,10 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
 
 
 def torch_device(name: str, key: str = "compute.device") -> torch.device:
-    """Return the device that auto, cpu or cuda means here. Raises InputError, which names ``key``, for missing CUDA."""
+    """Return the torch device for ``name`` (auto, cpu or cuda); auto is CUDA if there is any.
+
+    Raises InputError, which names ``key``, for missing CUDA.
+    """
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():

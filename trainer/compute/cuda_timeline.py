@@ -41,7 +41,10 @@ class _Pending(NamedTuple):
 
 
 class CudaTimeline:
-    """Wraps a ``Compute`` on CUDA: puts events around everything it queues and times every call that blocks."""
+    """Wraps a ``Compute`` on CUDA, and reports to telemetry when the device worked and when the host waited.
+
+    It puts events around everything that the compute queues, and times every call that blocks.
+    """
 
     asynchronous = True
     emulated = False
@@ -185,7 +188,7 @@ class CudaTimeline:
 
     @contextmanager
     def _queued(self, name: str) -> Iterator[None]:
-        """Record everything that the body queues as one piece of work called ``name``."""
+        """Record everything that the body queues on the stream as one piece of device work called ``name``."""
         self._lead.launched(dry=not self._pending or self._pending[-1].end.query())
         start_ns, start, end = monotonic_ns(), self._event(), self._event()
         start.record()
@@ -195,7 +198,10 @@ class CudaTimeline:
 
     @contextmanager
     def _blocking(self, what: str, *, ahead: bool = False) -> Iterator[None]:
-        """Time a call that blocks. ``ahead``: the device has more work queued than the call waits for."""
+        """Time the body, a call named ``what`` that blocks on the device, and report it to telemetry.
+
+        ``ahead``: the device has more work queued than the call waits for.
+        """
         site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
         self._announced = True
         try:
@@ -211,7 +217,10 @@ class CudaTimeline:
         return self._cuda.Event(enable_timing=True)
 
     def _set_anchor(self) -> tuple[Any, int]:
-        """Record an event on the idle stream several times. Return it with its time, from the tightest clock bounds."""
+        """Return an event that the idle stream has reached, and its time (CLOCK_MONOTONIC, ns).
+
+        It records several events and returns the one whose time has the tightest bounds.
+        """
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()
@@ -226,7 +235,10 @@ class CudaTimeline:
 
 
 class _Audit:
-    """Reports the call site of every unannounced synchronizing call while it is on, without its duration."""
+    """Reports the call site of each call that synchronizes without an announcement by :class:`CudaTimeline`.
+
+    It has no durations, and works only while it is on.
+    """
 
     def __init__(self, cuda: Any, announced: Any) -> None:
         self._cuda, self._announced = cuda, announced

@@ -47,7 +47,10 @@ _SHOWN_FROM_MS = 0.01  # A copy of a few kilobytes takes nanoseconds over such a
 
 
 class DeviceQueue:
-    """Does queued work in order, one piece at a time. Reports work and blocking calls to ``telemetry``."""
+    """Queue of an emulated device: work runs in order, one piece at a time.
+
+    Reports work and blocking calls to ``telemetry``.
+    """
 
     def __init__(self, depth: int, launch_us: float = 0.0, how: How = "busy") -> None:
         self._depth = depth
@@ -57,7 +60,10 @@ class DeviceQueue:
         self.lead = HostLead()
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
-        """Launch ``kernels`` that work for ``duration_ns`` in total. Blocks only while the queue is full."""
+        """Queue a piece of work: ``kernels`` kernels that take ``duration_ns`` in total.
+
+        Blocks for the launches, and while the queue is full.
+        """
         now_ns = monotonic_ns()
         while self._ends_ns and self._ends_ns[0] <= now_ns:
             self._ends_ns.popleft()
@@ -75,26 +81,32 @@ class DeviceQueue:
         telemetry.device(Kernel(name, now_ns, launched, start, self._free_ns))
 
     def drain(self, what: str) -> None:
-        """Block until everything queued so far is done."""
+        """Block until everything queued so far is done. ``what``: name of the wait in reports."""
         self._wait(self._free_ns, what)
         self._ends_ns.clear()
 
     @property
     def free_ns(self) -> int:
-        """Time when everything queued so far is done."""
+        """Time when everything queued so far is done (CLOCK_MONOTONIC, ns)."""
         return self._free_ns
 
     def wait_until(self, done_ns: int, what: str) -> None:
-        """Block until ``done_ns``, the end of some work in the queue."""
+        """Block until ``done_ns`` (CLOCK_MONOTONIC), the end of some work in the queue.
+
+        ``what``: name of the wait in reports.
+        """
         self._wait(done_ns, what, ahead=True)
 
     def hold(self, duration_ns: int) -> None:
-        """Let the device pause after the queued work."""
+        """Let the device pause for ``duration_ns`` after the queued work."""
         self._free_ns = max(monotonic_ns(), self._free_ns) + duration_ns
         self.lead.held()
 
     def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
-        """Block until ``until_ns`` and report it. ``ahead``: the device has more work queued."""
+        """Block until ``until_ns`` and report the wait as ``what``.
+
+        ``ahead``: the device has more work queued than that.
+        """
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
@@ -104,17 +116,21 @@ class DeviceQueue:
 
 
 def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kernels: int) -> int:
-    """Return the end of the last of ``kernels``, launched evenly over ``launching`` on a device free at ``free_ns``.
+    """Return the time (ns) at which the last of ``kernels`` kernels ends, on a device that is free at ``free_ns``.
 
-    Kernel i of n starts at max(its launch, end of kernel i - 1) and takes duration / n. So the last one ends after the
-    longest of three chains: all kernels from ``free_ns``, all from the first launch, or one from the last launch.
+    The host launches them evenly over ``launching`` (start, end). Kernel i of n starts at max(its launch, end of kernel
+    i - 1) and takes duration / n. So the last one ends after the longest of three chains: all kernels from ``free_ns``,
+    all from the first launch, or one from the last launch.
     """
     first, last = launching
     return max(free_ns + duration_ns, first + (last - first) // kernels + duration_ns, last + duration_ns // kernels)
 
 
 class EmulatedCompute:
-    """Implements ``compute.base.Compute`` by arithmetic. It has no losses: read_losses blocks and returns None."""
+    """Compute of an emulated device: its work takes time by arithmetic, and nothing is computed.
+
+    It has no losses: read_losses blocks, and returns None for each step.
+    """
 
     asynchronous = True
     emulated = True
@@ -243,7 +259,7 @@ def build_emulated(config: TrainerConfig, shape: Shape) -> EmulatedCompute:
 
 
 def assumptions(config: TrainerConfig, shape: Shape) -> str:
-    """Describe in one line how long the kernels take and where those times come from."""
+    """Return a line on how long the emulated device's kernels take, and where those times come from."""
     device = config.compute.emulated
     assert device is not None
     profile, kernel_times = load_profile(device.emulated), kernels(config, shape, load_profile(device.emulated))

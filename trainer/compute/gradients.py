@@ -20,7 +20,10 @@ class GradientClipping:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], limit: float | None) -> None:
-        """List the module's parameters once, because walking its modules is slow. ``limit``: None clips nothing."""
+        """List the parameters once, because walking a module is slow.
+
+        ``limit``: largest allowed norm; None never clips.
+        """
         import torch
 
         self._utils: Any = torch.nn.utils
@@ -32,7 +35,7 @@ class GradientClipping:
         )
 
     def __call__(self) -> torch.Tensor:
-        """Clip the gradients, and return their norm before clipping."""
+        """Clip the gradients in place, and return their global norm before clipping."""
         norm: torch.Tensor
         if not self._known_at_once:
             norm = self._utils.clip_grad_norm_(self._parameters, self._limit)

@@ -37,13 +37,19 @@ _LONGEST_HOLD_NS = 10_000_000_000
 
 
 class HostLead:
-    """Lead over one device since the device was last idle. It is updated at every step."""
+    """Tells if the host's lead over one device has stopped growing since the device was last idle.
+
+    It is updated at every step.
+    """
 
     def __init__(self) -> None:
         self.device_idle()
 
     def device_idle(self) -> None:
-        """Start again after the host waited for all work: the next piece of work finds the device idle anyway."""
+        """Start again after the host waited for all work.
+
+        The next piece of work does not count as run dry: it finds the device idle anyway.
+        """
         self._begins = True
         self._waited = self._dry = self._held = False
         # number of steps, and of the latest consecutive steps in which the device ran dry
@@ -64,7 +70,10 @@ class HostLead:
         self._waited |= took_ns >= _WAITED_NS
 
     def launched(self, *, dry: bool) -> None:
-        """Record new work for the device. ``dry``: its queue was empty, or it waited for the launch."""
+        """Record that the host launched work.
+
+        ``dry``: the device's queue was empty, or the device waited for this launch.
+        """
         self._dry |= dry and not self._begins
         self._begins = False
 
@@ -88,5 +97,8 @@ class HostLead:
         return self._held or self._waited or self._running_dry() > 1
 
     def _running_dry(self) -> int:
-        """Return in how many consecutive steps, up to the open one, the device ran dry. Ignores the first step."""
+        """Return the number of consecutive steps, up to the open one, in which the device ran dry.
+
+        Ignores the first step.
+        """
         return self._dry_steps + 1 if self._dry and self._steps > 1 else 0

@@ -13,13 +13,16 @@ from trainer.data.batch import Batch
 
 
 class InFlight:
-    """Batches being copied, in the order in which their copies end."""
+    """Holds batches while they are copied to a device, so that their memory is not reused.
+
+    They are in the order in which their copies end.
+    """
 
     def __init__(self) -> None:
         self._held: deque[tuple[Callable[[], bool], Batch]] = deque()
 
     def hold(self, batch: Batch, is_done: Callable[[], bool]) -> None:
-        """Keep ``batch`` until ``is_done()``. Drop those before it whose copies are done."""
+        """Keep ``batch`` until ``is_done()`` returns True. Drop earlier batches whose copies are done."""
         while self._held and self._held[0][0]():
             self._held.popleft()
         self._held.append((is_done, batch))

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class EndingRow(NamedTuple):
-    """Token ids. The last ``scored`` of them are predicted from those before."""
+    """One ending of a question after its context, as token ids.
+
+    The last ``scored`` ids are the ending, whose likelihood is computed.
+    """
 
     ids: NDArray[np.int64]
     scored: int
@@ -67,7 +70,10 @@ def log_likelihoods(
 
 
 def _groups(rows: Sequence[EndingRow], most_ids: int) -> Iterator[list[int]]:
-    """Yield the numbers of the rows by falling length, so that the batch with the most memory comes first."""
+    """Yield batches as lists of row numbers, longest rows first, so that the batch with the most memory comes first.
+
+    A batch has at most ``most_ids`` positions with padding, and at least one row.
+    """
     group: list[int] = []
     for number in sorted(range(len(rows)), key=lambda number: -len(rows[number].ids)):
         if group and (len(group) + 1) * (len(rows[group[0]].ids) - 1) > most_ids:

@@ -39,7 +39,7 @@ _LAST_NORMS = ("transformer.ln_f.weight", "transformer.ln_f.bias", "model.norm.w
 
 
 class ParameterGroup(TypedDict):
-    """A parameter group of AdamW."""
+    """One parameter group of AdamW: parameters with the same learning rate and weight decay."""
 
     params: list[torch.nn.Parameter]
     lr: float
@@ -48,14 +48,14 @@ class ParameterGroup(TypedDict):
 
 @dataclass(frozen=True)
 class WeightFactors:
-    """Factors for the initial values of a parameter, and for its learning rate."""
+    """Factors of one parameter under mup, relative to its usual initial values and learning rate."""
 
     initial: float = 1.0
     rate: float = 1.0
 
 
 def weight_factors(model: torch.nn.Module, mup: MupConfig) -> dict[str, WeightFactors]:
-    """Return the factors of each parameter of a preset's model, by its name."""
+    """Return mup's factors for each parameter of a preset's model, by the parameter's name."""
     config: Any = model.config
     width, heads = config.hidden_size, config.num_attention_heads
     m = width / mup.base_width
@@ -78,7 +78,7 @@ def _factors(name: str, dimensions: int, m: float, attention: float) -> WeightFa
 
 
 def scale_initial_weights(model: torch.nn.Module, mup: MupConfig) -> None:
-    """Turn the usual initial weights of ``model`` into those of mup, in place."""
+    """Multiply the usual initial weights of ``model`` by mup's factors, in place."""
     import torch
 
     factors = weight_factors(model, mup)
@@ -96,9 +96,10 @@ def learning_rate_factors(model: torch.nn.Module, mup: MupConfig | None) -> Mapp
 def parameter_groups(
     model: torch.nn.Module, optimizer: OptimizerConfig, rates: Mapping[str, float]
 ) -> list[ParameterGroup]:
-    """Return AdamW's groups. The first one has the given learning rate, which is the reported one.
+    """Return AdamW's parameter groups, one for each pair of learning rate and weight decay.
 
-    Biases and norms have no weight decay, by custom. ``rates``: output of :func:`learning_rate_factors`.
+    The first group has the configured learning rate, which is the reported one. Biases and norms have no weight decay,
+    by custom. ``rates``: output of :func:`learning_rate_factors`.
     """
     groups: dict[tuple[bool, float], list[torch.nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in model.named_parameters():

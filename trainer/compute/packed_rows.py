@@ -23,7 +23,10 @@ _look: Any = None
 
 @contextmanager
 def known(several: bool | None) -> Iterator[None]:
-    """Tell transformers within this context if rows hold several documents. None: transformers checks by itself."""
+    """Context that tells transformers if rows hold several documents.
+
+    None: transformers checks the positions by itself.
+    """
     global _several
     _several = several
     try:
@@ -38,7 +41,7 @@ def several_documents(position_ids: torch.Tensor) -> bool:
 
 
 def teach_transformers() -> None:
-    """Make transformers use :func:`known`. Does nothing in a version without that function."""
+    """Make transformers use :func:`known`. Does nothing in a version that does not look for packed rows."""
     global _look
     from transformers import masking_utils
 
@@ -50,7 +53,10 @@ def teach_transformers() -> None:
 
 
 def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
-    """Return the number of each position's document, as transformers' function does; None for one document a row."""
+    """Replacement for transformers' function: return the number of each position's document within its row.
+
+    None if every row is one document, and then no mask is needed.
+    """
     import torch
 
     if _several is None:

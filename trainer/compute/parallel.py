@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Parallel:
-    """Communication and sharding among the ranks of a training."""
+    """One rank's side of a training with several ranks: exchanges gradients (ddp) or shards the model (fsdp)."""
 
     def __init__(self, launch: LaunchConfig, rank: Rank, device: torch.device, micro_batches: int) -> None:
-        """Join the group. Every rank waits here for the last one."""
+        """Join the group of ranks. Every rank waits here for the last one. ``micro_batches``: number per step."""
         self._sharded = launch.parallel == "fsdp"
         self._rank, self._device, self._micro_batches = rank, device, micro_batches
         self._model: Any = None
@@ -40,7 +40,10 @@ class Parallel:
         join(rank, device)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model that the ranks train together. Under fsdp its parameters are shares."""
+        """Wrap ``model`` so that the ranks train it together, and return it.
+
+        Under fsdp each rank then holds a share of every parameter.
+        """
         import torch
 
         if self._sharded:
@@ -63,7 +66,10 @@ class Parallel:
         return wrapped
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard the model. Each block is gathered when needed, and the rest with the whole (FSDP2's usual cut)."""
+        """Shard ``model`` by FSDP2 and return it.
+
+        A layer's parameters are gathered when it runs, all others with the whole model.
+        """
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -76,7 +82,10 @@ class Parallel:
         return model
 
     def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """Return the parts of model and ``optimizer`` for a checkpoint. Under ddp they are those of one process."""
+        """Return the parts of model and ``optimizer`` for a checkpoint.
+
+        Under ddp they are the same as without ranks.
+        """
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
         return {SHARDED: ShardedPart(self._model, optimizer)}
@@ -95,9 +104,10 @@ class Parallel:
             self._model.require_backward_grad_sync = is_last
 
     def end_backward(self) -> None:
-        """Report after a backward pass how much later the exchange ended than this rank's own part.
+        """Report the time from this rank's last ready gradients to the end of their exchange (ddp on a CPU).
 
-        Raises InputError after the first step if ddp would wait for gradients that never come.
+        Call it after each backward pass. Raises InputError after the first step if ddp would wait for gradients that
+        never come.
         """
         if not self._checked and not self._sharded and self._begun == self._micro_batches:
             self._checked = True
@@ -122,9 +132,10 @@ class Parallel:
         return dist.all_reduce(gradients, async_op=True).get_future().then(lambda done: done.value()[0])
 
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
-        """Return the mean over ranks, or the rank's own values in a step that broke off. Others may not get there.
+        """Return the mean of ``values`` over ranks.
 
-        ``in_each_step``: every rank calls it within every step, at the same place.
+        Within a step that broke off it returns this rank's own values, because other ranks may not get there.
+        ``in_each_step``: every rank calls it within every step, at the same place, so the mean is always safe.
         """
         import torch.distributed as dist
 
@@ -136,9 +147,10 @@ class Parallel:
 
     @contextmanager
     def in_a_pass(self) -> Iterator[None]:
-        """Surround an evaluation: no rank goes on before all have finished, so no step waits for another rank's pass.
+        """Context of an evaluation: no rank leaves it before all have finished.
 
-        A rank whose pass broke off exchanges nothing more, because the others may not reach the same place.
+        So no step waits for another rank's pass. A rank whose pass broke off exchanges nothing more, because the others
+        may not reach the same place.
         """
         import torch.distributed as dist
 
@@ -148,7 +160,7 @@ class Parallel:
         self.within_step = False
 
     def same_parameters(self) -> str:
-        """Return the SHA-256 of all parameters. Raises RanksDifferError if a rank holds others than rank 0."""
+        """Return the SHA-256 of all parameters. Raises RanksDifferError if a rank has a different one than rank 0."""
         import torch
         import torch.distributed as dist
 

@@ -26,14 +26,20 @@ MOST_SKIPPED_IN_A_ROW = 32
 
 
 def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
-    """Return the precisions of a CUDA device of that compute capability; None: of a CPU."""
+    """Return the precisions that a device supports.
+
+    ``capability``: compute capability (major, minor) of CUDA; None for a CPU.
+    """
     if capability is None:
         return [precision for precision in PRECISIONS if precision != "tf32"]
     return [precision for precision in PRECISIONS if capability >= LEAST_CAPABILITY.get(precision, (0, 0))]
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
-    """Raise InputError if ``device``, of that compute capability, cannot compute in ``precision``."""
+    """Raise InputError if a device cannot compute in ``precision``. ``device``: its name.
+
+    ``capability``: compute capability (major, minor) of CUDA; None for a CPU.
+    """
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
@@ -90,11 +96,11 @@ class LossScaling:
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale. Clipping requires this."""
+        """Divide the gradients by the loss's scale. Clipping requires their true size."""
         self._scaler.unscale_(optimizer)
 
     def count(self, norm: Any) -> None:
-        """Count this step if its gradients, whose global norm is ``norm``, are not finite."""
+        """Count this step as skipped if ``norm``, the global norm of its gradients, is not finite."""
         self._skipped += (~self._torch.isfinite(norm)).to(self._skipped.dtype)
         if self._known_at_once and not math.isfinite(norm.item()):
             self._behind += 1
@@ -105,7 +111,7 @@ class LossScaling:
             self._behind += 1
 
     def keeps_rate(self) -> bool:
-        """Return True if the learning rate's schedule stands still in this step, because a skipped step used none.
+        """Return True if the learning rate's schedule must stand still in this step: a skipped step used no rate.
 
         If the host reads the norm one step late (``compute.sync: late``), it stands still two steps later.
         """
@@ -115,17 +121,17 @@ class LossScaling:
         return True
 
     def step(self, optimizer: Any) -> None:
-        """Step, unless gradients overflowed; then adapt the scale."""
+        """Step the optimizer unless gradients overflowed, then adapt the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
     @property
     def skipped_steps(self) -> int:
-        """Number of skipped steps. Blocks until the device has counted."""
+        """Number of steps that overflow skipped. Blocks until the device has counted."""
         return int(self._skipped)
 
     def state_dict(self) -> dict[str, object]:
-        """Return scale and counts, for a checkpoint."""
+        """Return the scale and the counts of skipped steps, for a checkpoint."""
         return {"scaler": self._scaler.state_dict(), "skipped": self._skipped.clone(), "behind": self._behind}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -143,7 +149,10 @@ class NormCheck:
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
-        """Raise FloatingPointError if training cannot go on."""
+        """Raise FloatingPointError if ``norm`` is not finite.
+
+        With loss scaling, raise only after MOST_SKIPPED_IN_A_ROW such steps in a row.
+        """
         if math.isfinite(norm):
             self._in_a_row = 0
             return

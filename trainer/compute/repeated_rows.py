@@ -17,7 +17,7 @@ COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
 
 
 class RepeatedRows:
-    """Digests of the rows that one run trained on."""
+    """Counts the rows of one run that it has trained on before, by digests of their token ids."""
 
     def __init__(self, *, by_epoch: bool) -> None:
         """Start counting. ``by_epoch``: a row counts as new in each epoch, because a corpus has each document once an
@@ -30,7 +30,7 @@ class RepeatedRows:
         self._weights: dict[int, NDArray[np.int64]] = {}
 
     def add(self, batch: Batch) -> None:
-        """Count the rows of a batch, at about 1 ns a token."""
+        """Count the rows of a batch, at about 1 ns a token. Rows after the first COUNTED_ROWS_MAX are ignored."""
         if self._rows >= COUNTED_ROWS_MAX:
             return
         epoch = self._epoch(batch)
@@ -43,7 +43,7 @@ class RepeatedRows:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Repeated rows among the first 1, 2, 4, ... rows. Runs of any length share some of these."""
+        """Number of repeated rows among the first 1, 2, 4, ... rows. Runs of any length share some of these counts."""
         return tuple(self._counts)
 
     def _epoch(self, batch: Batch) -> int:
@@ -53,7 +53,10 @@ class RepeatedRows:
         return max(0, position.document - 1) // position.per_epoch  # last document with a part in the batch
 
     def _digests(self, batch: Batch) -> list[int]:
-        """Multiply each row by random odd numbers, modulo 2**64. Equal rows have equal sums."""
+        """Return one 64-bit digest per row: the sum of its ids times random odd numbers, modulo 2**64.
+
+        Equal rows have equal digests.
+        """
         import numpy as np
 
         ids = batch.input_ids.numpy()

@@ -16,9 +16,9 @@ Beat = Callable[[], None]
 
 
 class Scores(NamedTuple):
-    """Result of one pass: the mean loss over ``tokens`` labels, and the share of them predicted right.
+    """Result of one evaluation pass. ``loss``: mean over ``tokens`` labels.
 
-    ``accuracy`` is None without a masked-LM objective.
+    ``accuracy``: share of labels predicted right (0 to 1); None without a masked-LM objective.
     """
 
     loss: float
@@ -34,11 +34,11 @@ def validate(
     masked: bool,
     beat: Beat,
 ) -> Scores:
-    """Run ``model`` over ``batches``. ``score(batch)`` returns the mean loss, and the logits or None.
+    """Run ``model`` over ``batches`` and return its scores.
 
-    ``masked``: labels are those of their own position (masked LM). Accuracy is then the share of labels with the
-    largest logit. Losses stay on the device until the end of the pass. Their mean is over labels: a batch with fewer of
-    them counts less.
+    ``score(batch)`` returns the mean loss, and the logits or None. ``masked``: labels are those of their own position
+    (masked LM). Accuracy is then the share of labels with the largest logit. Losses stay on the device until the end of
+    the pass. Their mean is over labels: a batch with fewer of them counts less.
     """
     import torch
 
@@ -61,14 +61,20 @@ def validate(
 
 
 def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the number of labels with the largest logit at their own position."""
+    """Return the number of correct predictions (argmax equals the label at the same position) as a scalar tensor.
+
+    Ignored labels are not counted.
+    """
     right: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
     return right
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Keep ``model`` in eval() without a graph. Afterwards restore the mode of each part and the random states."""
+    """Context that keeps ``model`` in eval() without gradients.
+
+    Its end restores the mode of each submodule and the random states.
+    """
     import torch
 
     training = [part for part in model.modules() if part.training]
@@ -83,7 +89,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def untouched_randomness() -> Iterator[None]:
-    """Put the random states of torch (its devices' too), numpy and ``random`` back when the block ends."""
+    """Context whose end restores the random states of torch (also of its devices), numpy and ``random``."""
     import random
 
     import numpy as np

@@ -21,7 +21,7 @@ _TOLERANCE = 1e-4  # share of the largest logit that other documents may change
 
 
 def check_separation(config: TrainerConfig, model: torch.nn.Module) -> None:
-    """Raise InputError if the second document of a row depends on the first."""
+    """Raise InputError if, in a trial of ``model``, the second document of a row depends on the first."""
     name = config.model.factory or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if (reason := _why_not(model)) is not None:
         raise InputError(f"data.documents: separated, but {name} {reason}; allowed with it: joined")

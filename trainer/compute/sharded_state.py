@@ -11,20 +11,20 @@ SHARDED = "sharded"  # name of this part in a checkpoint
 
 
 class ShardedPart:
-    """Checkpoint part of an FSDP2 model and its optimizer."""
+    """Checkpoint part with this rank's share of an FSDP2 model and its optimizer."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         self._model, self._optimizer = model, optimizer
 
     def state_dict(self) -> Any:
-        """Return this rank's share. Every rank must call it."""
+        """Return this rank's share of weights and moments. Every rank must call it."""
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         model, optimizer = get_state_dict(self._model, self._optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load this rank's share. ``state_dict``: the folder of a checkpoint."""
+        """Load this rank's share of weights and moments. ``state_dict``: the folder of a checkpoint."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load

@@ -34,21 +34,27 @@ if TYPE_CHECKING:
 
 
 class _Copy(NamedTuple):
-    """A step's loss and gradient norm on their way to the host. ``event``: reached on arrival; None: already there."""
+    """Copy of a step's loss and gradient norm to the host.
+
+    ``event``: reached when the copy has arrived; None if it is already there.
+    """
 
     values: Any
     event: Any
 
 
 class TorchCompute:
-    """A transformers model with AdamW on a torch device."""
+    """Compute that trains a transformers model, or a user's own, with AdamW on a torch device."""
 
     emulated = False
 
     def __init__(
         self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
     ) -> None:
-        """Set up model, optimizer and schedule. ``parallel``: the ranks that train it together."""
+        """Set up model, optimizer and schedule.
+
+        ``parallel``: this rank's link to the ranks that train together; None for one process.
+        """
         import torch
 
         self._torch = torch
@@ -183,7 +189,10 @@ class TorchCompute:
                 raise
 
     def _beyond(self, batch: Batch) -> InputError | None:
-        """Return an error for an id of the user's source; None if the model is known to have all ids."""
+        """Return an error if ids of the user's source lie outside the model's vocabulary, or if its size is unknown.
+
+        None if all ids of ``batch`` are in range.
+        """
         counted = self._torch.where(batch.labels == IGNORED, batch.input_ids, batch.labels)
         smallest, largest = (int(bound) for bound in self._torch.aminmax(self._torch.cat([batch.input_ids, counted])))
         source = f"data.source: {self._source}"
@@ -300,7 +309,10 @@ class TorchCompute:
         return logits
 
     def _own_likelihood(self, row: EndingRow, beat: Callable[[], None]) -> float:
-        """Compute it from the mean loss of one row, which is all that a user's own model must return."""
+        """Return the log-likelihood of the ending in ``row`` under a user's own model, by the mean loss of that row.
+
+        The loss is all that such a model must return.
+        """
         ids = self._torch.from_numpy(row.ids)[None].to(self._device)
         labels = ids.clone()
         labels[0, : len(row.ids) - row.scored] = IGNORED
@@ -349,14 +361,16 @@ class TorchCompute:
 
 
 def _with_one_label(batch: Batch) -> Batch:
-    """Return ``batch``, which has no counting label, with one that counts."""
+    """Return a copy of ``batch``, which has no label that counts, in which the last label of row 0 counts."""
     labels = batch.labels.clone()
     labels[0, -1] = batch.input_ids[0, -1]
     return replace(batch, labels=labels)
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    """Return True if the model's forward has a parameter of that name, or accepts any."""
+    """Return True if the model's forward has a parameter ``name``, accepts any keyword, or has no readable
+    signature.
+    """
     try:
         parameters = inspect.signature(model.forward).parameters
     except ValueError:  # Compiled code may have no signature.

@@ -33,9 +33,9 @@ class Arrival(NamedTuple):
 
 
 class Arrivals:
-    """Arrivals of the batches of one DataLoader iterator.
+    """Records the arrival of each batch of one DataLoader iterator. A call returns that of the last batch.
 
-    They stay unknown if torch has other queues, or a queue whose ``get`` reads messages in another way.
+    Arrivals stay unknown if torch has other queues, or a queue whose ``get`` reads messages in another way.
     """
 
     def __init__(self, iterator: Any) -> None:
@@ -53,7 +53,7 @@ class Arrivals:
                 break
 
     def __call__(self) -> Arrival | None:
-        """Return the arrival of the batch that was handed out last; None if it is unknown."""
+        """Return the arrival times of the batch that the iterator handed out last; None if they are unknown."""
         return self._arrivals.pop(self._iterator._rcvd_idx - 1, None) if self._arrivals else None
 
     def _arriving(self, before: Callable[..., Any], empty: Callable[[], bool]) -> Callable[..., Any]:
@@ -76,7 +76,10 @@ class Arrivals:
 
 
 def looks_empty(queue: Any) -> Callable[[], bool]:
-    """Return a function that is True if ``queue`` is empty. It takes a microsecond, a tenth of the queue's own."""
+    """Return a function that returns True if ``queue`` is empty.
+
+    A call takes a microsecond, a tenth of the queue's own method.
+    """
     if not hasattr(queue, "_reader"):
         return lambda: not queue.qsize()
     poll = select.poll()

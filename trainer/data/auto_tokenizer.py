@@ -35,7 +35,7 @@ def load_auto(location: str, name: str | None = None) -> Any:
 
 
 def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
-    """List the code that a model's folder names as its own (``auto_map``), as "file: class"; [] for none.
+    """Return the classes that a model's folder gives as its own code (``auto_map``), as "file: class"; [] for none.
 
     ``of_tokenizer``: only the tokenizer's code. A folder may carry a model's code and an ordinary tokenizer.
     """

@@ -41,7 +41,10 @@ class Batch:
     several_documents: bool | None = None  # True if a row of position_ids holds several documents; None: not computed
 
     def pin_memory(self) -> Batch:
-        """Copy the tensors to page-locked memory, so that h2d can be asynchronous. DataLoader's pin thread calls it."""
+        """Copy the tensors to page-locked memory, so that the copy to the device can be asynchronous.
+
+        DataLoader's pin thread calls it.
+        """
         self.input_ids = self.input_ids.pin_memory()
         self.labels = self.labels.pin_memory()
         if self.attention_mask is not None:

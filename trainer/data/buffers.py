@@ -32,7 +32,10 @@ class BatchBuffer:
         mask: NDArray[np.int64] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """Keep the arrays. ``positions``: memory of ``Batch.position_ids``, only for batches of another process."""
+        """Keep the arrays, each of shape (rows, length).
+
+        ``positions``: memory of ``Batch.position_ids``, only for batches of another process.
+        """
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
@@ -40,13 +43,16 @@ class BatchBuffer:
         self._counts: list[int] = []
 
     def count(self) -> None:
-        """Record the numbers of references of a free buffer. The caller must hold no array of it."""
+        """Record the reference counts of the arrays while nothing else holds them.
+
+        :attr:`is_free` compares with these.
+        """
         counts = [getrefcount(array) for array in self._others]
         self._counts = [getrefcount(self.ids), getrefcount(self.labels), *counts]
 
     @property
     def is_free(self) -> bool:
-        """True if no tensor and no array made of it is left."""
+        """True if no tensor and no array made of this buffer is left, so that its memory may be written again."""
         # No loop over the arrays, because this runs several times per batch.
         counts = self._counts
         if getrefcount(self.ids) != counts[0] or getrefcount(self.labels) != counts[1]:
@@ -62,17 +68,20 @@ class BatchBuffer:
 
 
 class Buffers(Protocol):
-    """Source of memory for the batches of a data path."""
+    """Source of memory for the batches of a data path. It may be this process's own or shared with another process."""
 
     def take(self) -> BatchBuffer:
-        """Return a free buffer."""
+        """Return a buffer that nothing holds any more, or a new one."""
 
 
 class BatchBuffers:
-    """Reusable buffers in this process's memory."""
+    """Reusable buffers in this process's memory. A buffer is allocated when none is free."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """Allocate nothing yet. ``pinned``: page-locked memory for asynchronous copies to the device. It needs CUDA."""
+        """Set up without memory. ``mask``: buffers also hold an attention mask.
+
+        ``pinned``: page-locked memory for asynchronous copies, which needs CUDA.
+        """
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

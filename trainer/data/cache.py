@@ -39,7 +39,10 @@ JOURNAL = ".journal"  # folder with a build's state for resuming; it is not part
 
 
 def cache_root() -> Path:
-    """``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``; not created here."""
+    """Return the path of the cache folder, which is not created here.
+
+    It is ``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     if chosen := os.environ.get("HARNESS_CACHE"):
         return expanded(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -47,7 +50,7 @@ def cache_root() -> Path:
 
 
 def clean() -> None:
-    """Remove half-written entries of killed processes from the cache."""
+    """Remove half-written entries from the cache that killed processes left there."""
     try:
         folders = [path for path in cache_root().iterdir() if path.is_dir()]
     except OSError:
@@ -57,7 +60,7 @@ def clean() -> None:
 
 
 def fingerprint(*parts: object) -> str:
-    """Return a short sha256 of ``parts`` as JSON."""
+    """Return the first characters of the sha256 of ``parts`` as JSON: a short key that changes with any of them."""
     content = json.dumps(parts, sort_keys=True, default=str).encode()
     return hashlib.sha256(content).hexdigest()[:FINGERPRINT_LENGTH]
 
@@ -81,7 +84,10 @@ def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
 
 
 def known_digests() -> list[list[str | int]]:
-    """Return the digests of this process, for :func:`trust` in another one: identity and digest of each file."""
+    """Return the digests that this process has computed, as lists of file identity and sha256.
+
+    :func:`trust` takes them over in another process.
+    """
     return [[*identity, digest] for identity, digest in _known.items()]
 
 
@@ -92,7 +98,7 @@ def trust(known: Iterable[Sequence[str | int]]) -> None:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Return a short sha256 of a file's content. Raises InputError if it cannot be read."""
+    """Return the first characters of the sha256 of a file's content. Raises InputError if it cannot be read."""
     try:
         return file_digest(path)[:FINGERPRINT_LENGTH]
     except OSError as error:
@@ -102,7 +108,10 @@ def file_fingerprint(path: Path) -> str:
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
-    """Return the JSON value of ``compute()``, cached under ``kind`` and ``key``. A damaged entry is computed again."""
+    """Return the JSON value of ``compute()``, from the cache if it was computed before.
+
+    A damaged entry is computed again. ``kind``: name of the fact. ``key``: everything that the value depends on.
+    """
     name = fingerprint(key)
     path = cache_root() / "facts" / f"{kind}-{name}.json"
     if os.path.lexists(path):
@@ -123,9 +132,11 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
 
 
 def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
-    """Return the cached folder ``kind/<key>``, built by ``build(temporary folder)`` if it is missing or damaged.
+    """Return the cached folder ``kind/<key>``.
 
-    ``check(folder)`` raises InputError for content that is not wanted. ``resumable``: see :func:`create_folder`.
+    If it is missing or damaged, ``build(temporary folder)`` writes it first. ``key``: everything that the content
+    depends on. ``check(folder)`` raises InputError if the cached content must be built again. ``resumable``: see
+    :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
@@ -188,10 +199,10 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """Yield the folder next to ``target`` that a killed process may have started. It stays after an interrupt.
+    """Yield a folder next to ``target`` to build in: the one that a killed process started, if there is one.
 
-    If another process works in it, or the file system has no locks, yield a temporary folder. Yield None if ``target``
-    exists by now.
+    It stays after an interrupt, for the next process. If another process works in it, or the file system has no locks,
+    yield a temporary folder. Yield None if ``target`` exists by now.
     """
     partial = partial_path(target)
     opened: list[int] = []
@@ -233,7 +244,7 @@ def _partial(target: Path) -> Iterator[Path | None]:
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
-    """Describe the damage of a folder that :func:`create_folder` made; None if it is whole.
+    """Return a description of the damage to a folder that :func:`create_folder` made; None if it is intact.
 
     ``entry``: required kind/key; None for a user's folder, which may be moved or renamed and may lack digests. An
     additional file is damage (a library may read any name), unless ``may_hold_more``.
@@ -263,7 +274,10 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove ``target`` if it is damaged or the entry of another key."""
+    """Remove the cached folder ``target`` if it is damaged, belongs to another key, or fails ``check``.
+
+    Prints a line if so.
+    """
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
 
@@ -300,7 +314,10 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Remember the digest of a large file that was hashed while it was written, after the clock's next tick."""
+    """Remember the digest of a large file that was hashed while it was written, so that it need not be read again.
+
+    It waits for the clock's next tick, after which a change would show.
+    """
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)
@@ -326,7 +343,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock if its file system has locks."""
+    """Hold an exclusive lock on ``folder`` during the body. Without effect on a file system that has no locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

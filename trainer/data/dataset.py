@@ -39,10 +39,10 @@ iterable_sources: dict[str, bool] = {}
 
 
 class DataPipeline:
-    """Runs one data path in one process: read, tokenize, pack, one batch at a time.
+    """Runs one data path in one process: read, tokenize, pack, one batch at a time. :func:`pipeline_of` makes it.
 
     A dose (``extra_reads``, ``extra_tokenizations``) repeats the real work of its stage inside the stage's span and
-    drops the result. There is no extra work and no span if ``marked`` is False. ``start``: where to resume.
+    drops the result. There is no extra work and no span if ``marked`` is False. ``start``: position to continue from.
     """
 
     def __init__(
@@ -56,7 +56,10 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """Set up the stages. ``draws``: seed and worker of the masks. ``buffers``: memory for arrays; None: new."""
+        """Set up the stages. ``draws``: seed and worker number for the masks.
+
+        ``buffers``: memory for the array paths; None: new memory.
+        """
         corpus = prepared.corpus
         reads_text, scalar = is_text(config), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
@@ -95,7 +98,10 @@ class DataPipeline:
         return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
-        """Build the next batch: spend the declared costs inside its stages and attach its trace."""
+        """Return the next batch with its trace; None at the end of a pipeline over one epoch.
+
+        Declared costs are spent inside its stages.
+        """
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
             began = monotonic()
@@ -127,7 +133,10 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> Any:
-        """Return the next documents, tokenized: lists, or Encoded or PaddedRows for zero-copy access; else None."""
+        """Read the next ``rows`` documents and return them tokenized; None at the end of the order.
+
+        They are lists of ids, or Encoded or PaddedRows for zero-copy access.
+        """
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -152,7 +161,10 @@ class DataPipeline:
         return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
 
     def _with_tokens(self, documents: Any) -> Any:
-        """Return the documents that have a token. Counts all of them for the bookmark and the mean length."""
+        """Return the documents that have at least one token.
+
+        Counts all of them for the bookmark and the mean length.
+        """
         if isinstance(documents, PaddedRows):
             has_tokens = documents.mask[:, 0] != 0
             self._bookmark.add(has_tokens)
@@ -184,10 +196,9 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Adapt the amount that is read at once: several batches' worth if a read is short, because a call costs 0.1
-        ms.
+        """Adapt how many batches' worth of documents one read takes: more if a read is short. Each call costs 0.1 ms.
 
-        The batches do not depend on it.
+        ``took_s``: duration of the last read. The batches do not depend on it.
         """
         if took_s < _SHORT_READ_S:
             self._ahead = min(_MOST_AHEAD, self._ahead * 2)
@@ -195,7 +206,10 @@ class DataPipeline:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _count(self, filled: int, tokens: int) -> None:
-        """Update the mean length by ``filled`` documents with a token. Raises InputError after too many without one."""
+        """Count ``filled`` documents with a token and their ``tokens``, for the mean length.
+
+        Raises InputError after too many epochs without a token.
+        """
         self._empty_epochs.check(filled)
         if self._packed:
             self._documents += filled
@@ -213,7 +227,10 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """Return the order of the documents, or windows, to train on: all except those held out."""
+    """Return the order of the documents, or windows, to train on: all except those held out.
+
+    ``endless``: False for one epoch. Raises InputError if there are more workers than windows.
+    """
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:
@@ -241,7 +258,7 @@ def pipeline_of(
     buffers: Buffers | None = None,
     every: tuple[int, int] = (0, 1),
 ) -> DataPipeline | FlatPipeline:
-    """Build the pipeline of ``config``'s path over ``order``. Arguments are those of DataPipeline.
+    """Return the pipeline of ``config``'s path over the documents of ``order``. Arguments are those of DataPipeline.
 
     ``every``: (offset, stride) of the batches to make; only a path of flat tokens can leave some out.
     """
@@ -253,14 +270,18 @@ def pipeline_of(
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
-    """Allocate memory in this process for the batches of a path of arrays."""
+    """Return reusable batch buffers in this process's memory; each is allocated on first use.
+
+    ``pinned``: page-locked memory, which needs CUDA. Paths with ``access: scalar`` use none.
+    """
     return BatchBuffers(config.batch_size, config.sequence_length, mask=not is_packed(config), pinned=pinned)
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
     """Return the first batches of the held-out documents, at most ``most``. No document comes twice.
 
-    They are the same on every data path. Declared costs and doses do not apply to them.
+    They are the same on every data path. Declared costs and doses do not apply to them. Raises InputError if no batch
+    has a token to predict.
     """
     rows = None if prepared.split is None else prepared.split.held_out_rows()
     if prepared.held_out is not None:
@@ -292,7 +313,10 @@ def make_pipeline(
     start: Position | None = None,
     buffers: Buffers | None = None,
 ) -> BatchPipeline:
-    """Build the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: inline), from ``start`` on."""
+    """Return the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: in this process).
+
+    ``start``: position of the worker in an earlier run, from which it continues.
+    """
     start = start or Position(worker)
     if config.source is not None:
         return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
@@ -341,7 +365,10 @@ def _dosed(config: DataConfig) -> DataInject | None:
 
 
 class Epoch:
-    """Iterates once over the batches of one epoch, built in this process. The last batch may have fewer rows."""
+    """Iterates once over the batches of one epoch, built in this process.
+
+    The last batch may have fewer rows than the others.
+    """
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
         order = training_order(config, prepared, seed, endless=False)
@@ -353,12 +380,15 @@ class Epoch:
 
     @property
     def remainder(self) -> int:
-        """Number of tokens that fill no row. It is final after the last batch."""
+        """Number of tokens of the epoch that are left over because they fill no row.
+
+        It is final after the last batch.
+        """
         return self._pipeline.remainder
 
 
 def is_text(config: DataConfig) -> bool:
-    """Return True if the path tokenizes on the fly."""
+    """Return True if the path reads text, so that it tokenizes in each run."""
     return config.path.startswith("text-")
 
 

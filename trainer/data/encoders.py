@@ -27,9 +27,9 @@ ENCODERS = {
 
 
 def watch() -> None:
-    """Mark the libraries that are imported already, and the others once they are imported.
+    """Mark the calls of tokenizer libraries: of imported ones now, of others once they are imported.
 
-    Calls are marked in the thread that called this, while it makes a batch.
+    Only calls in this thread are marked, and only while it makes a batch.
     """
     making.thread = threading.get_ident()
     for name in ENCODERS:
@@ -94,7 +94,10 @@ class _Local(threading.local):
 
 
 class _Maker:
-    """Context of the thread that makes this process's batches. Only its calls get spans: a recorder has one stack."""
+    """Context in which the current thread makes this process's batches.
+
+    Only tokenizer calls within it get spans, because a recorder has one stack.
+    """
 
     def __init__(self) -> None:
         self.thread = 0

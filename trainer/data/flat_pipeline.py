@@ -38,14 +38,14 @@ MAX_PIECES_OF_A_ROW = 32
 
 
 class EveryNth(NamedTuple):
-    """Batches of one global order that a shard makes: number ``first``, and every ``of``-th after it."""
+    """The batches of one global order that a shard makes: batch ``first``, and every ``of``-th batch after it."""
 
     first: int = 0
     of: int = 1
 
 
 class FlatPipeline:
-    """Runs a packed data path over flat tokens in one process, one batch at a time.
+    """Runs a packed data path over flat tokens in one process, one batch at a time. :func:`flat_pipeline` makes it.
 
     ``opened`` returns the tokens and the plan of rows; it is called while the first batch is read. A dose
     (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if ``marked`` is
@@ -67,7 +67,10 @@ class FlatPipeline:
         marked: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """``shape``: (rows, tokens per row). ``per_epoch``: documents (or windows) of the shard in an epoch."""
+        """Set up the pipeline. ``shape``: (rows, tokens per row).
+
+        ``per_epoch``: number of the shard's documents (or windows) in an epoch.
+        """
         self._open, self._rows, self._length = opened, *shape
         self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
@@ -89,7 +92,10 @@ class FlatPipeline:
         return self._plan.remainder if self._plan is not None else 0
 
     def next_batch(self) -> Batch | None:
-        """Build the next batch: spend the declared costs inside its stages and attach its trace."""
+        """Return the next batch with its trace; None at the end of a pipeline over one epoch.
+
+        Declared costs are spent inside its stages.
+        """
         injector, span, costs = self._injector, self._span, self._costs
         with span("read"):
             plan = self._plan or self._begin()
@@ -144,7 +150,7 @@ class FlatPipeline:
         return batches * self._rows
 
     def _widen(self, stretch: TokenStretch, ids: NDArray[np.int64]) -> None:
-        """Copy the pieces, end to end, as int64."""
+        """Copy the tokens of ``stretch`` into ``ids``, its pieces end to end, as int64."""
         tokens, size = self._tokens, stretch.tokens
         assert tokens is not None
         if stretch.adjacent or len(stretch.sources) == 1:
@@ -171,7 +177,10 @@ class FlatPipeline:
 
 
 def open_tokens(config: DataConfig, prepared: Prepared) -> FlatTokens:
-    """Open the flat tokens of ``tokens-mmap``, or the token lists of ``tokens-stream`` as flat tokens."""
+    """Return the flat tokens of ``tokens-mmap``, or the token lists of ``tokens-stream`` as flat tokens.
+
+    Raises InputError if there are fewer documents than were prepared.
+    """
     folder, documents = prepared.pretokenized, prepared.corpus.documents
     assert folder is not None, "prepare() was given another data path"
     if config.path != "tokens-mmap":
@@ -209,7 +218,10 @@ def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.
 
 
 def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers, ascending, of those of ``count`` windows that hold no token of ``documents``."""
+    """Return the numbers, ascending, of the windows without a token of ``documents``.
+
+    There are ``count`` windows of ``length`` tokens.
+    """
     begins, ends = flat.places[documents], flat.places[documents + 1]
     is_nonempty = ends > begins
     # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window with a part of
@@ -231,7 +243,10 @@ def flat_pipeline(
     buffers: Buffers,
     every: tuple[int, int],
 ) -> FlatPipeline:
-    """Build the pipeline over ``order``. ``every``: (offset, stride) of the batches to make."""
+    """Return the pipeline over the documents (or windows) of ``order``.
+
+    ``every``: (offset, stride) of the batches to make.
+    """
     length = config.sequence_length
     masker = None
     if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.

@@ -29,7 +29,10 @@ _CLASSES = {_JSON: "PreTrainedTokenizerFast", _MODEL: "SentencePieceBackend"}  #
 
 
 def keep(info: TokenizerInfo, owner: Path) -> None:
-    """Write the tokenizer into the folder of ``owner`` unless it is there. A user's source has no known tokenizer."""
+    """Write the tokenizer into the folder of ``owner``, such as a checkpoint, unless it is there.
+
+    Does nothing for a user's source, whose tokenizer is unknown.
+    """
     target = owner / FOLDER
     if info.kind == "source" or _is_kept(info, owner):
         return
@@ -38,12 +41,15 @@ def keep(info: TokenizerInfo, owner: Path) -> None:
 
 
 def kept(owner: Path) -> TokenizerInfo | None:
-    """Return the tokenizer in the folder of ``owner``, or None. Raises InputError if it is damaged."""
+    """Return the tokenizer that :func:`keep` wrote into the folder of ``owner``; None if there is none.
+
+    Raises InputError if it is damaged.
+    """
     return read(owner / FOLDER)
 
 
 def write(info: TokenizerInfo, to: Path) -> None:
-    """Write the tokenizer's files into the folder ``to``."""
+    """Write the files of the tokenizer into the folder ``to``, from which :func:`read` and AutoTokenizer load it."""
     source = Path(info.location)
     if source.is_dir():
         pretrained.load_auto(info.location).save_pretrained(to)
@@ -58,7 +64,10 @@ def write(info: TokenizerInfo, to: Path) -> None:
 
 
 def read(folder: Path) -> TokenizerInfo | None:
-    """Return the tokenizer that :func:`write` wrote, or None. Raises InputError if it is damaged."""
+    """Return the tokenizer that :func:`write` wrote into ``folder``; None if there is none.
+
+    Raises InputError if it is damaged.
+    """
     if (folder / FACTS).is_file():
         return info_of("pretrained", folder.absolute())
     # An earlier version wrote no facts for a SentencePiece model.
@@ -66,7 +75,7 @@ def read(folder: Path) -> TokenizerInfo | None:
 
 
 def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
-    """Return the configuration that AutoTokenizer needs beside the file ``name``."""
+    """Return the content of tokenizer_config.json, which AutoTokenizer needs beside the file ``name``."""
     token: Callable[[int], str | None]
     if name == _MODEL:
         token = sentencepiece_model(info.location).id_to_piece

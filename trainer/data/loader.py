@@ -48,14 +48,15 @@ WorkerInit = Callable[[int], None]
 
 
 class LateBatch:
-    """Waits for batches of ``workers`` loader workers, for ``timeout_s`` seconds each.
+    """Waits for the batches of ``workers`` loader workers, at most ``timeout_s`` seconds for each batch.
 
     The limit counts timed-out waits of ``look_s`` each, not elapsed time, which includes the time of a suspension.
     """
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """Set the limit. ``made_again``: batches that each worker of a resumed training makes and drops before its
-        first one.
+        """Set the limit.
+
+        ``made_again``: batches that each worker makes again and drops before its first one, in a resumed training.
         """
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
@@ -66,7 +67,11 @@ class LateBatch:
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
-        """Return the next batch. Raises LostBatchError if it does not come. DataLoader's timeout must be ``look_s``."""
+        """Return the next item of ``iterator``.
+
+        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended. DataLoader's timeout must
+        be ``look_s``.
+        """
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
             self._first -= 1
@@ -90,7 +95,7 @@ class LateBatch:
             self._ring_every(0)
 
     def arm(self) -> None:
-        """Limit the waits that have no timeout in torch, too, by SIGALRM, until :meth:`disarm`.
+        """Use SIGALRM until :meth:`disarm` to limit also the waits that have no timeout in torch.
 
         DataLoader fetches a batch's memory from its worker without a limit: a worker that is stopped after it has
         announced a batch would hang the run. Does nothing outside the main thread, or if SIGALRM is in use.
@@ -101,7 +106,7 @@ class LateBatch:
             self._armed = True
 
     def disarm(self) -> None:
-        """Give SIGALRM back."""
+        """Restore the handler of SIGALRM that was set before :meth:`arm`."""
         if self._armed:
             self._armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -125,7 +130,7 @@ class LateBatch:
 
 
 def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
-    """Return the workers that have ended within ``wait_s``, with their exit codes.
+    """Return the error that names the workers that have ended within ``wait_s``, with their exit codes.
 
     None if none has ended, and for SIGBUS, where torch's own message about shared memory says more.
     """
@@ -157,8 +162,10 @@ class Batches:
         position: DataPosition | None = None,
         arrival: Callable[[], Arrival | None] | None = None,
     ) -> None:
-        """Start serving. ``late``: waits for the workers' batches; None without workers. ``arrival``: returns the last
-        arrival.
+        """Begin to serve ``iterator``. ``pin``: pin batches here; only without workers.
+
+        ``late``: enforces the workers' time limit; None without workers. ``position``: start position, advanced with
+        each batch; None: the beginning. ``arrival``: returns the arrival times of the last batch, for telemetry.
         """
         self.position = position or DataPosition(1)
         self._iterator: Iterator[Batch | InputError | LostBatchError] | None = iterator
@@ -184,15 +191,21 @@ class Batches:
         return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
-        """Return the workers that have ended, if ``error`` is torch's message about an ended worker."""
+        """Return the error that names the workers that have ended, if ``error`` is torch's message about one.
+
+        None otherwise.
+        """
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def ended_workers(self) -> EndedWorkerError | None:
-        """Return the workers that have ended, for any error, because other errors may hide it."""
+        """Return the error that names the workers that have ended; None if all run.
+
+        Use it for any error, because other errors may hide it.
+        """
         return _ended(self._iterator)
 
     def close(self) -> None:
-        """End the workers and wait for them. The iterator is exhausted afterwards. A second call does nothing."""
+        """End the workers and wait for them. Afterwards there are no more batches. A second call does nothing."""
         iterator, self._iterator = self._iterator, None
         if self._late is not None:
             self._late.disarm()
@@ -215,7 +228,7 @@ def open_batches(
     start: DataPosition | None = None,
     rank: Rank = ALONE,
 ) -> Batches:
-    """Open the data path of ``rank`` and start its ``config.workers`` workers, which begin to prefetch at once.
+    """Start the ``config.workers`` workers of ``rank`` and return their batches. Workers begin to prefetch at once.
 
     ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
     called, and the first batch is built on request (a repeated batch is built here). ``start``: position of an earlier
@@ -269,7 +282,7 @@ def open_batches(
 
 
 class _BatchDataset(IterableDataset[Any]):
-    """Yields a worker's own share of the documents as whole batches."""
+    """Dataset of the loader workers. Each worker yields the batches of its own share of the documents."""
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int, start: DataPosition, rank: Rank) -> None:
         self._config, self._prepared, self._seed, self._start, self._rank = config, prepared, seed, start, rank
@@ -280,7 +293,10 @@ class _BatchDataset(IterableDataset[Any]):
         yield from self.batches(worker.id, worker.num_workers)
 
     def batches(self, process: int, workers: int, buffers: Buffers | None = None) -> Iterator[Batch | InputError]:
-        """Yield the batches of loader process ``process``. ``buffers``: their memory."""
+        """Yield the batches of loader process ``process`` of ``workers``; an InputError is yielded as the last item.
+
+        ``buffers``: memory for the batches.
+        """
         # InputError is yielded: an exception that crosses the process boundary gets a traceback in its message.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)
@@ -292,7 +308,7 @@ class _BatchDataset(IterableDataset[Any]):
 
 
 def _fields(config: DataConfig) -> tuple[str, ...]:
-    """Return the tensors that a path's batches may have."""
+    """Return the names of the tensors that the batches of a path may have."""
     fields = ["input_ids", "labels"]
     if config.source is not None or not is_packed(config):
         fields.append("attention_mask")
@@ -302,12 +318,12 @@ def _fields(config: DataConfig) -> tuple[str, ...]:
 
 
 def _part(config: DataConfig, worker: int, workers: int, rank: Rank) -> tuple[int, int]:
-    """Return (number, count): the part of the documents, or of a global order's batches, that a worker makes."""
+    """Return (number, count) of the share of a worker of ``rank``: of documents, or of a global order's batches."""
     return (dealt_to if config.global_order else shard_of)(worker, workers, rank.number, rank.of)
 
 
 def _at(start: DataPosition, shard: int) -> Position:
-    """Return the position of the worker of part ``shard``."""
+    """Return the position from which the worker of share ``shard`` starts."""
     return start.of(shard)._replace(worker=shard)
 
 

@@ -53,29 +53,29 @@ class Manifest:
 
     @property
     def padding(self) -> int:
-        """Tokens of padding that fill the rows."""
+        """Number of padding tokens that fill the rows; 0 for formats of whole documents."""
         return 0 if self.sequence_length is None else self.documents * self.sequence_length - self.rows_tokens
 
 
 @dataclass(frozen=True)
 class Pretokenized:
-    """A checked pretokenized folder."""
+    """A checked pretokenized folder and its manifest."""
 
     folder: str
     manifest: Manifest
 
     @property
     def data(self) -> Path:
-        """Return the file with the tokens."""
+        """Return the path of the file with the tokens."""
         return Path(self.folder) / data_file(self.manifest.format)
 
     def flat(self) -> FlatTokens:
-        """Map the tokens of the format *flat* into memory."""
+        """Return the tokens of the format *flat*, mapped into memory."""
         return open_flat(Path(self.folder), np.dtype(self.manifest.token_type).newbyteorder("<"))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest. Raises InputError if it is missing or another program wrote it."""
+    """Return the manifest of ``folder``. Raises InputError if it is missing, or of another program or version."""
     path = folder / MANIFEST
     try:
         content = read_json(path)
@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_data(folder: Path, manifest: Manifest) -> None:
-    """Raise InputError if the folder's files are not the ones that were written."""
+    """Raise InputError if the files of ``folder`` are missing or not those that ``manifest`` describes."""
     data = folder / data_file(manifest.format)
     size = data.stat().st_size if data.is_file() else -1
     if size != manifest.data_bytes or cache.file_fingerprint(data) != manifest.data_fingerprint:

@@ -27,7 +27,10 @@ _MASK_STREAM = 0x6D61736B  # keeps these draws apart from other draws of the sam
 
 @dataclass(frozen=True)
 class Masking:
-    """Ids that a run masks with. It is picklable, so that it can be sent to workers."""
+    """Token ids for masking: the mask token, and ``kept_ids``, which are never masked.
+
+    It is picklable, so that it can be sent to workers.
+    """
 
     mask_id: int  # the tokenizer's own, else the first id beyond the vocabulary
     vocab_size: int  # upper limit of random tokens
@@ -35,7 +38,10 @@ class Masking:
 
 
 def masking_of(info: TokenizerInfo) -> Masking:
-    """Return the ids to mask with for this tokenizer."""
+    """Return the ids to mask with for this tokenizer.
+
+    Without a mask token, the first id beyond its vocabulary is used.
+    """
     own_mask_id = mask_id(info)
     special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own_mask_id) if token is not None}
     return Masking(info.vocab_size if own_mask_id is None else own_mask_id, info.vocab_size, tuple(sorted(special)))
@@ -62,15 +68,18 @@ def mask_id(info: TokenizerInfo) -> int | None:
 
 
 class Masker:
-    """Masks the batches of one worker of a run, one after the other."""
+    """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """Seed the draws. ``batches``: number of the first batch. ``every``: step between the batches' numbers."""
+        """Set up the random draws. ``batches``: number of the first batch.
+
+        ``every``: difference between the numbers of two batches.
+        """
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 
     def mask(self, batch: Batch) -> Batch:
-        """Mask ``batch`` in place: its ids, labels and count of trained tokens."""
+        """Mask ``batch`` in place and return it. Its ids, labels and number of trained tokens change."""
         masking = self._masking
         ids = batch.input_ids.numpy()
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self._key, self._batches])))

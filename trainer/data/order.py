@@ -33,12 +33,15 @@ _ORDERS_AT_ONCE = 1024  # indices computed together: each then takes 0.3 us; alo
 
 
 def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the shard of worker ``worker`` of ``workers`` in rank ``rank`` of ``ranks``, and the number of shards."""
+    """Return the number of the shard of a worker, and the number of shards.
+
+    The worker is number ``worker`` of ``workers`` in its rank.
+    """
     return rank * workers + worker, ranks * workers
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (offset, stride) of this worker's batches in one global order.
+    """Return (offset, stride) of the batches that a worker makes in one global order.
 
     At step k rank r receives batch k x ranks + r, whichever of its workers made it.
     """
@@ -46,15 +49,16 @@ def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 class IndexSampler(Protocol):
-    """Yields the indices of one shard, epoch after epoch. ``epoch``: epoch of the next index, unless the order has
-    ended.
+    """Yields the document indices of one shard, epoch after epoch.
+
+    ``epoch``: epoch of the next index, unless the order has ended.
     """
 
     epoch: int
     shuffled: bool
 
     def take(self, count: int) -> Indices:
-        """Return the next 1 to ``count`` indices. A call never crosses the end of an epoch.
+        """Return the next indices: 1 to ``count`` of them, because a call never crosses the end of an epoch.
 
         An empty array means the end; an endless sampler never returns one.
         """
@@ -64,7 +68,7 @@ class IndexSampler(Protocol):
         """Number of documents of this shard in each epoch."""
 
     def seek(self, place: int) -> None:
-        """Go to ``place`` of the shard's endless sequence, counted from 0."""
+        """Continue at ``place`` of the shard's endless sequence, counted from 0."""
 
 
 class EmptyEpochs:
@@ -74,7 +78,10 @@ class EmptyEpochs:
         self._order, self._since = order, order.epoch
 
     def check(self, filled: int) -> None:
-        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        """Record that the last read gave ``filled`` documents with a token.
+
+        Raises InputError after too many epochs without one.
+        """
         if filled:
             self._since = self._order.epoch
         elif self._order.epoch - self._since > EMPTY_EPOCHS:
@@ -97,7 +104,10 @@ class ShardedSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up the first epoch. ``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        """Set up the first epoch of shard ``worker`` of ``workers``.
+
+        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
+        """
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._rows = rows
         self._documents, self._seed, self.shuffled = documents, seed, shuffle
@@ -134,7 +144,10 @@ class ShardedSampler:
 
 
 class ComputedSampler:
-    """Yields the same shards of another seeded order. Each index is computed on request."""
+    """Yields the document indices of one shard, as ShardedSampler does, but in another seeded order.
+
+    Each index is computed on request, without memory per document.
+    """
 
     shuffled = True
 
@@ -147,7 +160,10 @@ class ComputedSampler:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up the first epoch. ``rows``: the indices of the documents; None: 0 to ``documents`` - 1."""
+        """Set up the first epoch of shard ``worker`` of ``workers``.
+
+        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
+        """
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
@@ -176,7 +192,7 @@ class ComputedSampler:
         self._position = position
 
     def _compute(self, count: int) -> Indices:
-        """Compute the next ``count`` indices of this epoch, fewer at its end."""
+        """Return the next ``count`` indices of this epoch, fewer at its end."""
         last = min(self._position + count, self.documents_per_epoch)
         indices = self._order(self._worker + np.arange(self._position, last) * self._workers)
         return indices if self._rows is None else self._rows[indices]
@@ -205,7 +221,7 @@ class Permutation:
         self._keys = np.random.SeedSequence([_STREAM, *key]).generate_state(ROUNDS, np.uint64)
 
     def __call__(self, places: Indices) -> Indices:
-        """Return the numbers at ``places`` of the order, each from 0 to size - 1."""
+        """Return the numbers at ``places`` (0 to size - 1) of the permutation."""
         numbers = self._pass(places.astype(np.uint64))
         while len(outside := np.flatnonzero(numbers >= self._size)):
             numbers[outside] = self._pass(numbers[outside])

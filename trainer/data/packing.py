@@ -26,16 +26,18 @@ Document = Any
 
 
 class Packer(Protocol):
-    """Takes documents and gives batches."""
+    """Takes documents and packs them into batches. The data pipeline of a path has one."""
 
     def add(self, documents: Any) -> None:
         """Add documents, each with at least one token: lists for a list packer, Encoded or PaddedRows for arrays."""
 
     def missing_tokens(self, rows: int) -> int:
-        """Estimate how many tokens are missing before ``pack(rows)`` can be called; 0 means none."""
+        """Return an estimate of the tokens to add before ``pack(rows)`` can be called; 0 if that many rows are
+        ready.
+        """
 
     def skip(self, tokens: int) -> None:
-        """Drop the first ``tokens`` of the first document, which an earlier run has packed."""
+        """Drop the first ``tokens`` tokens of the first document, which an earlier run has packed."""
 
     def pack(self, rows: int) -> Batch:
         """Return the next ``rows`` rows as a batch. At least that many must be ready."""
@@ -46,18 +48,21 @@ class Packer(Protocol):
 
     @property
     def remainder(self) -> int:
-        """Number of held tokens that do not fill a row (0 if every document is a row)."""
+        """Number of added tokens that do not fill a row yet (0 if every document is a row)."""
 
 
 class PaddedRows(NamedTuple):
-    """Documents of a padded file: arrays of shape (documents, length)."""
+    """Documents of a padded file. ``ids`` and ``mask`` have the shape (documents, length)."""
 
     ids: NDArray[Any]
     mask: NDArray[Any]
 
 
 class _Texts(NamedTuple):
-    """Documents that wait for their rows: the start of each in ``ids``, and the number of its tokens that are kept."""
+    """Documents that wait for their rows in a padded packer.
+
+    ``begins``: start of each in ``ids``; ``kept``: number of its tokens that fit a row.
+    """
 
     ids: NDArray[np.uint32]
     begins: Places
@@ -65,7 +70,7 @@ class _Texts(NamedTuple):
 
 
 class _Padded:
-    """State of a padded packer: one document per row, truncated and padded on the right."""
+    """Base of the padded packers: one document per row, truncated and padded on the right."""
 
     remainder = 0
 
@@ -82,7 +87,7 @@ class _Padded:
 
 
 class ScalarPadded(_Padded):
-    """Builds padded rows through Python lists."""
+    """Packer of padded rows that uses Python lists."""
 
     def add(self, documents: Sequence[Document]) -> None:
         self._held.extend(documents)
@@ -111,7 +116,7 @@ class ScalarPadded(_Padded):
 
 
 class ArrayPadded(_Padded):
-    """Builds padded rows through arrays."""
+    """Packer of padded rows that uses NumPy arrays."""
 
     def __init__(self, length: int, pad_id: int, buffers: Buffers) -> None:
         super().__init__(length, pad_id)
@@ -180,7 +185,7 @@ class ArrayPadded(_Padded):
 
 
 class _Packed:
-    """State of a packer of documents end to end: counts the tokens that wait for a row."""
+    """Base of the packers that put documents end to end. It counts the tokens that wait for a row."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -204,7 +209,7 @@ class _Packed:
 
 
 class ScalarPacked(_Packed):
-    """Builds packed rows through Python lists: one growing list of tokens, cut into rows."""
+    """Packer of rows with documents end to end that uses one growing Python list of tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -239,7 +244,10 @@ class ScalarPacked(_Packed):
 
 
 class ArrayPacked(_Packed):
-    """Builds packed rows through arrays. ``separated``: adds position ids that begin at 0 with each document."""
+    """Packer of rows with documents end to end that uses NumPy arrays.
+
+    ``separated``: adds position ids that restart at 0 with each document.
+    """
 
     def __init__(self, length: int, buffers: Buffers, *, separated: bool = False) -> None:
         super().__init__(length)
@@ -286,7 +294,10 @@ class ArrayPacked(_Packed):
 
 
 def positions_within(starts: Places, rows: int, length: int) -> torch.Tensor:
-    """Return position ids that begin at 0 with each document and each row. ``starts``: document starts in the rows."""
+    """Return position ids, (rows, length), that begin at 0 with each document and each row.
+
+    ``starts``: places of document starts in all rows end to end.
+    """
     size = rows * length
     numbers = _numbers(size)
     is_first = np.zeros(size, dtype=np.bool_)
@@ -307,7 +318,10 @@ def _numbers(count: int) -> Places:
 def make_packer(
     packed: bool, length: int, pad_id: int, buffers: Buffers | None = None, *, separated: bool = False
 ) -> Packer:
-    """Return the packer of a data path: over arrays if there are ``buffers`` to pack into, else over lists."""
+    """Return the packer of a data path.
+
+    It works on arrays if there are ``buffers`` to pack into, else on Python lists.
+    """
     if packed:
         return ScalarPacked(length) if buffers is None else ArrayPacked(length, buffers, separated=separated)
     return ScalarPadded(length, pad_id) if buffers is None else ArrayPadded(length, pad_id, buffers)

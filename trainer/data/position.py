@@ -35,12 +35,15 @@ class Position(NamedTuple):
 
     @property
     def epochs(self) -> float | None:
-        """Number of epochs of the shard that are used; None if an epoch's length is unknown."""
+        """Number of epochs of the shard that batches have used, with fractions.
+
+        None if an epoch's length is unknown.
+        """
         return self.document / self.per_epoch if self.per_epoch else None
 
 
 class Bookmark:
-    """Tracks which documents' tokens have gone into batches."""
+    """Tracks which documents' tokens have gone into batches. It gives the place from which a resumed run continues."""
 
     def __init__(self, start: Position) -> None:
         import numpy as np
@@ -59,7 +62,7 @@ class Bookmark:
             self._ends, self._added = np.concatenate([self._ends, ends]), int(ends[-1])
 
     def pack(self, tokens: int) -> None:
-        """Advance by ``tokens`` tokens that went into a batch."""
+        """Advance by ``tokens`` tokens (rows, if padded) that went into a batch."""
         self._packed += tokens
         if done := int(self._ends.searchsorted(self._packed, side="right")):
             self._start = int(self._ends[done - 1])
@@ -73,10 +76,10 @@ class Bookmark:
 
 
 class DataPosition:
-    """Position of all batches: the number received, and the latest position of each worker's part of the documents.
+    """Position of all workers together: the number of received batches, and the latest position of each shard.
 
-    ``positions`` has them by the part's number among the parts of all ranks. DataLoader takes a batch of each worker in
-    order, so the number received determines the worker of the next batch.
+    ``positions`` has them by the shard's number among the shards of all ranks. DataLoader takes a batch of each worker
+    in order, so the number received determines the worker of the next batch.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class DataPosition:
         positions: Mapping[int, Position] | None = None,
         keeps_state: bool = False,
     ) -> None:
-        """Start at ``received``.
+        """Start after ``received`` batches.
 
         ``workers``: at least 1, which also means this process without loader workers. ``keeps_state``: True if each
         batch carries the state of a user's dataset.
@@ -95,29 +98,35 @@ class DataPosition:
         self.positions = dict(positions or {})
 
     def receive(self, position: Position | None) -> None:
-        """Count a batch that was received from ``position``'s worker."""
+        """Count a received batch. ``position``: position of its worker after it; None if it has none."""
         self.received += 1
         if position is not None:
             self.positions[position.worker] = position
 
     def role(self, process: int) -> int:
-        """Return the worker whose part loader process ``process`` takes, so that the order of workers continues."""
+        """Return the number of the worker whose shard loader process ``process`` takes.
+
+        The order of workers then continues.
+        """
         return (process + self.received) % self.workers
 
     def of(self, part: int) -> Position:
-        """Return the position of the worker of ``part``."""
+        """Return the position of shard ``part``; its beginning if no batch of it was received."""
         return self.positions.get(part, Position(part))._replace(keeps_state=self.keeps_state)
 
     @property
     def epochs(self) -> float | None:
-        """Number of epochs that every worker has used at least; None if an epoch's length is unknown."""
+        """Number of epochs that every worker has completed, with fractions.
+
+        None if the length of an epoch is unknown.
+        """
         if len(self.positions) < self.workers:
             return 0.0
         epochs = [position.epochs for position in self.positions.values()]
         return None if None in epochs else min(count for count in epochs if count is not None)
 
     def state_dict(self) -> Any:
-        """Return the position as plain data, including the state of a user's dataset."""
+        """Return the position as plain data for a checkpoint, including the state of a user's dataset."""
         return {
             "workers": self.workers,
             "received": self.received,
@@ -126,7 +135,10 @@ class DataPosition:
 
     @classmethod
     def from_state(cls, state: Any, workers: int, keeps_state: bool = False) -> DataPosition:
-        """Restore a :meth:`state_dict`. Raises InputError if it is damaged or has another number of workers."""
+        """Return the position that :meth:`state_dict` described.
+
+        Raises InputError if it is damaged or has another number of workers.
+        """
         try:
             positions = [Position(*values) for values in state["positions"]]
             by_worker = {position.worker: position for position in positions}
@@ -141,5 +153,8 @@ class DataPosition:
 
 
 def epochs_of(position: DataPosition) -> float | None:
-    """Return the number of epochs done at ``position``."""
+    """Return the number of epochs that every worker has completed, with fractions.
+
+    None if the length of an epoch is unknown.
+    """
     return position.epochs

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Description of the input for the loader. It is picklable, so that it can be sent to workers."""
+    """Input that :func:`prepare` has made ready: corpus, tokenizer and files for the loader.
+
+    It is picklable, so that it can be sent to workers.
+    """
 
     corpus: Corpus
     tokenizer: TokenizerInfo
@@ -38,7 +41,10 @@ class Prepared:
         return max(self.tokenizer.vocab_size, 0 if self.masking is None else self.masking.mask_id + 1)
 
     def with_objective(self, objective: Objective) -> Prepared:
-        """Return the same input for a model with ``objective``. A user's source masks its batches itself."""
+        """Return the same input for a model with ``objective``, with the ids for masking if it needs them.
+
+        A user's source masks its batches itself.
+        """
         masking = None
         if objective != "causal" and self.tokenizer.kind != "source":
             from trainer.data.masking import masking_of
@@ -54,10 +60,11 @@ def prepare(
     files: Sequence[str] = (),
     evaluation: EvaluationConfig | None = None,
 ) -> Prepared:
-    """Build what ``config`` needs, or find it in the cache. Imports no torch, except for a hub tokenizer's first use.
+    """Build everything that ``config`` needs, or find it in the cache, and return its description.
 
-    ``places``: folders to search first for the code of ``source``. ``files``: user's files that this code imports.
-    ``evaluation``: the documents to hold out. Raises InputError, one line, for every input that cannot be used.
+    Imports no torch, except for a hub tokenizer's first use. ``places``: folders to search first for the code of
+    ``source``. ``files``: user's files that this code imports. ``evaluation``: the documents to hold out. Raises
+    InputError, one line, for every input that cannot be used.
     """
     if config.source is not None:
         return _of_source(config.source, places, files)
@@ -79,7 +86,7 @@ def prepare(
 
 
 def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> Prepared:
-    """Prepare the documents of ``corpus`` as the data path reads them."""
+    """Prepare the documents of ``corpus`` for the data path: as text by row, or pretokenized in the path's format."""
     if (
         corpus.pretokenized
         and read_manifest(Path(corpus.pretokenized[0])).tokenizer_fingerprint != tokenizer.fingerprint
@@ -97,7 +104,9 @@ def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> 
 
 
 def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
-    """Return the corpus' first pretokenized folder that the data path can read; None without such a folder."""
+    """Return the first folder in ``corpus.pretokenized`` that has the format of the data path; None if no folder
+    fits.
+    """
     required = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
     for folder in corpus.pretokenized:
         manifest = read_manifest(Path(folder))
@@ -115,13 +124,15 @@ def _of_source(name: str, places: Sequence[str] | None, files: Sequence[str]) ->
 
 
 def format_of(config: DataConfig) -> Format | None:
-    """Return the pretokenized format that the path reads; None if it reads text."""
+    """Return the pretokenized format that the data path reads; None for a path that reads text."""
     formats: dict[str, Format] = {"tokens-padded": "padded", "tokens-stream": "token-list", "tokens-mmap": "flat"}
     return formats.get(config.path)
 
 
 def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
-    """Return warnings for documents that the data path joins or cuts without an error, or that are not held out."""
+    """Return warnings, a line each: documents are joined without a separator, or cut, or both held out and trained
+    on.
+    """
     if config.source is not None:
         return []
     warnings = []

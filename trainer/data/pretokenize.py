@@ -49,7 +49,7 @@ Progress = Callable[[int, int], object]  # called with the documents and bytes o
 
 @dataclass(frozen=True)
 class ManifestOrigin:
-    """Required values of a manifest's fields of the same names."""
+    """Values that the fields of the same names must have in a manifest."""
 
     schema: int
     format: Format
@@ -73,12 +73,13 @@ def pretokenize(
     tokens: TokenSource | None = None,
     progress: Progress = lambda *_: None,
 ) -> Pretokenized:
-    """Tokenize the corpus into ``out`` (or the cache), unless the same data are there already.
+    """Tokenize the corpus into ``out`` (or the cache) and return the folder, unless the same data are there already.
 
     Damaged data in the cache are made again. An ``out`` with other content is refused and never overwritten. Memory is
     bounded for any size of the corpus. A killed process leaves its finished groups of documents. The next one continues
     after them, with the same result. ``workers``: threads or processes (default: one per core); the result does not
-    depend on it. ``tokens``: source of the tokens if this process does not tokenize.
+    depend on it. ``tokens``: source of the tokens if this process does not tokenize. ``progress`` gets the number of
+    further documents and their bytes of text.
     """
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
@@ -104,7 +105,7 @@ def pretokenize(
 
 
 def groups_of(flat: FlatTokens) -> TokenSource:
-    """Return existing flat tokens as the source of another format."""
+    """Return a source that takes tokens from ``flat``, so that another format is written without tokenizing again."""
 
     def groups(start: int) -> TokenGroups:
         for ids, lengths in document_chunks(flat, start):
@@ -114,7 +115,10 @@ def groups_of(flat: FlatTokens) -> TokenSource:
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:
-    """Return the folder's manifest. Raises InputError with the first field that differs from the expected one."""
+    """Return the manifest of ``folder``.
+
+    Raises InputError if a field differs from the expected value, or if files were changed.
+    """
     manifest = read_manifest(folder)
     actual = asdict(manifest)
     for name, value in asdict(_expected(corpus, info, format, sequence_length)).items():
@@ -150,7 +154,7 @@ def truncation_warning(manifest: Manifest) -> str | None:
 
 
 def padding_id(info: TokenizerInfo) -> int:
-    """Return the id of padding: the tokenizer's own, or 0. Its mask is 0 and its label -100 either way."""
+    """Return the id that fills padding: the tokenizer's own, or 0. Its mask is 0 and its label -100 either way."""
     return info.pad_id if info.pad_id is not None else 0
 
 
@@ -169,7 +173,10 @@ def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_leng
 
 
 class _Tally:
-    """Counts documents and tokens. ``longest``: tokens of a row; None for whole documents."""
+    """Counts documents, tokens and tokens in rows.
+
+    ``longest``: tokens of a padded row; None for formats of whole documents.
+    """
 
     def __init__(self, longest: int | None) -> None:
         self.documents = self.empty = self.tokens = self.rows_tokens = 0
@@ -185,9 +192,10 @@ class _Tally:
 def _write(
     corpus: Corpus, info: TokenizerInfo, expected: ManifestOrigin, to: Path, source: TokenSource, progress: Progress
 ) -> dict[str, str]:
-    """Write the folder and return digests of the files that were hashed on the way.
+    """Write the pretokenized folder ``to`` and return SHA-256 digests by file name (flat format only, else empty).
 
-    Every format is made from flat tokens in a journal, from which the process after a killed one continues.
+    A journal in ``to`` keeps finished groups, so a restart after a kill continues there. Raises InputError if the
+    corpus has changed or has no token.
     """
     kind, tally = token_type(info.vocab_size), _Tally(expected.sequence_length)
     with TokenJournal(to / cache.JOURNAL, asdict(expected), kind) as journal, _rows_writer(expected, to) as rows:
@@ -230,7 +238,7 @@ def _write(
 
 
 class _NoRows:
-    """Writer for flat tokens, which does nothing, because the journal has them already."""
+    """Writer of rows for the flat format. It does nothing, because the journal has the tokens already."""
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None: ...
 

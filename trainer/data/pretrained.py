@@ -24,9 +24,10 @@ _KEY = "data.tokenizer.pretrained"
 
 
 def import_tokenizer(name: str) -> Path:
-    """Return the cached folder of the tokenizer ``name``: a directory, a tokenizer.json, or a name on the hub.
+    """Return the folder of a tokenizer in a form that loads without transformers, imported into the cache if necessary.
 
-    A folder that this harness wrote (:mod:`trainer.data.kept_tokenizer`) is returned as it is.
+    ``name``: a directory, a tokenizer.json, or a name on the hub. A folder that this harness wrote
+    (:mod:`trainer.data.kept_tokenizer`) is returned as it is.
     """
     file = expanded(name).absolute()
     folder = file.parent if file.is_file() and file.name == "tokenizer.json" else file
@@ -68,7 +69,7 @@ def import_tokenizer(name: str) -> Path:
 
 
 def _has_facts(folder: Path) -> bool:
-    """Return True if facts.json describes the current tokenizer in ``folder``."""
+    """Return True if ``folder`` has a facts.json of this harness that describes its tokenizer."""
     try:
         train_tokenizer.read_facts(folder)
     except InputError:
@@ -77,7 +78,10 @@ def _has_facts(folder: Path) -> bool:
 
 
 def _import_file(file: Path) -> Path:
-    """Import a tokenizer.json without a tokenizer_config.json: only a special ``<|endoftext|>`` ends documents."""
+    """Import a tokenizer.json without a tokenizer_config.json into the cache and return its folder.
+
+    Its end-of-text id is that of the special token ``<|endoftext|>``, if there is one.
+    """
 
     def build(to: Path) -> None:
         from tokenizers import Tokenizer
@@ -126,7 +130,10 @@ def _local_folder(name: str) -> Path | None:
 
 
 def _check_hub_resolves(name: str) -> None:
-    """Fail at once on a machine without a network; the hub's client would retry for most of a minute."""
+    """Raise InputError at once on a machine without a network; the hub's client would retry for most of a minute.
+
+    Behind a proxy nothing is checked, because it resolves names itself.
+    """
     if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return  # the proxy resolves names, so this machine need not
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
@@ -139,7 +146,10 @@ def _check_hub_resolves(name: str) -> None:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that a tokenizer may consist of. Weights, which may be huge, are left out."""
+    """Return the files in ``folder`` that may belong to a tokenizer, sorted.
+
+    Weights, which may be huge, are left out.
+    """
     suffixes = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken"}
     files = (path for path in folder.iterdir() if path.is_file() and path.suffix in suffixes)
     return sorted(path for path in files if not path.name.endswith(".index.json"))

@@ -31,7 +31,7 @@ def stdlib() -> Path:
 
 
 def collect(root: Path) -> list[str]:
-    """Collect the documents under ``root`` in their final order. Raises InputError if no sources are installed."""
+    """Return the documents under ``root`` in their final order. Raises InputError if no sources are installed."""
     documents: dict[bytes, str] = {}
     for text in _documents(root):
         try:

@@ -106,7 +106,10 @@ def _question(place: str, line: bytes, prompt: Prompt | None) -> TextQuestion:
 
 
 def _label(place: str, label: object) -> int:
-    """Return the label: a number in HellaSwag's own files, a digit as text in its copy on the hub."""
+    """Return the label, the number of the right ending.
+
+    HellaSwag's own files have a number, its copy on the hub a digit as text. Raises InputError for anything else.
+    """
     if isinstance(label, str) and re.fullmatch("[0-9]", label):
         label = int(label)
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < ENDINGS:
@@ -123,13 +126,13 @@ def _text(place: str, record: JsonObject, name: str) -> str:
 
 
 def _raw_context(place: str, record: JsonObject) -> str:
-    """Build the context of the raw fields as lm-evaluation-harness 0.4 does (tasks/hellaswag/utils.py)."""
+    """Return the context that lm-evaluation-harness 0.4 makes of the raw fields (tasks/hellaswag/utils.py)."""
     label, first, second = (_text(place, record, name) for name in ("activity_label", "ctx_a", "ctx_b"))
     return preprocessed(f"{label}: {first} {second.capitalize()}")
 
 
 def preprocessed(text: str) -> str:
-    """Remove the brackets that WikiHow's articles left in HellaSwag, as lm-evaluation-harness does."""
+    """Return the text without the brackets that WikiHow's articles left in HellaSwag, as lm-evaluation-harness does."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
@@ -141,7 +144,7 @@ def is_bin(path: str) -> bool:
 
 @dataclass(frozen=True)
 class TokenQuestion:
-    """Question as token ids. ``place``: its file and index, for errors."""
+    """Question as token ids, of a .bin file. ``place``: its file and index, for errors."""
 
     place: str
     context: Ids
@@ -150,7 +153,7 @@ class TokenQuestion:
 
 
 def read_bin(path: str, key: str, most: int | None) -> list[TokenQuestion]:
-    """Read the first ``most`` questions of the file (None: all). Raises InputError, one line, if it is damaged."""
+    """Return the first ``most`` questions of a .bin file (None: all). Raises InputError, one line, if it is damaged."""
     place = f"{key}: {path}"
     try:
         content = expanded(path).read_bytes()
@@ -202,7 +205,10 @@ def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) 
 
 
 def _parts(where: str, stream: NDArray[np.uint16]) -> list[Ids]:
-    """Read the tokens of the context and of each ending, each preceded by its length. They fill ``stream``."""
+    """Return the tokens of the context and of each ending, read from ``stream``, where its length precedes each.
+
+    Raises InputError if they do not fill ``stream`` exactly. ``where``: the question's place, for errors.
+    """
     parts, offset = [], 0
     for part in range(1 + ENDINGS):
         length = int(stream[offset]) if offset < len(stream) else 0

@@ -27,7 +27,10 @@ class BatchPipeline(Protocol):
 
 
 class RepeatedBatches:
-    """Repeats a few batches forever, in their order: no data cost except declared costs. ``start``: where to resume."""
+    """Pipeline that repeats a few batches forever, in their order. There is no data cost except declared costs.
+
+    ``start``: position of an earlier run that it continues.
+    """
 
     def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
         self._batches, self._injector = cycle(batches), injector
@@ -37,7 +40,10 @@ class RepeatedBatches:
             next(self._batches)
 
     def next_batch(self) -> Batch:
-        """Return a new Batch with the tensors of the next one."""
+        """Return the next of the repeated batches, as a new Batch with the same tensors.
+
+        Declared costs are spent again.
+        """
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):
@@ -49,9 +55,10 @@ class RepeatedBatches:
 
 
 def to_repeat(first: BatchPipeline) -> list[Batch]:
-    """Return the first batches of a user's source; a single one if all have the same length.
+    """Return the first batches of a user's source to repeat. It is a single one if all have the same shape.
 
     The time of a step grows with its batch's length, so one batch of a source with varying lengths is not typical.
+    Number, bytes and time of these batches are limited.
     """
     batches: list[Batch] = []
     size, deadline_s = 0, monotonic() + REPEATED_S

@@ -51,11 +51,14 @@ FIELDS = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 class NotYetError(RuntimeError):
-    """No batch came within one wait."""
+    """Raised if no batch came within one wait, so that the caller can count the wait and try again."""
 
 
 class _Filled(NamedTuple):
-    """A worker's answer: the batch in ``slot``. ``shapes``: of its tensors; ``rest``: its other fields."""
+    """A worker's answer: the slot with the batch.
+
+    ``shapes``: shapes of its tensors; ``rest``: values of its other fields.
+    """
 
     slot: int
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -101,7 +104,7 @@ class Slots:
         ]
 
     def take_buffers(self) -> list[BatchBuffer]:
-        """Return a buffer for each slot, which alone holds the slot's arrays. It can be called once."""
+        """Return one buffer per slot. Only these buffers then refer to the slots' arrays. It can be called once."""
         arrays, self._arrays = self._arrays, []
         buffers = []
         while arrays:
@@ -112,7 +115,7 @@ class Slots:
         return buffers
 
     def close(self) -> None:
-        """Close the descriptor. The memory lives as long as its arrays."""
+        """Close the file descriptor of the memory, which lives as long as its arrays."""
         os.close(self._descriptor)
 
     def __reduce__(self) -> Any:  # for spawned processes
@@ -124,7 +127,7 @@ def _attached(descriptor: Any, count: int, shape: tuple[int, int], fields: tuple
 
 
 class _RingWorker:
-    """The main process's side of a worker process: its slots and its connection."""
+    """The main process's view of one worker process: its slots and its connection."""
 
     def __init__(self, process: Any, connection: Connection, slots: Slots) -> None:
         self.process, self.connection = process, connection
@@ -136,7 +139,7 @@ class _RingWorker:
         self._poll.register(process.sentinel, select.POLLIN)
 
     def request(self) -> bool:
-        """Request one more batch. Return False if every slot is held."""
+        """Request one more batch from the worker, in a free slot. Return False if every slot is in use."""
         for number, buffer in enumerate(self.buffers):
             if not self._requested[number] and buffer.is_free:
                 self._requested[number] = True
@@ -146,7 +149,10 @@ class _RingWorker:
         return False
 
     def receive(self, look_s: float) -> Any:
-        """Return the worker's next answer. Raises NotYetError, or RuntimeError if the worker has ended."""
+        """Wait at most ``look_s`` seconds for the worker's next answer, and return it.
+
+        Raises NotYetError if none came, or RuntimeError if the worker has ended.
+        """
         events = self._poll.poll(0)
         self.waited = not events
         ready = {descriptor for descriptor, _ in events or self._poll.poll(look_s * 1000)}
@@ -162,7 +168,7 @@ class _RingWorker:
 
 
 class RingBatches:
-    """Iterates over the batches of ``workers`` processes in turn."""
+    """Iterates over the batches of ``workers`` processes in turn, handed over through shared slots."""
 
     def __init__(
         self,
@@ -178,7 +184,10 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """Start the workers. ``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does."""
+        """Start the workers. ``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does.
+
+        ``shape``: (rows, length) of a batch. ``fields``: names of its tensors. ``look_s``: longest wait of one call.
+        """
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
         self.arrival: Arrival | None = None  # arrival of the last batch
@@ -226,7 +235,7 @@ class RingBatches:
         return batch
 
     def _shutdown_workers(self) -> None:
-        """End the workers, and wait for them."""
+        """End the worker processes and wait for them. Processes that do not end are killed."""
         for worker in self._ring:
             with suppress(OSError):
                 worker.connection.send_bytes(b"")
@@ -244,7 +253,7 @@ class RingBatches:
 
 
 def _batch_in(buffer: BatchBuffer, answer: _Filled) -> Batch:
-    """Build the batch whose tensors lie in ``buffer``."""
+    """Return the batch that ``answer`` describes. Its tensors are views of ``buffer``."""
     tensors = [
         None if shape is None or array is None else torch.from_numpy(_part(array, shape))
         for array, shape in zip(buffer.all, answer.shapes, strict=True)
@@ -257,12 +266,12 @@ def _batch_in(buffer: BatchBuffer, answer: _Filled) -> Batch:
 
 
 def _part(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return the first values of ``array`` in another shape."""
+    """Return the first values of ``array`` in the given shape."""
     return array if array.shape == shape else array.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def _copied(batch: Batch, buffers: BatchBuffers) -> Batch:
-    """Copy the batch's tensors into memory of this process alone."""
+    """Return the batch with its tensors copied into memory of this process alone, which frees its slot."""
     buffer = buffers.take()
     copies: dict[str, Any] = {}
     for field, array in zip(FIELDS, buffer.all, strict=True):
@@ -281,7 +290,7 @@ def _with_tensors(batch: Batch) -> Batch:
 
 
 class _Assigned:
-    """Buffers of a worker process: always the slot that the main process has requested."""
+    """Buffers of a worker process. The next buffer is always the slot that the main process has requested."""
 
     def __init__(self, slots: Slots) -> None:
         self._buffers = slots.take_buffers()
@@ -291,7 +300,10 @@ class _Assigned:
         return self._buffers[self.slot]
 
     def fill(self, batch: Batch) -> _Filled | _Whole:
-        """Copy tensors that were built elsewhere into the slot, and describe the batch for the main process."""
+        """Return the answer that describes ``batch`` to the main process.
+
+        Tensors built outside the slot are copied into it.
+        """
         tensors = [getattr(batch, field) for field in FIELDS]
         arrays = self.take().all
         for tensor, array in zip(tensors, arrays, strict=True):

@@ -29,7 +29,10 @@ _MOST_DOCUMENTS = 50_000  # documents of a share: the work to repeat when a mach
 
 @dataclass(frozen=True)
 class ShareJob:
-    """Description of the work for executors. All machines see ``folder``."""
+    """Description of the work for executors. All machines see ``folder``.
+
+    ``documents``: number of documents per share.
+    """
 
     corpus: Corpus
     tokenizer: TokenizerInfo
@@ -38,7 +41,7 @@ class ShareJob:
 
     @classmethod
     def of(cls, corpus: Corpus, tokenizer: TokenizerInfo, folder: Path) -> ShareJob:
-        """Divide the corpus."""
+        """Return the job, with the corpus divided into shares."""
         return cls(corpus, tokenizer, str(folder), documents_per_share(corpus.documents, _SHARES, _MOST_DOCUMENTS))
 
     @property
@@ -50,16 +53,20 @@ class ShareJob:
 
 
 def documents_per_share(documents: int, shares: int, most: int) -> int:
-    """Return the size of ``shares`` shares of whole row groups, at most ``most`` documents each."""
+    """Return the number of documents per share, for about ``shares`` shares of whole row groups.
+
+    It is at most ``most``.
+    """
     even = -(-documents // shares // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
     return max(CORPUS_ROW_GROUP, min(even, most))
 
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Yield a temporary folder that gets the name ``place`` in the end, unless another task has made ``place`` by then.
+    """Context with a temporary folder that gets the name ``place`` at the end.
 
-    A task may be tried twice, on two machines; both make the same content.
+    If another task has made ``place`` by then, the temporary folder is dropped. A task may be tried twice, on two
+    machines; both make the same content.
     """
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
@@ -75,7 +82,10 @@ def share_folder(place: Path) -> Iterator[Path]:
 
 
 def write_share(job: ShareJob, number: int) -> int:
-    """Read and tokenize one share's documents, on an executor or anywhere else, unless the share is there."""
+    """Tokenize share ``number`` into its folder, on an executor or anywhere else, unless the folder exists.
+
+    Return ``number``. Raises InputError if the folder is not seen, or if the corpus has changed.
+    """
     place = job.place(number)
     if place.is_dir():
         return number
@@ -94,7 +104,7 @@ def write_share(job: ShareJob, number: int) -> int:
 
 
 def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
-    """Write a share's files and return the number of its documents."""
+    """Tokenize ``texts`` into the share's folder ``to``. Return the number of documents."""
     written = text_bytes = 0
     with FlatWriter(to, token_type(job.tokenizer.vocab_size)) as writer:
         for group in encoded_groups(text_groups(texts), job.tokenizer, workers=1):
@@ -107,7 +117,7 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield a share's tokens without its first ``skip`` documents, a bounded group at a time.
+    """Yield the tokens of share ``number`` without its first ``skip`` documents, a bounded group at a time.
 
     Raises InputError if the files are not the ones that an executor wrote.
     """
@@ -138,7 +148,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def documents(corpus: Corpus, first: int, count: int) -> Iterator[list[str]]:
-    """Yield ``count`` documents from number ``first`` on. Parquet's row groups before them are not read."""
+    """Yield ``count`` documents from number ``first`` on, as lists of texts of varying length.
+
+    Parquet row groups before ``first`` are not read.
+    """
     remaining = count
     for texts in _from(corpus, first):
         taken = texts[:remaining]

@@ -25,13 +25,16 @@ Index = Sequence[int]
 
 
 class _Columns:
-    """Opens the named columns of several parquet files as a single table of at least ``rows`` rows."""
+    """Opens the named columns of several Parquet files as one table.
+
+    Raises InputError if it has fewer than ``rows`` rows.
+    """
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
 
     def open(self) -> Any:
-        """Return the pyarrow Table, decoded on this thread alone, so that reading uses no hidden core."""
+        """Return the pyarrow Table of all files, decoded in this thread alone, so that reading uses no hidden core."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -58,13 +61,16 @@ class ScalarTextSource:
         self._columns, self._column, self._table = _Columns(files, [column], rows), column, None
 
     def read(self, indices: Index) -> list[str]:
-        """Return the texts of these rows."""
+        """Return the texts of the rows ``indices``, in that order."""
         table = self._table = self._columns.open() if self._table is None else self._table
         return [table.column(self._column)[int(index)].as_py() for index in indices]
 
 
 class ZeroCopyTextSource:
-    """Reads text from the column's value buffers. Finding the few rows one by one is faster than by arrays."""
+    """Reads text from the value buffers of an Arrow column.
+
+    Finding the few rows one by one is faster than by arrays.
+    """
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column
@@ -72,7 +78,7 @@ class ZeroCopyTextSource:
         self._ends: list[int] = []  # row after each chunk's last one
 
     def read(self, indices: NDArray[np.int64]) -> list[str]:
-        """Return the texts of these rows."""
+        """Return the texts of the rows ``indices``, in that order."""
         if not self._parts:
             column = self._columns.open().column(self._column)
             chunks = [chunk for chunk in column.chunks if len(chunk)]  # An empty chunk may lack its buffers.
@@ -94,7 +100,7 @@ class ScalarTokenSource:
         self._columns, self._names, self._table = _Columns(files, columns, rows), tuple(columns), None
 
     def read(self, indices: Index) -> list[tuple[list[int], ...]]:
-        """Return for each row a tuple with one list per column."""
+        """Return for each row of ``indices`` a tuple with one list per column."""
         table = self._table = self._columns.open() if self._table is None else self._table
         return [tuple(table.column(name)[int(index)].as_py() for name in self._names) for index in indices]
 
@@ -109,7 +115,7 @@ class PaddedSource:
         self._ends: NDArray[np.int64]
 
     def read(self, indices: NDArray[np.int64]) -> PaddedRows:
-        """Return input ids and attention mask of these rows, (rows, sequence length) each."""
+        """Return input ids and attention mask of the rows ``indices``, each of shape (rows, sequence length)."""
         import numpy as np
 
         from trainer.data.packing import PaddedRows
@@ -135,7 +141,9 @@ class PaddedSource:
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """Open a column of token lists as flat tokens (int32): Arrow's own buffer if there is one chunk, else a copy."""
+    """Return a column of token lists as flat tokens (int32): a view of Arrow's buffer if it is one chunk, else a
+    copy.
+    """
     import numpy as np
 
     from trainer.data.formats.flat import FlatTokens
@@ -178,12 +186,15 @@ def _list_part(chunk: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def text_source(
     config: DataConfig, files: Sequence[str], column: str, rows: int
 ) -> ScalarTextSource | ZeroCopyTextSource:
-    """Choose the text source for ``config.access``."""
+    """Return the source of text for ``config.access``: Arrow scalars or value buffers.
+
+    ``rows``: least number of rows.
+    """
     return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
 def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
-    """Choose the source of a pretokenized folder for ``config.access``.
+    """Return the source of a pretokenized folder for ``config.access``. ``rows``: least number of rows.
 
     Zero-copy access to packed rows reads flat tokens instead (:func:`flat_of_lists`).
     """

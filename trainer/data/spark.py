@@ -69,7 +69,7 @@ class SparkTokens:
 
     @property
     def master(self) -> str | None:
-        """Spark's master; None before Spark is ready, or if it was not needed."""
+        """Spark's master; None before Spark is ready, or if every share was finished already."""
         return None if self._process is None else self._process.master
 
     def close(self, *, keep: bool = False) -> None:
@@ -84,7 +84,10 @@ class SparkTokens:
             self._lock = None
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Start Spark for the missing shares. Raises InputError if another process works on the same shares."""
+        """Lock the folder and start Spark for those of the shares ``numbers`` that are missing.
+
+        Raises InputError if another process works on them.
+        """
         if self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder, os.O_RDONLY)
@@ -108,7 +111,7 @@ class SparkTokens:
 
 @dataclass(frozen=True)
 class ShareWork:
-    """Shares to make, by number."""
+    """Work of the Spark driver's process: the shares ``missing``, by number."""
 
     job: ShareJob
     missing: tuple[int, ...]
@@ -120,7 +123,7 @@ class ShareWork:
         return {}
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Make the shares on executors."""
+        """Tokenize the missing shares on executors. Returns when all are finished."""
         location = Path(self.job.tokenizer.location)
         session.sparkContext.addFile(str(location), recursive=location.is_dir())
         missing, parts = list(self.missing), min(len(self.missing), _MOST_PARTITIONS)
@@ -132,9 +135,10 @@ class ShareWork:
 
 
 def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function for `mapInArrow`: from a column of places in ``missing`` to the numbers of the new shares.
+    """Return the function for `mapInArrow` that tokenizes shares.
 
-    Tokens leave an executor only through the shared folder.
+    It takes a column of indices into ``missing`` and yields the numbers of the new shares. Tokens leave an executor
+    only through the shared folder.
     """
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -151,7 +155,10 @@ _here: dict[str, ShareJob] = {}  # jobs of this executor by folder
 
 
 def on_executor(job: ShareJob) -> ShareJob:
-    """Return the job with the tokenizer file that Spark sent along, because the driver's file is on another machine."""
+    """Return the job with the location of the tokenizer file that Spark sent to this executor.
+
+    Raises InputError if the tokenizer's library has another version here.
+    """
     if job.folder not in _here:
         from pyspark import SparkFiles
 

@@ -49,7 +49,7 @@ _GATEWAY = "PYSPARK_GATEWAY_PORT"  # set by spark-submit if it has started the J
 
 
 class SparkWork(Protocol):
-    """Work of a driver. It is picklable."""
+    """Interface of the work that a Spark driver does in its own process. It is picklable."""
 
     @property
     def name(self) -> str:
@@ -57,18 +57,24 @@ class SparkWork(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Defaults in addition to :data:`LOCAL_SETTINGS`, for executors that are threads of this machine."""
+        """Spark settings in addition to :data:`LOCAL_SETTINGS`, used if executors are threads of this machine."""
 
     @property
     def java_options(self) -> str:
-        """Options of the Java machine, if the driver starts it."""
+        """JVM options for ``SPARK_SUBMIT_OPTS``; "" for none.
+
+        They have no effect on a JVM that spark-submit has already started.
+        """
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Do the work. Each call of ``report`` with JSON values is an event and restarts the time limit."""
+        """Do the work in Spark's ``session``.
+
+        Each call of ``report`` with JSON values is an event and restarts the time limit.
+        """
 
 
 class SparkProcess:
-    """Process of a Spark driver. ``events``: its reports."""
+    """Process of a Spark driver, seen from the process that starts it. ``events``: the driver's reports so far."""
 
     def __init__(self, work: SparkWork, master: str | None, timeout_s: float) -> None:
         """Start the process. ``master``: None for the master of Spark's configuration.
@@ -102,7 +108,7 @@ class SparkProcess:
         return str(self.events[0]["master"]) if self.events else None
 
     def wait_until(self, done: Callable[[], bool], progress: Callable[[], object], unfinished: str) -> None:
-        """Return when ``done`` is true. Raises InputError if Spark fails, dies or takes too long.
+        """Wait until ``done`` returns True. Raises InputError if Spark fails, dies or takes longer than the time limit.
 
         The time limit restarts whenever the value of ``progress`` changes. ``unfinished``: predicate for the message of
         a timeout, such as "finished no share".
@@ -127,7 +133,7 @@ class SparkProcess:
                 raise InputError(f"{_HOW}: Spark {problem} within {self._timeout_s:g} s (--timeout){self._last_line()}")
 
     def close(self) -> None:
-        """End the driver and its Java machine."""
+        """Kill the driver and its Java machine, and wait for them."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -138,7 +144,7 @@ class SparkProcess:
         self._log.close()
 
     def _read_events(self) -> None:
-        """Read the driver's reports, waiting for a moment. Raises InputError for a reported error."""
+        """Read the driver's reports into ``events``, waiting for a moment. Raises InputError for a reported error."""
         readable, _, _ = select.select([self._events], [], [], _SPARK_LOOK_S)
         if not readable:
             return
@@ -157,7 +163,7 @@ class SparkProcess:
                 print(f"Spark's master: {self.master}", file=sys.stderr)
 
     def _last_line(self) -> str:
-        """Return the last informative line of the driver's log, for a message."""
+        """Return ": " and the last informative line of the driver's log, to end a message; "" if there is none."""
         self._log.seek(0)
         lines = [one_line(line) for line in self._log.read().decode(errors="replace").splitlines()]
         messages = [line for line in lines if line and not line.startswith(("at ", "WARNING"))]
@@ -180,7 +186,7 @@ def check_installed() -> None:
 
 
 def is_local(master: str) -> bool:
-    """Return True if executors are threads of the driver's Java machine."""
+    """Return True if ``master`` runs executors as threads of the driver's Java machine."""
     return master.startswith("local")
 
 
@@ -192,7 +198,10 @@ def _environment(work: SparkWork) -> dict[str, str]:
 
 
 def drive(events: int, parent: int) -> None:
-    """Run the driver: read the work, start Spark, do the work, and report."""
+    """Run the driver's process: read the work from standard input, start Spark, do the work, and exit.
+
+    ``events``: descriptor of the pipe for reports. ``parent``: process with which this one ends.
+    """
     die_with_parent(parent)
     with os.fdopen(events, "w") as pipe:
         lock = threading.Lock()
@@ -234,7 +243,7 @@ def _session(work: SparkWork, master: str | None) -> Any:
 
 
 def _stop_earlier(java: Any) -> None:
-    """Stop an earlier driver's session in the Java machine of spark-submit, which can have one."""
+    """Stop the session that an earlier driver left in spark-submit's Java machine, if there is one."""
     session = java.org.apache.spark.sql.SparkSession.getDefaultSession()
     if session.isDefined():
         session.get().stop()
@@ -245,7 +254,10 @@ _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Exit)): (.+)$", re.M
 
 
 def reason_of(error: Exception) -> str:
-    """Describe a failed job in one line: the error of an executor's code, which lies deep in Spark's message."""
+    """Return the reason of a failed Spark job in one line.
+
+    The error of an executor's code lies deep in Spark's message.
+    """
     text = str(error)
     if raised := _RAISED.findall(text):
         return one_line(raised[-1])

@@ -29,7 +29,10 @@ _TRAINING, _HELD_OUT, _COUNTS = "training.npy", "held_out.npy", "split.json"
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """A corpus in two parts, in the cache. It is picklable, so that it can be sent to workers."""
+    """Division of a corpus into training and held-out documents, kept in the cache.
+
+    It is picklable, so that it can be sent to workers.
+    """
 
     folder: str
     training: int  # documents, including empty ones
@@ -37,12 +40,13 @@ class DocumentSplit:
     training_empty: int
 
     def training_rows(self) -> NDArray[np.int64]:
-        """Return the numbers of the training documents, ascending."""
+        """Return the rows of the training documents in the corpus, ascending."""
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Return the numbers of the held-out documents, ordered by hash: the first ones are the same in any corpus
-        order.
+        """Return the rows of the held-out documents, ordered by content hash.
+
+        The first ones are the same in any corpus order.
         """
         return _load(self.folder, _HELD_OUT)
 
@@ -55,7 +59,10 @@ def content_hash(content: str | bytes) -> int:
 
 
 def held_buckets(config: EvaluationConfig, documents: int) -> int:
-    """Return how many of the :data:`BUCKETS` are held out."""
+    """Return how many of the :data:`BUCKETS` hash buckets are held out.
+
+    Raises InputError if that would be all documents.
+    """
     fraction = DEFAULT_FRACTION if config.fraction is None else config.fraction
     if config.documents is not None:
         if config.documents >= documents:
@@ -68,7 +75,10 @@ def held_buckets(config: EvaluationConfig, documents: int) -> int:
 
 
 def prepare_split(config: EvaluationConfig, corpus: Corpus) -> DocumentSplit:
-    """Split ``corpus`` once and keep both parts in the cache. Raises InputError if a part has no text."""
+    """Divide ``corpus`` into training and held-out documents, once; the cache keeps both.
+
+    Raises InputError if a part has no text.
+    """
     buckets = held_buckets(config, corpus.documents)
 
     def build(folder: Path) -> None:

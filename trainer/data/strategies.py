@@ -23,7 +23,7 @@ _STRATEGY_END_S = 5.0
 
 
 def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
-    """Wrap ``tokenizer`` in the strategy of ``config.tokenize``."""
+    """Return an engine that calls ``tokenizer`` in the way of ``config.tokenize``, for example in several threads."""
     if config.tokenize == "batched":
         return tokenizer
     if config.tokenize == "per-sample":
@@ -35,7 +35,7 @@ def by_strategy(tokenizer: Engine, config: DataConfig) -> Engine:
 
 
 class PerSample:
-    """Calls the library once per document."""
+    """Engine that calls the tokenizer's library once per document."""
 
     def __init__(self, tokenizer: Engine) -> None:
         self._tokenizer, self.encode = tokenizer, tokenizer.encode
@@ -48,7 +48,7 @@ class PerSample:
 
 
 class InThreads:
-    """Divides the documents among threads of this process; each tokenizes its share in one call.
+    """Engine that divides the documents among threads of this process; each tokenizes its share in one call.
 
     The libraries release Python's lock while they encode. A forked process starts threads of its own.
     """
@@ -85,7 +85,10 @@ class InThreads:
 
 
 def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
-    """Divide ``texts`` into at most ``count`` runs, in order, of about equal numbers of characters. No run is empty."""
+    """Divide ``texts`` into at most ``count`` lists, in order, of about equal numbers of characters.
+
+    No list is empty.
+    """
     shares: list[list[str]] = []
     total, offset, share = sum(map(len, texts)), 0, -1
     for text in texts:
@@ -104,7 +107,7 @@ class _Worker(NamedTuple):
 
 
 class InProcesses:
-    """Divides the documents among processes; each tokenizes its share in one call.
+    """Engine that divides the documents among processes; each tokenizes its share in one call.
 
     ``is_pool``: the processes are started once and serve every batch; otherwise each batch starts and ends them.
     """
@@ -159,7 +162,10 @@ class InProcesses:
             raise _ended(worker) from error
 
     def _answer(self, worker: _Worker) -> Any:
-        """Return the worker's tokens. Raises its InputError, and LostBatchError if it has ended or takes too long."""
+        """Return the tokens that ``worker`` sent.
+
+        Raises the InputError that it sent, or LostBatchError if it has ended or takes too long.
+        """
         try:
             if not worker.connection.poll(self._timeout_s):
                 raise LostBatchError(
@@ -181,7 +187,9 @@ def _ended(worker: _Worker) -> LostBatchError:
 
 
 def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
-    """Tokenize the parent's requests until its end of the pipe is closed or the parent has ended."""
+    """Run a worker process: tokenize the parent's requests until its end of the pipe is closed or the parent has
+    ended.
+    """
     die_with_parent(parent)  # The check below cannot run while the process is suspended.
     while os.getppid() == parent:
         # A worker that was forked later also holds the parent's end of this pipe, which may keep it open.

@@ -69,14 +69,17 @@ TokenGroups = Iterator[TokenGroup]
 
 
 def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
-    """Yield the tokens of the corpus' documents from number ``start`` on."""
+    """Yield the tokens of the corpus' documents from number ``start`` on, in groups.
+
+    ``workers``: see :func:`encoded_groups`.
+    """
     if corpus.content == "tokens":
         return _stored_from(corpus, info, start)
     return encoded_groups(text_groups(texts_from(corpus, start)), info, workers)
 
 
 def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
-    """Cut documents into groups of at most 1000 and ``GROUP_BYTES``; a longer document is a group by itself."""
+    """Yield the documents in groups of at most 1000 and ``GROUP_BYTES``; a longer document is a group by itself."""
     texts: list[str] = []
     total = 0
     for batch in batches:
@@ -93,7 +96,7 @@ def text_groups(batches: Iterable[list[str]]) -> Iterator[TextGroup]:
 
 
 def encoded_groups(groups: Iterable[TextGroup], info: TokenizerInfo, workers: int | None = None) -> TokenGroups:
-    """Encode groups of documents, in their order.
+    """Yield the tokens of groups of documents, in their order.
 
     ``workers``: threads, or processes if the engine holds Python's lock (default: one per core of this process). At
     most ``IN_FLIGHT_BYTES`` of text and ``workers`` + 1 groups are in flight; a little more is read ahead.
@@ -151,7 +154,7 @@ class _ReadAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread. A thread that waits for a network ends with the process."""
+        """End the reading thread. A thread that waits for a network ends only with the process."""
         with self._state:
             self._ended = True
             self._state.notify_all()
@@ -204,7 +207,10 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Convert plain ids to the stored form."""
+    """Return ``ids`` in the stored type, with the end-of-text id after each document.
+
+    Raises InputError for an id outside the vocabulary.
+    """
     from trainer.data.formats.flat import token_type
 
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
@@ -265,7 +271,7 @@ def encode_long(engine: Engine, text: str) -> Encoded:
 
 
 def _ends(engine: Engine, text: str) -> Iterator[int]:
-    """Yield the ends of the parts; the last one is the text's end."""
+    """Yield the characters at which the parts of a long text end; the last one is the text's end."""
     target = PART_CHARACTERS
     while target < len(text):
         end = next((place for place in _places(text, target) if _parts_are_the_whole(engine, text, place)), None)
@@ -276,7 +282,10 @@ def _ends(engine: Engine, text: str) -> Iterator[int]:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """Yield single line ends, then single spaces, from ``start`` on, within a part's length."""
+    """Yield characters at which a part may end: single line ends, then single spaces.
+
+    They lie from ``start`` on, within a part's length. At most ENDS_TRIED of each kind are tried.
+    """
     for separator in ("\n", " "):
         place = start - 1
         for _ in range(ENDS_TRIED):

@@ -54,9 +54,10 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Find, train or import the tokenizer, and choose its engine. All is cached, so a second call is cheap.
+    """Return the tokenizer, found, trained or imported, with the engine that ``config`` requires.
 
-    Raises InputError if the corpus holds token ids that the tokenizer does not have.
+    All is cached, so a second call is cheap. Raises InputError if the corpus holds token ids that the tokenizer does
+    not have.
     """
     keep_single_threaded()
     if corpus.pretokenized:
@@ -95,7 +96,7 @@ def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> T
 
 
 def _named(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return the tokenizer that the keys name. ``corpus``: training data of a tokenizer that is trained."""
+    """Return the tokenizer that the section's keys name. ``corpus``: training data if the tokenizer is trained."""
     if config.train is not None and config.train.kind == "sentencepiece":
         return sentencepiece_info(train_tokenizer.trained_sentencepiece(corpus, config.train.vocab_size))
     if config.train is not None:
@@ -125,7 +126,7 @@ def load_tokenizer(info: TokenizerInfo) -> Engine:
 
 
 def load_codec(info: TokenizerInfo) -> TextCodec:
-    """Load the library that the tokenizer was made for, which also turns ids into text."""
+    """Return the tokenizer's native library as a codec: it also turns ids into text."""
     keep_single_threaded()
     library = engine(info.kind, info.location).partition(" ")[0]
     codec: TextCodec = _engine(info, library, special_as_text=False)
@@ -143,7 +144,10 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return ``info`` with the engine and the policy on special tokens that ``config`` requires."""
+    """Return ``info`` with the engine and the policy on special tokens that ``config`` requires.
+
+    Raises InputError if its library cannot follow the policy, or the corpus violates it.
+    """
     policy, own_library = config.special_tokens_in_text, info.library
     fixed = _FIXED_POLICY.get(own_library, policy)
     if policy not in (None, "refuse", fixed):
@@ -163,7 +167,7 @@ def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -
 
 
 def document_tokens(encoded: Sequence[list[int]], eos_id: int | None) -> list[list[int]]:
-    """Append ``eos_id`` (if any) to each encoded document. An empty document stays empty."""
+    """Return the encoded documents, each with ``eos_id`` (if any) at its end. An empty document stays empty."""
     if eos_id is None:
         return list(encoded)
     return [[*tokens, eos_id] if tokens else tokens for tokens in encoded]
@@ -175,14 +179,20 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Name the library and version that the tokenizer was made for, without importing it."""
+    """Return the tokenizer's native library and its installed version, such as ``tokenizers 0.21.0``.
+
+    The library is not imported.
+    """
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"
 
 
 def info_of(kind: str, folder: Path) -> TokenizerInfo:
-    """Describe the tokenizer in ``folder`` by its facts.json. Raises InputError if that is damaged."""
+    """Return the description of the tokenizer in ``folder``, by its facts.json.
+
+    Raises InputError if that is damaged.
+    """
     facts = train_tokenizer.read_facts(folder)
     location = str(folder / (facts.location or "tokenizer.json"))
     kind = "sentencepiece" if location.endswith(".model") else kind
@@ -207,7 +217,7 @@ def sentencepiece_file(location: str) -> Path:
 
 
 def sentencepiece_info(location: str) -> TokenizerInfo:
-    """Describe a SentencePiece model file. Raises InputError if it is not one."""
+    """Return the description of a SentencePiece model file. Raises InputError if it is not one."""
     path = sentencepiece_file(location)
 
     def facts() -> list[int]:
@@ -241,7 +251,10 @@ def sentencepiece_model(location: str) -> Any:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids that represent no text. ``unknown``: id of unknown text; None if the tokenizer falls back to bytes."""
+    """Ids of a tokenizer that represent no text.
+
+    ``unknown``: id of unknown text; None if the tokenizer falls back to bytes.
+    """
 
     ids: frozenset[int]
     unknown: int | None

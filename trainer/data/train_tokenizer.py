@@ -39,7 +39,7 @@ _MAX_LINE_BYTES = 4_000  # sentencepiece's trainer drops longer lines
 
 
 def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
-    """Write ``tokenizer.json`` and its facts into ``folder``.
+    """Train a tokenizer of ``kind`` on a sample of the corpus. Write ``tokenizer.json`` and its facts into ``folder``.
 
     The same sample gives the same BPE and WordPiece. The library's unigram trainer is not repeatable to the last digit.
     Giant words are left out, with one line on stderr. Raises InputError if nothing else is left.
@@ -72,7 +72,10 @@ def save(tokenizer: Any, folder: Path) -> None:
 
 
 def sample(corpus: Corpus, characters: int) -> Iterator[str]:
-    """Yield every k-th document of the corpus, about ``characters`` characters in total."""
+    """Yield every k-th document of the corpus, about ``characters`` characters in total.
+
+    The beginning stands for a very long document.
+    """
     total = sum(min(len(text), _LONGEST_CHARACTERS) for texts in iter_texts(corpus) for text in texts)
     stride = max(1, -(-total // characters))
     index = 0
@@ -104,7 +107,10 @@ def write_facts(
     location: str | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """Write facts.json into ``folder``. Raises InputError for a vocabulary that no model can have."""
+    """Write facts.json into ``folder``.
+
+    Raises InputError if ``vocabulary`` is empty or an id is too large for a model.
+    """
     largest = largest_id(vocabulary, location or "the tokenizer")
     facts = TokenizerFacts(
         vocab_size=largest + 1,  # Ids may have gaps: the embedding must hold the largest one.
@@ -118,7 +124,10 @@ def write_facts(
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
-    """Return the largest id. Raises InputError, with ``name``, for a vocabulary that no model can have."""
+    """Return the largest id of ``vocabulary``.
+
+    Raises InputError, with ``name``, if it is empty or the id is too large for a model.
+    """
     if not vocabulary:
         raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
@@ -163,7 +172,7 @@ def _bert(model: Any) -> Any:
 
 
 def _train_byte_level(kind: str, texts: list[str], vocab_size: int) -> Any:
-    """Train byte-level BPE or unigram."""
+    """Return a tokenizer of byte-level BPE (``kind`` bpe) or unigram, trained on ``texts``."""
     from tokenizers import models, pre_tokenizers, trainers
 
     tokenizer = _byte_level(models.BPE() if kind == "bpe" else models.Unigram())
@@ -178,7 +187,7 @@ def _train_byte_level(kind: str, texts: list[str], vocab_size: int) -> Any:
 
 
 def _train_wordpiece(texts: list[str], vocab_size: int) -> Any:
-    """Train WordPiece over BERT's pre-tokenization, with case kept.
+    """Return a WordPiece tokenizer trained on ``texts``, over BERT's pre-tokenization, with case kept.
 
     The trainer numbers its ``##x`` pieces in the order of a hash map, which differs between processes. Passing the
     whole alphabet as special tokens fixes the order. The model is then rebuilt without them being special.
@@ -211,7 +220,7 @@ def _commonest_characters(texts: Iterator[str], most: int) -> list[str]:
 
 
 class WithoutGiants:
-    """Iterates over texts without their giant words; ``left_out`` counts these.
+    """Iterates over texts without their giant words (over LONGEST_WORD_BYTES); ``left_out`` counts these.
 
     Each merge that training tries goes through the whole word, so its time grows with the square of a word's length. A
     word of 200,000 letters (a genome, an encoded picture) takes 8 to 14 s, fifty of them minutes. Encoding is linear.
@@ -248,7 +257,10 @@ def _may_hold_a_giant(text: str) -> bool:
 
 
 def trained_sentencepiece(corpus: Corpus, vocab_size: int) -> str:
-    """Return the SentencePiece unigram model of this corpus and size, trained once. Raises InputError if it fails."""
+    """Return the path of the SentencePiece unigram model for this corpus and size, trained once.
+
+    Raises InputError if training fails.
+    """
 
     def check(folder: Path) -> None:
         if not (folder / MODEL).is_file():

@@ -21,9 +21,9 @@ LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping
 
 
 def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -> Batch:
-    """Convert the result of the user's collate function to a batch. Raises InputError for an unknown form.
+    """Return what the user's collate function ``made`` as a Batch. Raises InputError for an unknown form.
 
-    ``shifted``: False for a masked-LM, whose labels are taken unchanged.
+    ``name``: the user's source, for errors. ``shifted``: False for a masked-LM, whose labels are taken unchanged.
     """
     if isinstance(made, Batch):
         return made

@@ -49,7 +49,10 @@ MOST_DRAWN = 100_000
 
 @dataclass(frozen=True)
 class Order:
-    """Indices of each batch of an epoch. ``batches``: their number; None if it is unknown or the order is endless."""
+    """Order of a user's dataset. ``begin`` starts an epoch and yields the indices of each of its batches.
+
+    ``batches``: number of batches in an epoch; None if it is unknown or the order is endless.
+    """
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -57,7 +60,10 @@ class Order:
 
 @dataclass(frozen=True)
 class UserSource:
-    """Result of the user's function. ``order``: None for an iterable dataset."""
+    """Data source that the user's function returned.
+
+    ``order``: None for an iterable dataset, which has an order of its own.
+    """
 
     dataset: Any
     order: Order | None
@@ -71,7 +77,7 @@ class UserSource:
 
 
 def open_source(config: DataConfig, seed: int) -> UserSource:
-    """Call the user's function. Raises InputError if it fails or returns something other than a data source."""
+    """Call the user's function and return its data source. Raises InputError if it fails or returns anything else."""
     assert config.source is not None
     offered = {"seed": seed, "batch_size": config.batch_size, "sequence_length": config.sequence_length}
     source = call(KEY, config.source, config.arguments, offered)
@@ -141,7 +147,10 @@ class Randomness:
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Continue the context's states of numpy and ``random`` outside, where the user's code may have seeded them."""
+        """Make the context's states of numpy and ``random`` the current ones outside.
+
+        The user's code may have seeded them.
+        """
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
@@ -157,7 +166,7 @@ def _set_random_states(states: tuple[Any, Any, Any]) -> None:
 
 
 class UserPipeline:
-    """Endless batches of a user's source: those of worker ``worker`` of ``workers`` (0 of 1: inline)."""
+    """Endless batches of a user's source, made by worker ``worker`` of ``workers`` (0 of 1: in this process)."""
 
     def __init__(
         self,
@@ -170,7 +179,10 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM."""
+        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM.
+
+        ``start``: position to continue from.
+        """
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -206,7 +218,11 @@ class UserPipeline:
             self._resume(start)
 
     def _resume(self, start: Position) -> None:
-        """Continue where an earlier run stopped: by the dataset's own state, or by making and dropping its batches."""
+        """Continue where an earlier run stopped, at ``start``.
+
+        If the dataset has ``load_state_dict``, its own state is restored. Otherwise the batches up to there are made
+        again and dropped.
+        """
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
         if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
@@ -232,7 +248,10 @@ class UserPipeline:
         telemetry.take()  # Discard the spans of the dropped batches.
 
     def _after(self) -> Position:
-        """Return the position after a batch. It counts batches, because the user's documents are unknown."""
+        """Return the position after the batch just made.
+
+        It counts batches, because the user's documents are unknown.
+        """
         self._batches += 1
         order, state = self._source.order, None
         if self._saves:
@@ -241,7 +260,10 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """Set up the worker as a DataLoader does: ``get_worker_info`` returns the user's dataset."""
+        """Set up this process as a worker of a DataLoader. ``get_worker_info`` then returns the user's dataset.
+
+        It also calls the user's worker_init_fn. ``reseed``: also seed torch, numpy and ``random`` with ``seed``.
+        """
         if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
@@ -254,7 +276,7 @@ class UserPipeline:
             self._guarded(lambda: start(self._worker))
 
     def next_batch(self) -> Batch:
-        """Make the next batch: spend the declared costs inside its stages and attach its trace."""
+        """Return the next batch with its trace. Declared costs are spent inside its stages."""
         with encoders.making:
             with self._span("read"):
                 indices = self._guarded(lambda: next(self._wanted))
@@ -267,7 +289,7 @@ class UserPipeline:
         return batch
 
     def of_first_epoch(self, most: int) -> list[Batch]:
-        """Return the first batches of an epoch, at most ``most``."""
+        """Return the first batches of one epoch, at most ``most``. Their number may be smaller."""
         batches: list[Batch] = []
         epoch = self._epoch(0)
         while len(batches) < most and (indices := self._guarded(lambda: next(epoch, None))) is not None:
@@ -275,7 +297,7 @@ class UserPipeline:
         return batches
 
     def _make(self, wanted: list[Any]) -> Batch:
-        """Make a batch of these indices, or of these items of an iterable dataset."""
+        """Return a batch of the items ``wanted``: indices, or the items themselves of an iterable dataset."""
         with self._span("read"):
             items = wanted if self._source.order is None else self._guarded(lambda: self._read(wanted))
             self._injector.spend("read")
@@ -327,7 +349,7 @@ class UserPipeline:
         yield from islice(self._order(epoch), self._worker, None, self._workers)
 
     def _order(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield one epoch's batches of indices, the same in every worker for any sampler."""
+        """Yield the index lists of one epoch's batches, the same in every worker for any sampler."""
         assert self._source.order is not None
         randomness = Randomness(self._seed * 1_000_003 + epoch)
         with randomness:

@@ -21,7 +21,10 @@ from trainer.user_code import find, own_files
 
 
 def main(key: str | None = None, name: str = "") -> int:
-    """Try the source once, or import ``name``."""
+    """Try the source on standard input once, or only import ``name``, a value of ``key``.
+
+    Print the result as JSON and end the process.
+    """
     folder = Path.cwd()  # The user's code may change it.
     out = os.dup(1)
     os.dup2(2, 1)

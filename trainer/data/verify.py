@@ -33,7 +33,9 @@ Shown = Callable[[str, int], AbstractContextManager[Progress]]  # (stage, its do
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Counts of what was compared, and the first difference (None: everything is identical)."""
+    """Result of a verification: counts of what was compared, and the first difference (None: everything is
+    identical).
+    """
 
     documents: int
     empty: int  # documents without a token, skipped by every path
@@ -57,7 +59,8 @@ class _DifferenceError(Exception):
 def verify(config: DataConfig, shown: Shown = lambda *_: nullcontext(lambda *_: None)) -> VerifyReport:
     """Compare all data paths under ``config``'s corpus, tokenizer, sequence length and batch size.
 
-    It takes about five tokenizations of the corpus. ``shown`` is entered for each stage, to show its progress.
+    Return the counts and the first difference. It takes about five tokenizations of the corpus. ``shown`` is entered
+    for each stage, to show its progress.
     """
     corpus = by_row(prepare_corpus(config.corpus), "harness data verify")
     info = prepare_tokenizer(config.tokenizer, corpus)
@@ -145,7 +148,11 @@ def _compare_documents(
 def _compare_epoch(
     name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int, progress: Progress
 ) -> tuple[int, int]:
-    """Compare the batches of one epoch. Return (batches compared, remainder in tokens at its end)."""
+    """Compare the batches of one epoch of a data path with a simple construction from ``whole``, the token lists.
+
+    Return (batches compared, remainder in tokens at its end). Raises _DifferenceError at the first difference.
+    ``padded_tokens``: expected tokens of a padded path.
+    """
     packed = is_packed(config)
     documents = (tokens for tokens in _counted(_rows(whole.data, "tokens"), progress) if tokens)
     rows = (_packed_rows if packed else _padded_rows)(documents, config.sequence_length, padding_id(prepared.tokenizer))

@@ -26,7 +26,10 @@ EFFORT = Effort()
 
 
 def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
-    """Measure this CPU with ``threads`` of torch, and cache the profile in place of an earlier one."""
+    """Measure this CPU with ``threads`` threads of torch, and return the profile, which replaces a cached one.
+
+    It takes seconds.
+    """
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
     _store(profile_path(threads), yaml.safe_dump(content, sort_keys=False, width=120))
@@ -34,7 +37,9 @@ def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
 
 
 def cpu_profile(threads: int) -> DeviceProfile | None:
-    """Return the cached measurement of this CPU with ``threads`` of this torch; None if it is missing or damaged."""
+    """Return the cached profile of this CPU with ``threads`` of this torch; None if it was not measured or is
+    damaged.
+    """
     path = profile_path(threads)
     try:
         return read_profile(path) if path.is_file() else None
@@ -43,12 +48,15 @@ def cpu_profile(threads: int) -> DeviceProfile | None:
 
 
 def not_calibrated(threads: int) -> str:
-    """Return the reason for a CPU without a peak, and the remedy."""
+    """Return the reason why a CPU has no peak, with the command that measures it."""
     return f"not calibrated: run harness doctor --calibrate --threads {threads}"
 
 
 def profile_path(threads: int) -> Path:
-    """Return the path of this CPU's measurement: by its identity, its cores, ``threads`` and torch's version."""
+    """Return the path of the cached profile of this CPU.
+
+    It depends on the CPU, its cores, ``threads`` and torch's version.
+    """
     key = [cpu_identity(), core_count(), threads, importlib.metadata.version("torch")]
     return cache_root() / "profiles" / f"cpu-{fingerprint(key)}.yaml"
 
@@ -74,7 +82,7 @@ def core_count() -> int:
 
 
 def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
-    """Return the profile's content as in its file."""
+    """Return the content of the profile's YAML file for the measured ``rates``."""
     today = datetime.datetime.now(datetime.UTC).date()
     torch_version, cores = importlib.metadata.version("torch"), core_count()
     counted = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -109,7 +117,7 @@ def _content(threads: int, rates: dict[str, Rate]) -> dict[str, Json]:
 
 
 def _disturbed(rates: dict[str, Rate]) -> list[str]:
-    """Return a note if other processes used the cores during the measurement."""
+    """Return a note if other processes used the cores during the measurement, else an empty list."""
     waited = max(rate.waited for rate in rates.values())
     if waited <= WAITED:
         return []

@@ -27,7 +27,7 @@ class Effort(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Something to time: ``amount`` is FLOPs or bytes per call."""
+    """A computation to time. ``what``: its description; ``amount``: FLOPs or bytes per call."""
 
     what: str
     amount: float
@@ -35,14 +35,17 @@ class Work(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Wall time of one call, and the run-queue delay of all its threads together."""
+    """Seconds of one call: wall time, and the time that all its threads together were ready but without a core."""
 
     wall_s: float
     waited_s: float
 
 
 class Rate(NamedTuple):
-    """Units per second of ``what``, the number of calls, and the share of run-queue delay in the fastest ones."""
+    """Measured rate of ``what`` in FLOP/s or bytes/s, and the number of calls.
+
+    ``waited``: share of the fastest calls' time in which threads were ready but without a core.
+    """
 
     per_s: float
     what: str
@@ -51,7 +54,9 @@ class Rate(NamedTuple):
 
 
 def measure(threads: int, effort: Effort) -> dict[str, Rate]:
-    """Measure FLOP/s of fp32 and bf16 products (fastest layout and size) and bytes/s of a copy, with ``threads``."""
+    """Return the rates of this CPU with ``threads``: fp32 and bf16 products (best layout and size), and a memory
+    copy.
+    """
     import torch
 
     threads_before = torch.get_num_threads()
@@ -90,7 +95,10 @@ def _copy(size_bytes: int) -> Work:
 
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
-    """Return the fastest layout and size. A layout that became too slow is not tried at the next size."""
+    """Return the product with the fastest layout and size.
+
+    A layout that became too slow is not tried at the next size.
+    """
     rates: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time
     for size in sorted(effort.sizes):
@@ -106,7 +114,11 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
-    """Time all works alternately, round by round, so that other load affects all of them."""
+    """Return the rate of each computation in ``works``.
+
+    They are timed in turn, round by round, so that other load affects all. Rounds continue until the cores are free or
+    the time limit has passed.
+    """
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     start = time.perf_counter()
     rounds = 0
@@ -121,7 +133,10 @@ def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Ra
 
 
 def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
-    """Compute the rate from the fastest timings alone."""
+    """Return the rate by the median of the fastest timings.
+
+    ``threads``: number of threads, for the share of waiting.
+    """
     kept = sorted(timings)[:FASTEST]
     waited = sum(timing.waited_s for timing in kept) / (threads * sum(timing.wall_s for timing in kept))
     return Rate(work.amount / median(timing.wall_s for timing in kept), work.what, len(timings), waited)
@@ -135,7 +150,7 @@ def _timed(call: Callable[[], Any]) -> Timing:
 
 
 def _run_delay_s() -> float:
-    """Return the run-queue delay of this process's threads in seconds (Linux, /proc/.../schedstat; else 0)."""
+    """Return the seconds that this process's threads were ready but without a core; 0 on other systems than Linux."""
     total_ns = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:

@@ -11,7 +11,10 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Facts of a device's profile for one precision; without a profile only the reason."""
+    """Facts of a device's profile for one precision.
+
+    Without a profile or peak there is only ``profile_reason``, which says why.
+    """
 
     profile: str | None = None  # name of the profile
     profile_reason: str | None = None  # reason for a missing profile
@@ -23,7 +26,10 @@ class ProfileFacts:
 
 
 def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
-    """Look up the facts by the device's name. Without a known peak they have the reason, and MFU stays null."""
+    """Return the facts of the device called ``device_name``, or of this CPU with ``threads``.
+
+    Without a known peak they have only the reason, and MFU stays null.
+    """
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
@@ -33,7 +39,10 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
 
 
 def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
-    """Return the facts of a given profile, for example of an emulated device."""
+    """Return the facts of ``profile`` for one precision, for example of an emulated device.
+
+    Without a peak they have only the reason.
+    """
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)

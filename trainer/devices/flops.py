@@ -10,10 +10,10 @@ Convention = Literal["palm", "causal-half", "non-embedding"]
 
 
 def parameters(shape: Shape) -> int:
-    """Count the trainable parameters. GPT-2 and DistilBERT tie the output projection to the input embedding, Llama does
-    not.
+    """Return the number of trainable parameters.
 
-    DistilBERT has a masked-LM head: one more matrix and norm, and a bias for each token id.
+    GPT-2 and DistilBERT tie the output projection to the input embedding, Llama does not. DistilBERT has a masked-LM
+    head: one more matrix and norm, and a bias for each token id.
     """
     if shape.counted is not None:
         return shape.counted.parameters
@@ -33,21 +33,23 @@ def parameters(shape: Shape) -> int:
 
 
 def lookups(shape: Shape) -> int:
-    """Count the parameters of embeddings that are only looked up, without a matrix product (unlike a tied output)."""
+    """Return the number of embedding parameters that are only looked up, without a matrix product (not a tied
+    output).
+    """
     if shape.counted is not None:
         return shape.counted.lookups
     return (shape.vocab_size if shape.family == "llama" else shape.positions) * shape.width
 
 
 def is_tied(shape: Shape) -> bool:
-    """Return True if the output projection is the token embedding."""
+    """Return True if the output projection and the token embedding are the same matrix."""
     if shape.counted is not None:
         return shape.counted.lookups < shape.vocab_size * shape.width
     return shape.family != "llama"
 
 
 def flops_per_token(shape: Shape, sequence_length: int, convention: Convention = "palm") -> float:
-    """Count training FLOPs per token, forward and backward, by a named convention. Excludes the optimizer.
+    """Return the training FLOPs per token, forward and backward, by a named convention. The optimizer is excluded.
 
     Recomputation by activation checkpointing is excluded, too: these are the model's FLOPs (MFU), not the hardware's
     (HFU).
@@ -57,7 +59,7 @@ def flops_per_token(shape: Shape, sequence_length: int, convention: Convention =
     including the masked half. torch's own counter (torch.utils.flop_counter) counts the same products, without the part
     of 6 N for norms and biases. A test compares the two.
 
-    causal-half: the same N with 6 x layers x heads x head_dim x sequence, because a causal kernel skips the masked half
+    causal-half: 6 N + 6 x layers x heads x head_dim x sequence, with the same N. A causal kernel skips the masked half
     (Dao 2023, "FlashAttention-2", section 4.1, divides by 2 for the same reason). A masked-LM attends to everything, so
     this is half of its work.
 

@@ -38,7 +38,10 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of training on the device that computes."""
+    """Memory of one rank for training, on the device that computes.
+
+    ``shards``: number of ranks that share the state.
+    """
 
     parameters: int
     bytes_per_value: int
@@ -120,6 +123,6 @@ def footprint(config: TrainerConfig, shape: Shape) -> Footprint:
 
 
 def batch_bytes(data: DataConfig) -> ByteRange:
-    """Return the size of one batch: ids and labels, and an attention mask if rows are padded."""
+    """Return the bytes of one batch: ids and labels (low end), and an attention mask if rows are padded (high end)."""
     ids = data.batch_size * data.sequence_length * ID_BYTES
     return ByteRange(2 * ids, 3 * ids)

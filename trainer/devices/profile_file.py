@@ -21,10 +21,13 @@ PLAIN = {"a valid tuple": "a list", "a valid string": "text", "a valid ": "a "}
 
 
 class _ProfileLoader(yaml.SafeLoader):
-    """Accepts safe tags only. A repeated key is an error (PyYAML silently takes the last)."""
+    """Loader of YAML that accepts safe tags only. A repeated key is an error (PyYAML silently takes the last)."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the mappings of ``<<``. Each may merge others, so a few lines could expand to a billion keys."""
+        """Merge the mappings of ``<<`` into ``node``. Raises an error if that is too large or a cycle.
+
+        Each mapping may merge others, so a few lines could expand to a billion keys.
+        """
         for key, value in node.value:
             if key.tag == MERGE and value is node:
                 message = "an alias refers to the mapping that holds it (a cycle)"
@@ -47,7 +50,7 @@ class _ProfileLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> Mapping[str, object]:
-    """Return the mapping in ``path``. Raises InputError if it cannot be read or has a sparse rate."""
+    """Return the mapping in ``path``. Raises InputError if it cannot be read or a key names a rate with sparsity."""
     try:
         with path.open("rb") as file:  # A device such as /dev/zero never ends.
             text = file.read(MAX_PROFILE_BYTES + 1)
@@ -77,7 +80,7 @@ def read_yaml(path: Path) -> Mapping[str, object]:
 
 
 def problem(error: ValidationError, model: type[BaseModel]) -> str:
-    """Format the first problem of ``error`` as "key: problem; allowed values", and the number of further ones."""
+    """Return the first problem of ``error`` as "key: problem; allowed values", with the number of further problems."""
     errors = error.errors(include_url=False)
     # A misspelt key is also a missing key. The misspelt one is reported first.
     fault = next((details for details in errors if details["type"] == "extra_forbidden"), errors[0])
@@ -110,7 +113,10 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
-    """Return the keys of the section at ``place``. The place of a dtype leads to its figure."""
+    """Return the allowed keys of the section at ``place``.
+
+    Empty if it is no section or its keys are free, as dtypes are.
+    """
     section: type[BaseModel] | None = model
     inside_table = False
     for part in place:

@@ -118,11 +118,11 @@ class DeviceProfile(_Section):
         return self
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Return the dense peak. Raises InputError if the profile has none for ``dtype``."""
+        """Return the dense peak for ``dtype`` in FLOP/s. Raises InputError if the profile has none."""
         return self._peak(dtype)[0]
 
     def peak_source(self, dtype: str) -> str:
-        """Return the source of that peak."""
+        """Return the source of the dense peak for ``dtype``. Raises InputError if the profile has no such peak."""
         return self._peak(dtype)[1]
 
     def _peak(self, dtype: str) -> tuple[float, str]:
@@ -137,7 +137,7 @@ class DeviceProfile(_Section):
 
     @property
     def achievable_matmul_flops_per_s(self) -> dict[str, float]:
-        """Published rates by dtype."""
+        """Published rates of matrix products in FLOP/s, by dtype. Dtypes without a known rate are left out."""
         return {dtype: figure.value for dtype, figure in self.achievable.items() if figure.value is not None}
 
     @property
@@ -163,12 +163,15 @@ def profile_names() -> list[str]:
 
 
 def is_file_name(name: str) -> bool:
-    """Return True if ``name`` is a user's file instead of a shipped profile."""
+    """Return True if ``name`` is the path of a user's file, False if it is the name of a shipped profile."""
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def load_profile(name: str) -> DeviceProfile:
-    """Load a shipped profile by name, or a YAML file by path (with a ``/``, or ending in .yaml)."""
+    """Load a shipped profile by name, or a YAML file by path (with a ``/``, or ending in .yaml).
+
+    Raises InputError if there is none.
+    """
     if is_file_name(name):
         return read_profile(expanded(name))
     names = profile_names()
@@ -194,7 +197,7 @@ def _shipped(name: str) -> DeviceProfile:
 
 
 def find_profile(device_name: str) -> DeviceProfile | None:
-    """Return the shipped profile for torch's ``device_name``, or None."""
+    """Return the shipped profile whose patterns match torch's ``device_name``; None if no profile matches."""
     for profile in map(_shipped, profile_names()):
         if any(fnmatchcase(device_name, pattern) for pattern in profile.device_names):
             return profile

@@ -35,7 +35,10 @@ ACTIVATION_BYTES = 34
 
 
 class Kernels(NamedTuple):
-    """Milliseconds per micro-batch (h2d, forward, backward) and per step (norm, optimizer)."""
+    """Durations of an emulated device's kernels in milliseconds.
+
+    h2d, forward and backward are per micro-batch, norm and optimizer per step.
+    """
 
     h2d_ms: float
     forward_ms: float
@@ -45,7 +48,10 @@ class Kernels(NamedTuple):
 
 
 def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision: str) -> float:
-    """Return the rate of forward and backward. Raises InputError if neither configuration nor profile has one."""
+    """Return the rate of matrix products in forward and backward, in FLOP/s.
+
+    Raises InputError if neither configuration nor profile has one.
+    """
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)
@@ -66,7 +72,10 @@ def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision
 
 
 def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
-    """Return durations at ``device.speed``: those fixed by the configuration, the others by roofline."""
+    """Return the kernel durations of the emulated device at ``device.speed``.
+
+    The configuration fixes some of them; the others follow from the roofline of ``profile``.
+    """
     device = config.compute.emulated
     assert device is not None
     data, precision = config.data, config.compute.precision

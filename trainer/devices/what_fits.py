@@ -13,11 +13,11 @@ NOTHING = ByteRange(0, 0)
 
 
 def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere: ByteRange = NOTHING) -> str:
-    """Describe what would fit ``memory_bytes``: the largest batch_size, also with other settings.
+    """Return a sentence on what would fit ``memory_bytes``: the largest batch_size, also with other settings.
 
     The advice uses the high end of the estimate, so that it is safe. If even the low end of one sample is too large, it
-    says that nothing fits. If the configuration itself fits by the high end, the arithmetic does not explain the
-    shortage, and there is no advice. ``elsewhere``: memory of the process beside training.
+    says that nothing fits. If the configuration itself fits by the high end, the sentence only says that the cause is
+    unknown. ``elsewhere``: memory of the process beside training.
     """
     need = footprint(config, shape).peak + elsewhere
     batch_size = config.data.batch_size
@@ -44,7 +44,9 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
 
 
 def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
-    """Yield the configuration itself, and variants of it that need less memory."""
+    """Yield (condition in words, configuration): the configuration itself, then variants of it that need less
+    memory.
+    """
     yield "as it is", config
     checkpointed = config.model_copy(
         update={"model": config.model.model_copy(update={"activation_checkpointing": True})}
@@ -58,7 +60,10 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
 
 
 def _largest(config: TrainerConfig, shape: Shape, memory_bytes: int, *, low: bool) -> int:
-    """Return the largest batch_size whose estimate (low or high end) fits; 0 if not even one sample does."""
+    """Return the largest batch_size whose estimate fits ``memory_bytes``; 0 if not even one sample does.
+
+    ``low``: use the low end.
+    """
 
     def fits(size: int) -> bool:
         data = config.data.model_copy(update={"batch_size": size})

@@ -22,7 +22,7 @@ CUTS = READS | PATTERNS | {"partition", "rpartition", "split", "rsplit", "replac
 CAPITAL = "text[:1].upper()"  # the first letter of a sentence, written by words.capitalised
 SHOWN_IDENTIFIERS = IDENTIFIERS | {
     "arm", "path", "metric", "function", "site", "threads", "command",  # of records and of the contract
-    "before", "after", "first", "change", "rest", "pair", "settings",  # settings, words of a command line, parts of arm names
+    "before", "after", "first", "change", "rest", "pair", "settings",  # settings, command lines, arm names
     "headers", "hosts", "row", "head", "facts", "last", "place",  # of files, requests and addresses
     "COMMAND", "PAPER", "BAND", "GRID", "GAIN", "LOSS", "THEME", "colour",  # of colours
 }  # fmt: skip

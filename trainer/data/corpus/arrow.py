@@ -61,7 +61,9 @@ def _to_the_end(name: str, file: Any, reader: Any) -> Iterator[Any]:
 
 
 def _check_one_file(name: str, file: Any) -> None:
-    """Raise InputError if several Arrow files were joined: the footer at the end describes the last one alone."""
+    """Raise InputError if several Arrow files were joined, because the footer at the end describes only the last
+    one.
+    """
     size = file.size()
     tail = file.read_at(10, size - 10)  # the footer's length and the closing magic
     length = struct.unpack("<i", tail[:4])[0]

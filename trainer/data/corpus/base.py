@@ -31,7 +31,10 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """Files, or folders, that are not read for one reason. ``names``: the first of them."""
+    """Files or folders under the corpus' path that are skipped for the same reason.
+
+    ``names``: the first few of them.
+    """
 
     reason: Reason
     count: int
@@ -40,7 +43,10 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents, in the order of ``files`` and rows. Only the first ``documents`` are used. It is picklable."""
+    """A corpus: its files, how to read them, and the counts of a check.
+
+    Only the first ``documents`` are used, in the order of files and rows. It is picklable.
+    """
 
     name: str
     files: tuple[str, ...]  # absolute paths, or URLs
@@ -63,7 +69,7 @@ class Corpus:
 
 
 def bounded(values: Any, rows: int) -> Iterator[Any]:
-    """Cut an Arrow array into slices of at most ``rows`` and, unless it is one row, :data:`MAX_ROW_GROUP_BYTES`."""
+    """Yield slices of an Arrow array: at most ``rows`` rows and, unless it is one row, :data:`MAX_ROW_GROUP_BYTES`."""
     start = 0
     while start < len(values):
         piece = values.slice(start, rows)
@@ -74,5 +80,5 @@ def bounded(values: Any, rows: int) -> Iterator[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's message, shortened."""
+    """Return the first line of another library's message, shortened; the error's class if there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0][:MOST_CHARACTERS]

@@ -22,7 +22,7 @@ _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def load_template(location: str) -> ChatTemplate:
-    """Load the template in ``location``: a Jinja file, or a tokenizer's folder.
+    """Return the chat template in ``location``: a Jinja file, or a tokenizer's folder.
 
     The special tokens come from the tokenizer in the same folder. Raises InputError if there is no template, or if it
     names a special token whose value is unknown.
@@ -39,7 +39,7 @@ def load_template(location: str) -> ChatTemplate:
 
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
-    """Return the special tokens that the template names, from tokenizer_config.json or the tokenizer's class."""
+    """Return (name, token) of each special token in the template, by tokenizer_config.json or the tokenizer's class."""
     used = set(re.findall(r"\w+", source))
     missing = [name for name in _TOKENS if name in used and name not in config]
     if missing:
@@ -98,7 +98,7 @@ def _text(path: Path) -> str:
 
 
 def rendered(template: ChatTemplate, chats: Sequence[Any], name: str, first: int) -> list[str]:
-    """Render each chat as text. ``name`` and ``first``: file and row of the first chat, for messages.
+    """Return each chat as text. ``name`` and ``first``: file and row of the first chat, for messages.
 
     Raises InputError for a row that is no list of messages, or for which the template fails.
     """

@@ -18,7 +18,10 @@ _KINDS: dict[Content, str] = {
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
-    """Return the content of the file's column. Raises InputError if there is no such column, or for other types."""
+    """Return the content of the file's column: text, token ids or chats.
+
+    Raises InputError for a missing column or another type.
+    """
     if format == "text":
         return "text"
     if format == "jsonl":
@@ -31,7 +34,7 @@ def content_of(name: str, format: Format, column: str) -> Content:
 
 
 def column_type(name: str, format: Format, column: str) -> Any:
-    """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError unless it is there once."""
+    """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError if it is missing or occurs twice."""
     schema = (parquet if format == "parquet" else arrow).schema(name)
     try:
         names = schema.names
@@ -78,7 +81,7 @@ def read(
 
 
 def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
-    """Yield token ids and their masks, in pieces with the same rows."""
+    """Yield (token ids, masks) of consecutive rows as Arrow arrays, both with the same rows."""
     if format == "jsonl":  # Both columns are read in the same blocks.
         yield from zip(jsonl.read(name, column, "tokens"), jsonl.read(name, MASK, "tokens"), strict=True)
     else:
@@ -86,7 +89,10 @@ def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
 
 
 def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
-    """Yield the columns of a Parquet or Arrow file in pieces. ``columns``: the required content of each column."""
+    """Yield one list of Arrow arrays per record batch, in the order of ``columns``.
+
+    ``columns``: the required content of each column. Raises InputError for a column of another type or a damaged file.
+    """
     import pyarrow as pa
 
     for column, content in columns.items():
@@ -106,7 +112,10 @@ def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[
 
 
 def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
-    """Return the lists of ``ids`` without the ids whose mask is 0. ``first``: the row of the first list."""
+    """Return the lists of ``ids`` without the ids whose mask is 0. ``first``: the row of the first list, for messages.
+
+    Raises InputError unless ``mask`` has a 0 or 1 for each id.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -153,7 +162,7 @@ def _content(kind: Any) -> Content | None:
 
 
 def _plain(values: Any) -> Any:
-    """Convert dictionaries, views and lists of fixed size to plain strings and lists."""
+    """Return dictionaries, string views and lists of fixed size as plain strings and lists, other arrays unchanged."""
     import pyarrow as pa
 
     kind = values.type
@@ -168,7 +177,7 @@ def _plain(values: Any) -> Any:
 
 
 def _messages(values: Any) -> list[Any]:
-    """Return the chats as Python objects, without the nulls that a table has for keys that a message lacks."""
+    """Return the chats as lists of messages (Python objects), without the nulls that a table has for missing keys."""
     return [None if chat is None else _without_nulls(chat) for chat in values.to_pylist()]
 
 

@@ -44,17 +44,17 @@ _OUTPUTS = (
 
 
 class Tally:
-    """Counts files and folders that are not read, by reason."""
+    """Counts files and folders that are not read, by reason, and keeps their names. One search makes one."""
 
     def __init__(self) -> None:
         self._names: dict[Reason, list[str]] = {}
 
     def add(self, reason: Reason, name: str) -> None:
-        """Count one more."""
+        """Count the file or folder ``name`` as not read for ``reason``."""
         self._names.setdefault(reason, []).append(name)
 
     def result(self) -> tuple[PassedOver, ...]:
-        """Return the counts, by reason."""
+        """Return the number and the first names of unread files, one entry for each reason."""
         return tuple(
             PassedOver(reason, len(names), tuple(sorted(names)[:MOST_NAMES])) for reason, names in self._names.items()
         )
@@ -62,7 +62,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Matched:
-    """Files in order. ``folder``: the searched folder, if any. ``pattern``: True for a folder or a glob."""
+    """Files that match a path, folder, glob or URL, in order. ``folder``: the searched folder, if any.
+
+    ``pattern``: True for a folder or a glob.
+    """
 
     files: tuple[str, ...]
     folder: str | None = None
@@ -71,7 +74,7 @@ class Matched:
 
 
 def described(passed_over: Collection[PassedOver]) -> str:
-    """Return counts, reasons and first names, on one line."""
+    """Return a line about the files that are not read: for each reason their number and first names."""
     parts = []
     for group in passed_over:
         more = ", ..." if group.count > len(group.names) else ""
@@ -80,7 +83,7 @@ def described(passed_over: Collection[PassedOver]) -> str:
 
 
 def find(pattern: str) -> Matched:
-    """Find a file, the files of a folder, or the matches of a glob. Raises InputError if there is no file.
+    """Return the files behind ``pattern``: a file, a folder, a glob or a URL. Raises InputError if there is no file.
 
     Skips hidden files of a folder, and folders below it that this package wrote.
     """
@@ -93,7 +96,10 @@ def find(pattern: str) -> Matched:
 
 
 def matching(pattern: str, key: str) -> Matched:
-    """Find the file ``pattern``, or the files that it matches as a glob. Raises InputError if there is no file."""
+    """Return the file ``pattern``, or the files that it matches as a glob. Raises InputError if there is no file.
+
+    ``key``: scenario key of the pattern, for errors.
+    """
     path = expanded(pattern)
     check_utf8(str(path.absolute()), key)
     if path.is_file():
@@ -123,9 +129,9 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield the matches of a glob in a folder, as Python's ``glob`` does, which never ends if links form loops.
+    """Yield the matches of a glob in ``folder``, as Python's ``glob`` does. That one never ends if links form loops.
 
-    ``above``: the folders on the path to this one, by their own names.
+    ``parts``: parts of the pattern. ``above``: the folders on the path to this one, by their own names.
     """
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
@@ -173,7 +179,10 @@ def _is_output(names: Collection[str]) -> bool:
 
 
 def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
-    """Return the kind of the entry ``name``, following links. Raises InputError for a broken link."""
+    """Return the kind of the entry ``name``: file, folder or special (such as a pipe). Links are followed.
+
+    Raises InputError for a broken link.
+    """
     check_utf8(name, key)
     try:
         mode = os.stat(name).st_mode  # noqa: PTH116
@@ -189,7 +198,10 @@ def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
 
 
 def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
-    """Return each file once, under its own name if it has one below ``root``, in the order of paths."""
+    """Return each file once, in the order of paths, and count its other names in ``tally``.
+
+    A file is returned under its own name (not a link's) if it has one below ``root``.
+    """
     real_root = os.path.realpath(root)
     files: dict[str, str] = {}
     folders: dict[str, str] = {}  # resolved folder names; resolving every file would take ten times as long
@@ -227,7 +239,10 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
-    """Yield the files of a folder that are not hidden. A folder with two names is searched once."""
+    """Yield all files below the folder ``root`` that are not hidden, and count the others in ``tally``.
+
+    A folder with two names is searched once.
+    """
     visited: set[str] = set()
     folders, linked = [str(root)], list[str]()
     while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.
@@ -252,7 +267,10 @@ def _below(root: Path, tally: Tally) -> Iterator[str]:
 
 
 def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
-    """Return the names outside of folders that this package wrote. The searched folder itself may be such a folder."""
+    """Return the names that lie outside this package's output folders below the searched folder.
+
+    The searched folder itself is never excluded. ``tally`` counts each excluded folder once.
+    """
     inside: dict[str, set[str]] = {}
     for name in names:
         path = PurePosixPath(name)

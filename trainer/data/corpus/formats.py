@@ -40,7 +40,7 @@ _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json" 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Files of a corpus, in order, and their common format.
+    """Files of a corpus, in order, and their common format. :func:`choose` makes it.
 
     ``rows``: number of rows of the whole split by ``dataset_info.json``; None if unknown.
     """
@@ -78,7 +78,10 @@ def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen
 
 
 def by_name(name: str) -> Format | None:
-    """Return the format by the file's name, without a compression's suffix; None if unknown."""
+    """Return the format by the suffix of the file's name, without that of a compression.
+
+    None if the suffix is unknown.
+    """
     path = PurePosixPath(name.lower())
     if path.suffix in COMPRESSED:
         inner = SUFFIXES.get(path.with_suffix("").suffix)
@@ -87,7 +90,10 @@ def by_name(name: str) -> Format | None:
 
 
 def format_of(name: str) -> Format:
-    """Return the format by the file's name or its first bytes. Raises InputError if it is none of the formats."""
+    """Return the format by the file's name or, if that is unknown, its first bytes.
+
+    Raises InputError if both are unknown.
+    """
     return by_name(name) or _by_content(name)
 
 
@@ -156,7 +162,7 @@ def _format_of_folder(pattern: str, named: dict[Format, list[str]], asked: Liter
 
 
 def _check_packed(name: str) -> None:
-    """Raise InputError for documents in a compression that is not read, such as ``a.jsonl.xz``."""
+    """Raise InputError if ``name`` is a file of documents in an unsupported compression, such as ``a.jsonl.xz``."""
     path = PurePosixPath(name.lower())
     inner = path.with_suffix("")
     if path.suffix in (*_PACKED, *COMPRESSED) and inner.suffix in SUFFIXES:
@@ -171,7 +177,10 @@ def _relative(name: str, matched: Matched) -> str:
 
 
 def _holds_rows(name: str, column: str) -> bool:
-    """Return True if the first line of a .json file is an object with the column."""
+    """Return True if the first line of a .json file is an object with ``column``.
+
+    The file is then read as JSON Lines.
+    """
     with lines.open_stream(name) as stream:
         head = lines.read(name, stream, _FIRST_ROW)
     first = next((line for line in head.split(b"\n") if line.strip()), b"")
@@ -190,7 +199,10 @@ def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
 
 
 def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
-    """Return the data files, in order, of a dataset that Hugging Face's ``save_to_disk`` wrote; None for others."""
+    """Return the data files, in order, of a dataset that ``save_to_disk`` wrote; None for any other folder.
+
+    Raises InputError for a folder of several splits.
+    """
     files = matched.files
     join = "/".join if places.is_remote(folder) else lambda parts: str(PurePosixPath(*parts))
     if (splits := join((folder, _SPLITS))) in files:
@@ -226,7 +238,10 @@ def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
 
 
 def _rows_of_split(info: str, split: object) -> int | None:
-    """Return the number of rows of the split in ``dataset_info.json``; None if unknown, as for ``train[:10%]``."""
+    """Return the number of rows of ``split`` by the file ``info``, a ``dataset_info.json``.
+
+    None if unknown, as for ``train[:10%]``.
+    """
     content = _json(info)
     splits = content.get("splits") if isinstance(content, dict) else None
     facts = splits.get(split) if isinstance(splits, dict) else None

@@ -19,7 +19,11 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """Return the column's content, by the first row whose value is neither null nor an empty list."""
+    """Return the column's content: text, token ids or chats.
+
+    The first row with a value (no null, no empty list) decides. Raises InputError for a row without the column or with
+    another type.
+    """
     keys: list[str] = []
     lists = False
     for block in lines.blocks(name):
@@ -42,12 +46,15 @@ def content(name: str, column: str) -> Content:
 
 
 def has(name: str, column: str) -> bool:
-    """Return True if a row has the key ``column``."""
+    """Return True if the name ``column`` in double quotes occurs in the file, so that a row may have that key."""
     return any(f'"{column}"'.encode() in block for block in lines.blocks(name))
 
 
 def read(name: str, column: str, content: Content) -> Iterator[Any]:
-    """Yield the column as Arrow arrays (strings, lists of int64) or, for chats, as lists of lists of messages."""
+    """Yield the values of a column in order, as Arrow arrays of strings or of lists of int64.
+
+    Chats are lists of messages instead.
+    """
     row = 0
     for block in lines.blocks(name):
         values = None if content == "chat" else _parsed(block, column, content)
@@ -58,7 +65,7 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
 
 
 def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
-    """Yield each row with its object. Raises InputError for a line without one."""
+    """Yield (row, object) for each line. Raises InputError for a line without an object."""
     first = 0
     for block in lines.blocks(name):
         for row, record in _objects(name, block, first):
@@ -67,7 +74,7 @@ def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
 
 
 def rows(name: str) -> Iterator[list[bytes]]:
-    """Yield the lines with an object, as they stand in the file, without their line ends."""
+    """Yield lists of lines, unchanged and without line ends. Blank lines are left out."""
     first = True
     for block in lines.blocks(name):
         yield [line for line in (block.removeprefix(_BOM) if first else block).split(b"\n") if line.strip()]
@@ -75,7 +82,10 @@ def rows(name: str) -> Iterator[list[bytes]]:
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
-    """Parse the column by Arrow; None if it refuses the block or does not find a row in each line."""
+    """Return the column of ``block`` as an Arrow array.
+
+    None if Arrow refuses the block or does not find a row in each line; the caller then parses line by line.
+    """
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -116,7 +126,10 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
 
 
 def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, _Object]]:
-    """Yield each line's object with its row. Blank lines are not rows."""
+    """Yield (row, object) for each line of ``block``; blank lines are not rows. ``first``: row of its first line.
+
+    Raises InputError for a line without an object.
+    """
     row = first
     for line in block.split(b"\n"):
         if not line.strip():
@@ -146,7 +159,10 @@ class _Object(dict[str, Any]):
 
 
 def _repeated_key(record: _Object, column: str) -> str | None:
-    """Return a key that occurs twice: the column, or a key within its value, such as a message's role."""
+    """Return a key that occurs twice: ``column``, or a key within its value, such as a message's role.
+
+    None if there is no such key.
+    """
     if column in record.repeated:
         return column
     pending = [record.get(column)]

@@ -32,7 +32,10 @@ def open_stream(name: str) -> Any:
 
 
 def read(name: str, stream: Any, most: int) -> bytes:
-    """Read the next ``most`` bytes, fewer at the end. Raises InputError if the file is damaged."""
+    """Return the next ``most`` bytes of ``stream``, fewer at its end.
+
+    Raises InputError if the file ``name`` is damaged.
+    """
     import pyarrow as pa
 
     parts = []

@@ -15,7 +15,10 @@ _LOCAL_BUFFER_BYTES = 2**20
 
 
 def open_parquet(name: str) -> Any:
-    """Open a ParquetFile. The error distinguishes a truncated file from one that never was parquet."""
+    """Return an open ParquetFile.
+
+    Raises InputError, which distinguishes a truncated file from one that never was Parquet.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -56,7 +59,7 @@ def schema(name: str) -> Any:
 
 
 def batches(name: str, columns: list[str]) -> Iterator[Any]:
-    """Yield the columns as record batches, with fewer rows if they are large."""
+    """Yield the named columns as Arrow record batches. Batches have fewer rows if the rows are large."""
     import pyarrow as pa
 
     file = open_parquet(name)
@@ -91,7 +94,10 @@ def damaged(name: str, error: BaseException) -> InputError:
 
 
 def _rows(metadata: Any) -> int:
-    """Return the number of rows with about :data:`MAX_ROW_GROUP_BYTES`, by the row group with the largest rows."""
+    """Return the number of rows to read at once, for about :data:`MAX_ROW_GROUP_BYTES`.
+
+    The row group with the largest rows decides.
+    """
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     return max(1, min(CORPUS_ROW_GROUP, int(MAX_ROW_GROUP_BYTES / mean))) if mean else CORPUS_ROW_GROUP

@@ -49,19 +49,22 @@ def local(path: str) -> str:
 
 
 def url_of(scheme: str, path: str) -> str:
-    """Return the URL of a path of a remote filesystem."""
+    """Return the URL of ``path`` on a remote filesystem of that scheme. A path that is a URL already stays as it is."""
     return path if "://" in path else f"{scheme}://{path}"
 
 
 def check_scheme(path: str) -> None:
-    """Raise InputError for a URL that no installed package can open, without using the network."""
+    """Raise InputError for a URL that no installed package can open. The network is not used."""
     if is_remote(path):
         with one_line_errors(path):
             resolved(path)
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
-    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError, with ``key``, for neither."""
+    """Return the pyarrow filesystem of ``url`` and the path within it.
+
+    Raises InputError if it is no URL or cannot be opened. ``key``: scenario key for the message.
+    """
     import pyarrow.fs as fs
 
     try:
@@ -76,9 +79,10 @@ def filesystem_of(url: str, key: str) -> tuple[Any, str]:
 
 
 def open_file(name: str, mapped: bool = False) -> Any:
-    """Open a pyarrow file with random access. Raises InputError if it cannot be opened.
+    """Return the file ``name``, a path or a URL, opened by pyarrow with random access.
 
-    ``mapped``: map a local file into memory. Arrays are then views of it, and its pages count as this process' memory.
+    Raises InputError if it cannot be opened. ``mapped``: map a local file into memory. Arrays are then views of it, and
+    its pages count as this process' memory.
     """
     import pyarrow as pa
 
@@ -95,7 +99,10 @@ def open_file(name: str, mapped: bool = False) -> Any:
 
 
 def unreadable(name: str, error: BaseException) -> Exception:
-    """Return the error to raise if ``name`` cannot be read: a machine's fault unchanged, else an InputError."""
+    """Return the error to raise if the file ``name`` cannot be read.
+
+    It is ``error`` itself for a fault of this machine, else an InputError.
+    """
     if isinstance(error, OSError) and error.errno in MACHINE_FAULTS and error.errno != errno.EIO:
         return error
     reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
@@ -108,7 +115,9 @@ def _reason(error: BaseException) -> str:
 
 
 def identity(url: str) -> list[str | int]:
-    """Return the identity of a remote file: its address, size, and ETag or time of change."""
+    """Return values that identify the content of a remote file: its address, its size, and its ETag or time of
+    change.
+    """
     with one_line_errors(url):
         filesystem, path = resolved(url)
         with filesystem.open_input_file(path) as file:
@@ -139,7 +148,7 @@ def _check_url(url: str) -> None:
 
 
 def resolved(url: str) -> tuple[Any, str]:
-    """Return the filesystem and the path within it. Raises InputError for a URL with credentials."""
+    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError for a URL with credentials."""
     _check_url(url)
     scheme, rest = url.split("://", 1)
     if scheme.lower() == "s3":
@@ -186,7 +195,7 @@ def _of_fsspec(scheme: str) -> Any:
 
 
 def _limits(scheme: str) -> dict[str, Any]:
-    """Return settings of fsspec's file system that limit the wait for a silent server."""
+    """Return settings of fsspec's file system that limit the wait for a silent web server; empty for other schemes."""
     if scheme not in WEB:
         return {}
     from aiohttp import ClientTimeout
@@ -196,7 +205,9 @@ def _limits(scheme: str) -> dict[str, Any]:
 
 @contextmanager
 def one_line_errors(url: str) -> Iterator[None]:
-    """Turn errors of a server or its library into an InputError of one line with the address."""
+    """Turn any error in the body, raised by a server or its library, into an InputError of one line with the
+    address.
+    """
     try:
         yield
     except InputError:

@@ -29,7 +29,7 @@ _DOCUMENTS: dict[Content, str] = {
 
 
 def prepare_corpus(config: CorpusConfig) -> Corpus:
-    """Find the corpus, or build the builtin one, and check it once. Raises InputError if it cannot be used.
+    """Return the corpus of ``config``, found or built, and checked once. Raises InputError if it cannot be used.
 
     Each call hashes the local files, which takes less time than a run's reading; the check's result is cached. A remote
     file's size and ETag are requested at each call, and its documents are hashed when it is checked.
@@ -90,7 +90,10 @@ def _of_parquet(pattern: str) -> finding.Matched:
 
 
 def check_there(config: CorpusConfig) -> None:
-    """Raise InputError if the corpus' files do not exist. For a URL only the scheme is checked, not the network."""
+    """Raise InputError if the corpus' files or its chat template do not exist.
+
+    For a URL only the scheme is checked, not the network.
+    """
     if config.parquet is not None:
         matching_files(config.parquet)
     if config.path is not None:
@@ -103,7 +106,7 @@ def check_there(config: CorpusConfig) -> None:
 
 
 def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
-    """Return the corpus without its counts, the scenario key that names it, and its files' identities."""
+    """Return the corpus without its counts, the scenario key that names it, and the identity of each file."""
     if config.builtin is not None:
         files: tuple[str, ...] = (str(_builtin_file()),)
         return _uncounted(config.builtin, files, "text"), "data.corpus.builtin", identities(files)
@@ -165,7 +168,10 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
 
 
 def _is_masked(files: Sequence[str], format: Format) -> bool:
-    """Return True if every file marks its padding. Raises InputError if some do and some do not."""
+    """Return True if every file has a column that marks padding, False if none has.
+
+    Raises InputError if only some have it.
+    """
     marked = [columns.has_mask(name, format) for name in files]
     if any(marked) and not all(marked):
         without, first = files[marked.index(False)], Path(files[marked.index(True)]).name
@@ -179,7 +185,7 @@ _printed: set[str] = set()  # lines that this process has printed
 
 
 def _print_files(pattern: str, corpus: Corpus, key: str) -> None:
-    """Print which files of a folder or a glob are read and which are passed over, once per process."""
+    """Print one line with the files that are read and those that are skipped, once per process."""
     files = len(corpus.files)
     first = ", ".join(visible(Path(name).name) for name in corpus.files[: finding.MOST_NAMES])
     line = f"{key}: {visible(pattern)}: {files:,} file{'s' * (files > 1)} read ({first}{', ...' * (files > 3)})"
@@ -195,7 +201,11 @@ def _print_once(line: str) -> None:
 
 
 def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
-    """Return the documents of folders of harness data pretokenize, read from the first folder."""
+    """Return the corpus of token ids in the folders ``made`` of harness data pretokenize.
+
+    Its documents are read from the first folder. Raises InputError if the section has options that only text needs, or
+    if files were changed.
+    """
     first = made[0]
     column = pretokenized.COLUMNS[first.manifest.format]
     options = {
@@ -243,7 +253,7 @@ def _builtin_file() -> Path:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Counts of one pass over all documents."""
+    """Counts of the check, which reads every document once. ``largest_at``: place of the largest token id."""
 
     documents: int
     empty: int
@@ -254,7 +264,10 @@ class _Checked:
 
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
-    """Check the first ``limit`` documents and count them."""
+    """Read the first ``limit`` documents (None: all) and return their counts.
+
+    Raises InputError for nulls, invalid token ids, or a corpus without text. ``hashed``: also compute a digest.
+    """
     import pyarrow.compute as pc
 
     digest, ids = _Digest(), _LargestId()
@@ -286,14 +299,17 @@ def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checke
 
 
 class _LargestId:
-    """Finds the largest token id and its place."""
+    """Finds the largest token id of a corpus and the place of its first occurrence."""
 
     def __init__(self) -> None:
         self.largest: int | None = None
         self.place = ""
 
     def add(self, name: str, row: int, values: Any) -> None:
-        """Add lists of ids from ``row`` of the file on. Raises InputError for an invalid id."""
+        """Take lists of ids into account. ``row``: row of the first list in the file ``name``.
+
+        Raises InputError for an invalid id.
+        """
         import pyarrow.compute as pc
 
         flat = values.flatten()

@@ -23,7 +23,7 @@ COLUMNS = {"flat": "tokens", "token-list": "tokens", "padded": "input_ids"}
 
 
 def find(path: str) -> list[Pretokenized]:
-    """Return the pretokenized folders at ``path``, those with whole documents first. The list may be empty.
+    """Return the pretokenized folders at ``path``, those with whole documents first. Empty without one, and for a URL.
 
     Raises InputError if they were made from different corpora or with different tokenizers.
     """

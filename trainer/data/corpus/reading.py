@@ -22,9 +22,10 @@ _RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of
 
 
 def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, Any]]:
-    """Yield (file, row of its first value, Arrow array) of the first ``documents`` (None: all); chats as texts.
+    """Yield (file, row of its first value, Arrow array) for the first ``documents`` (None: all).
 
-    An array may hold nulls, which :func:`trainer.data.corpus.prepare.prepare_corpus` refuses.
+    Chats are rendered as texts. An array may hold nulls, which :func:`trainer.data.corpus.prepare.prepare_corpus`
+    refuses.
     """
     remaining = documents
     for name in corpus.files:
@@ -43,7 +44,7 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
 
 
 def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[str]]:
-    """Yield the documents in order, in lists of at most ``rows``, fewer if they are large.
+    """Yield the documents in order as lists of at most ``rows`` texts, fewer if they are large.
 
     Raises InputError for a corpus of token ids, which has no text.
     """
@@ -58,7 +59,7 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
-    """Yield the documents of a corpus of token ids in order, at most ``rows`` at a time.
+    """Yield the documents of a corpus of token ids in order, at most ``rows`` documents at a time.
 
     ``eos_id``: removed from the end of each document, for readers that append one to every document.
     """
@@ -77,7 +78,10 @@ def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | Non
 
 
 def iter_contents(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[bytes]]:
-    """Yield each document as bytes: its text as UTF-8, or its token ids as little-endian uint32."""
+    """Yield lists of documents as bytes: text as UTF-8, token ids as little-endian uint32.
+
+    A list has at most ``rows`` documents.
+    """
     if corpus.content != "tokens":
         for texts in iter_texts(corpus, rows):
             yield [text.encode() for text in texts]
@@ -97,7 +101,7 @@ def check_vocabulary(corpus: Corpus, vocab_size: int) -> None:
 
 
 def _groups(corpus: Corpus, rows: int) -> Iterator[list[Any]]:
-    """Group the corpus' Arrow arrays to ``rows`` rows or :data:`MAX_ROW_GROUP_BYTES` each."""
+    """Yield lists of Arrow arrays. A list has ``rows`` documents or, if they are large, :data:`MAX_ROW_GROUP_BYTES`."""
     group: list[Any] = []
     count = size = 0
     for _, _, values in pieces(corpus, corpus.documents):
@@ -141,7 +145,9 @@ def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
 
 
 def identities(files: tuple[str, ...]) -> list[Identity]:
-    """Return what identifies each file's state: a local file's fingerprint, or a remote file's size and ETag."""
+    """Return a value for each file that changes with it: a local file's fingerprint, or a remote file's size and
+    ETag.
+    """
     return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
 
 
@@ -156,9 +162,10 @@ def check_unchanged(corpus: Corpus) -> None:
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:
-    """Return the corpus in files that ``trainer.data.sources`` can read by row. ``who``: name of the reader in errors.
+    """Return the corpus in files that ``trainer.data.sources`` can read by row: itself, or a Parquet copy in the cache.
 
-    The copy is made once, with bounded memory. Raises InputError for a corpus of token ids.
+    The copy is made once, with bounded memory. Raises InputError for a corpus of token ids. ``who``: name of the reader
+    for that message.
     """
     if corpus.content == "tokens":
         raise InputError(
@@ -174,7 +181,7 @@ def by_row(corpus: Corpus, who: str) -> Corpus:
 
 
 def _has_strings(name: str, column: str) -> bool:
-    """Return True for a local file with a column of plain strings."""
+    """Return True if ``column`` of the Parquet file ``name`` has plain strings and the file is on this machine."""
     import pyarrow as pa
 
     if places.is_remote(name):

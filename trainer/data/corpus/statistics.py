@@ -31,7 +31,7 @@ _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("size", "<i8")])
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Number of documents of ``low`` to ``high`` tokens (inclusive), and their tokens."""
+    """Bin of a histogram: number of documents with ``low`` to ``high`` tokens (both included), and their tokens."""
 
     low: int
     high: int
@@ -41,9 +41,9 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class AtLength:
-    """Rows of ``sequence_length``: padded (one document each, truncated) and packed (end to end).
+    """Rows of ``sequence_length`` tokens that the corpus fills, padded (one document each, truncated) or packed.
 
-    ``padding_share`` is relative to the positions of all rows, ``cut_off_share`` to all tokens.
+    ``padding_share`` is relative to the positions of all rows, ``cut_off_share`` to all tokens (0 to 1).
     """
 
     sequence_length: int
@@ -88,7 +88,10 @@ class CorpusStatistics:
 
 
 class _Lengths:
-    """Histogram of document lengths in tokens: exact, or to 1.1 % for long documents."""
+    """Histogram of document lengths in tokens.
+
+    Long documents are counted in bins of 1.1 % of the length, others exactly.
+    """
 
     def __init__(self, sequence_lengths: Sequence[int]) -> None:
         self.exact = np.zeros(_EXACT, dtype=np.int64)
@@ -123,7 +126,7 @@ class _Lengths:
         return int(self.exact.sum()) + sum(self.long.values())
 
     def quantile(self, share: float) -> int:
-        """Return the length that ``share`` of the documents do not exceed."""
+        """Return the length in tokens that ``share`` of the documents (0 to 1) do not exceed."""
         rank = max(1, int(np.ceil(share * self.documents)))
         below = np.cumsum(self.exact)
         if rank <= below[-1]:
@@ -142,7 +145,7 @@ def statistics_of(
     sequence_lengths: Sequence[int] = SEQUENCE_LENGTHS,
     progress: Callable[[int], None] = lambda _: None,
 ) -> CorpusStatistics:
-    """Read the corpus once and count. ``progress`` is called with the number of documents done."""
+    """Read the corpus once and return its statistics. ``progress`` is called with the number of documents done."""
     lengths, bytes_ = _Lengths(sorted(set(sequence_lengths))), 0
     used = np.zeros(info.vocab_size, dtype=np.int64)
     documents = 0
@@ -196,7 +199,7 @@ def statistics_of(
 
 
 def _groups(corpus: Corpus, info: TokenizerInfo, duplicates: DuplicateCounter) -> TokenGroups:
-    """Yield the corpus' tokens, and pass each document's content to ``duplicates``."""
+    """Yield groups of tokenized documents, and add each document's content to ``duplicates``."""
     if corpus.content == "tokens":
         for contents in iter_contents(corpus):
             duplicates.add(contents)
@@ -232,7 +235,10 @@ class Duplicates:
 
 
 class DuplicateCounter:
-    """Counts exact duplicates by 128 bits of BLAKE2b. As a context, it removes its unnamed temporary files."""
+    """Counts exact duplicates by 128 bits of BLAKE2b.
+
+    Used as a context, because it closes its unnamed temporary files at the end.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0  # length of all contents
@@ -247,7 +253,7 @@ class DuplicateCounter:
         self._stack.close()
 
     def add(self, contents: Iterable[bytes]) -> None:
-        """Add the contents of some documents."""
+        """Add documents, given as bytes. Empty ones are ignored."""
         for content in contents:
             if content:
                 self.bytes += len(content)
@@ -257,7 +263,7 @@ class DuplicateCounter:
             self._spill()
 
     def count(self) -> Duplicates:
-        """Count the duplicates among all added documents."""
+        """Return the number of duplicates among all added documents, and their bytes."""
         if not self._files:
             return _count(self._rows())
         self._spill()
@@ -284,7 +290,7 @@ class DuplicateCounter:
 
 
 def _count(rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> Duplicates:
-    """Count the rows with the hash of another row."""
+    """Return the number of rows whose hash an earlier row has, and their bytes."""
     if not len(rows):
         return Duplicates(0, 0)
     order = np.lexsort((rows["low"], rows["high"]))

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Tokens of several documents in a single array. ``ids``: (tokens,) uint32. ``lengths``: (documents,) int64."""
+    """Token ids of several documents in a single array, ``ids``: (tokens,) uint32.
+
+    ``lengths`` of the documents: (documents,) int64.
+    """
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
@@ -27,19 +30,19 @@ class Engine(Protocol):
         """Return the ids of one document."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each document."""
+        """Return the ids of each document, in order."""
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all documents end to end, by the engine's fastest way."""
+        """Return the ids of all documents in a single array, by the engine's fastest method."""
 
 
 def utf8_bytes(text: str) -> int:
-    """Return the length of ``text`` in bytes of UTF-8."""
+    """Return the number of bytes of ``text`` in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
-    """Join the documents' lists of ids."""
+    """Join the documents' lists of ids into one array."""
     import numpy as np
 
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
@@ -48,7 +51,7 @@ def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
 
 
 def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
-    """Join the documents' arrays of ids."""
+    """Join the documents' arrays of ids into one array."""
     import numpy as np
 
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
@@ -57,7 +60,7 @@ def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
 
 
 def lists(encoded: Encoded) -> list[list[int]]:
-    """Return the ids as a list for each document."""
+    """Return the ids of each document as a list."""
     import numpy as np
 
     ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
@@ -65,7 +68,7 @@ def lists(encoded: Encoded) -> list[list[int]]:
 
 
 def concatenated(parts: Sequence[Encoded]) -> Encoded:
-    """Join several groups of documents, in order."""
+    """Join several groups of documents into one, in order."""
     import numpy as np
 
     if not parts:
@@ -90,7 +93,7 @@ def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Enc
 
 
 def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
-    """Append ``eos_id`` (if any) to each document that has a token. An empty document stays empty."""
+    """Return the documents with ``eos_id`` (if any) after each that has a token. An empty document stays empty."""
     import numpy as np
 
     if eos_id is None:

@@ -31,11 +31,14 @@ class ByteLevelBpe:
 
 
 class CannotExpressError(InputError):
-    """An engine cannot reproduce this tokenizer. The message gives the reason without the engine's name."""
+    """Raised if an engine cannot reproduce a tokenizer. The message gives the reason without the engine's name."""
 
 
 def read(text: str) -> ByteLevelBpe:
-    """Parse the text of a tokenizer.json. Raises CannotExpressError if it is not plain byte-level BPE."""
+    """Return the parts of a tokenizer.json, given as text.
+
+    Raises CannotExpressError if it is not plain byte-level BPE.
+    """
     content = json.loads(text)
     model = content["model"]
     if model.get("type") != "BPE":
@@ -70,7 +73,10 @@ def read(text: str) -> ByteLevelBpe:
 
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
-    """Return all pieces that text can become, by priority: single bytes first, then the results of merges."""
+    """Return all pieces that text can become, highest priority first: single bytes, then the results of merges.
+
+    Raises CannotExpressError if a merge makes a piece that the vocabulary lacks.
+    """
     merged: dict[str, None] = {}
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge

@@ -32,7 +32,10 @@ Build = Callable[[str], Any]  # library's name -> its engine
 
 @dataclass(frozen=True)
 class EngineProof:
-    """Result of comparing engines with the reference. It is picklable, and part of a run's record."""
+    """Result of comparing engines with the tokenizer's own library, the reference.
+
+    It is picklable, and part of a run's record.
+    """
 
     reference: str  # library and version
     documents: int
@@ -44,7 +47,7 @@ class EngineProof:
 
     @property
     def text(self) -> str:
-        """The proof as text, for a run's record."""
+        """The proof as one line of text, for a run's record."""
         speeds = sorted(self.mb_per_cpu_s, key=lambda item: -item[1])
         refused = [f"{name} is out: {reason}" for name, reason in self.refused]
         if len(speeds) < 2:
@@ -61,10 +64,11 @@ class EngineProof:
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
 ) -> tuple[str, EngineProof | None]:
-    """Return the library that encodes, and its proof; None for the tokenizer's ``own`` library.
+    """Return the name of the library that encodes, and its proof.
 
-    ``others``: libraries that may replace it. ``key``: cache key of the tokenizer. Raises InputError if the requested
-    library cannot be used.
+    The proof is None if it is the tokenizer's ``own`` library. ``others``: libraries that may replace it. ``build``:
+    makes the engine of a library. ``key``: cache key of the tokenizer. Raises InputError if the requested library
+    cannot be used.
     """
     requested: str | None = config.engine
     others = tuple(others)
@@ -134,7 +138,9 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, poli
 
 
 def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError if a chat template writes one of ``tokens``, which the tokenizer encodes as text."""
+    """Raise InputError if a chat template writes one of ``tokens``, special tokens that the tokenizer encodes as
+    text.
+    """
     template = corpus.template
     if template is None:
         return
@@ -149,7 +155,10 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
 
 
 def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """Return how many documents contain one of ``tokens`` as text, and the first document with its token; else None."""
+    """Search the texts for ``tokens``.
+
+    Return (number of documents with one, first such document, its token); None if there is none.
+    """
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0
@@ -185,7 +194,7 @@ def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, who
 
 
 def _processor() -> list[Any]:
-    """Describe the processor, on which speeds and the libraries' choice of instructions depend."""
+    """Return a description of the processor. Speeds and the instructions that libraries choose depend on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

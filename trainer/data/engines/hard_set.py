@@ -75,7 +75,7 @@ HARD: dict[str, str] = {
 
 
 def special_cases(tokens: Sequence[str]) -> dict[str, str]:
-    """Return texts that contain a tokenizer's special tokens literally: alone, in pieces and next to other text."""
+    """Return texts, by name, that contain special tokens literally: alone, in pieces and next to other text."""
     cases = {}
     for number, token in enumerate(tokens[:8]):
         half = len(token) // 2

@@ -24,7 +24,9 @@ _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes i
 
 
 class _FromFlat:
-    """Encodes single documents and lists by ``encode_flat``, so that its proof covers all methods."""
+    """Base of engines that encode single documents and lists by ``encode_flat``, so that its proof covers all
+    methods.
+    """
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         raise NotImplementedError
@@ -37,7 +39,7 @@ class _FromFlat:
 
 
 class Tiktoken(_FromFlat):
-    """Encodes with tiktoken, document by document. It releases Python's lock."""
+    """Engine of tiktoken, which encodes document by document. It releases Python's lock."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         import numpy as np
@@ -95,7 +97,10 @@ class Gigatoken(_FromFlat):
 
 
 class Fastokens(_FromFlat):
-    """Encodes with fastokens in the calling thread, because its own threads would not survive a fork."""
+    """Engine of fastokens.
+
+    It encodes in the calling thread, because the library's own threads would not survive a fork.
+    """
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # Its first tokenizer reads it.
@@ -117,7 +122,7 @@ class Fastokens(_FromFlat):
 
 
 def _from_awkward(array: Any) -> Encoded:
-    """Take the lists of an awkward array from its buffers (ListOffsetArray: offsets and content)."""
+    """Return the lists of an awkward array as Encoded, from its buffers (ListOffsetArray: offsets and content)."""
     import numpy as np
 
     offsets, content = np.asarray(array.layout.offsets.data), np.asarray(array.layout.content.data)
@@ -125,7 +130,10 @@ def _from_awkward(array: Any) -> Encoded:
 
 
 def _content(location: str) -> dict[str, Any]:
-    """Read a tokenizer.json without truncation and padding. Raises CannotExpressError if it drops merges at random."""
+    """Return the content of a tokenizer.json without truncation and padding.
+
+    Raises CannotExpressError if it drops merges at random.
+    """
     content: dict[str, Any] = json.loads(Path(location).read_bytes())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout"):
@@ -134,7 +142,10 @@ def _content(location: str) -> dict[str, Any]:
 
 
 def _content_of_pieces(location: str) -> dict[str, Any]:
-    """Convert a sentencepiece model to a tokenizer.json by gigatoken. Raises CannotExpressError if it cannot."""
+    """Return a sentencepiece model as the content of a tokenizer.json, converted by gigatoken.
+
+    Raises CannotExpressError if that fails.
+    """
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     try:
@@ -146,7 +157,10 @@ def _content_of_pieces(location: str) -> dict[str, Any]:
 
 @contextmanager
 def _one_line(library: str, remedy: str = "") -> Iterator[None]:
-    """Turn any error of the library into an InputError. Rust panics are not Exceptions."""
+    """Turn any error of ``library`` in the body, also a Rust panic, into an InputError of one line.
+
+    ``remedy``: end of the message.
+    """
     try:
         yield
     except (InputError, MemoryError):

@@ -13,7 +13,7 @@ from trainer.errors import InputError, one_line
 
 
 class Reference(Engine, Protocol):
-    """Engine that others are compared with, and methods to describe a difference."""
+    """Engine of the library that a tokenizer was made for. Other engines are compared with it."""
 
     def special_tokens(self) -> list[str]:
         """Return the written form of the tokens that represent no text."""
@@ -22,11 +22,11 @@ class Reference(Engine, Protocol):
         """Return each token of the vocabulary, decoded alone: a part of a character becomes U+FFFD."""
 
     def place(self, text: str, position: int) -> int:
-        """Return the approximate character of ``text`` at which token ``position`` begins."""
+        """Return the character of ``text`` at which token ``position`` begins, approximately."""
 
 
 class TextCodec(Protocol):
-    """Turns text into ids and ids into text."""
+    """Interface that turns text into ids, and ids into text."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one document, without special tokens."""
@@ -36,7 +36,7 @@ class TextCodec(Protocol):
 
 
 class Fast:
-    """Encodes with the `tokenizers` library itself, without the transformers layer above it."""
+    """Engine of the `tokenizers` library itself, without the transformers layer above it."""
 
     def __init__(self, location: str, *, special_as_text: bool = False) -> None:
         import tokenizers
@@ -79,12 +79,12 @@ class Fast:
         return int(offsets[position][0]) if position < len(offsets) else len(text)
 
     def _cannot(self, error: Exception) -> InputError:
-        """Return an error for the library's plain Exception, such as a word that the vocabulary lacks."""
+        """Return the InputError for an Exception of the library, such as for a word that the vocabulary lacks."""
         return InputError(f"data.tokenizer: {self._location} cannot encode the corpus: {one_line(str(error))}")
 
 
 class SentencePiece:
-    """Encodes with the sentencepiece library, in this thread alone. It encodes special tokens in text as text."""
+    """Engine of the sentencepiece library, in the calling thread. It encodes special tokens in text as text."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -115,7 +115,7 @@ class SentencePiece:
 
 
 class Slow:
-    """Encodes with a transformers tokenizer that has no fast backend."""
+    """Engine of a transformers tokenizer that has no fast backend."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -30,7 +30,7 @@ _MOST_IDS = 4  # ids shown of a difference
 
 @dataclass(frozen=True)
 class Proof:
-    """Amount of text compared, the speed of each engine, and the reason of each refusal."""
+    """Result of a proof: the amount of text compared, the speed of each engine, and the reason of each refusal."""
 
     documents: int = 0
     bytes: int = 0  # text of these documents that was compared
@@ -81,16 +81,20 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
 
 
 class _Trial:
-    """Engines without a difference so far. An engine that differs or raises moves to ``refused``, with the reason."""
+    """Compares engines with the reference.
+
+    An engine that differs or raises moves from ``engines`` to ``refused``, with the reason.
+    """
 
     def __init__(self, reference: Reference, engines: dict[str, Engine]) -> None:
         self._reference, self.engines = reference, engines
         self.refused: dict[str, str] = {}
 
     def compare(self, places: Sequence[str], texts: list[str], rotation: int = 0) -> tuple[Encoded, dict[str, int]]:
-        """Encode ``texts`` by each engine, in an order that ``rotation`` rotates.
+        """Encode ``texts`` by each engine, in an order that ``rotation`` rotates, and refuse engines whose ids differ.
 
-        Return the reference's ids, and the time in ns of each engine that agrees; "" is the reference.
+        Return the reference's ids, and the CPU time in ns of each engine that agrees; "" is the reference. ``places``:
+        name of each text in messages.
         """
         order = ["", *self.engines]
         encoded: dict[str, Encoded] = {}
@@ -113,7 +117,10 @@ class _Trial:
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
-        """Compare one text by all three methods. Return None for a text that the reference refuses."""
+        """Compare one text by all three methods of each engine, and return the reference's ids.
+
+        None if the reference cannot encode the text, or if no engine is left.
+        """
         if not self.engines:
             return None
         try:
@@ -132,9 +139,9 @@ class _Trial:
         return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same text again, with the words in the engines' caches, in threads at the same time.
+        """Encode the same texts again in several threads at once, and refuse engines whose ids change.
 
-        One thread begins at the other end, so that long texts meet short ones.
+        Words are then in the engines' caches. One thread begins at the other end, so that long texts meet short ones.
         """
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
@@ -148,7 +155,10 @@ class _Trial:
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def repeat_one_by_one(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts once more, one per call, because an engine may treat a few differently than many."""
+        """Encode the same texts once more, one per call, and refuse engines whose ids change.
+
+        An engine may treat few texts differently than many.
+        """
         for name, engine in list(self.engines.items()):
             try:
                 encoded = concatenated([engine.encode_flat([text]) for text in texts])
@@ -189,7 +199,7 @@ def _reversed(encoded: Encoded) -> Encoded:
 
 
 def _first_difference(expected: Encoded, encoded: Encoded) -> int | None:
-    """Return the first document with different ids; None if all are the same."""
+    """Return the number of the first document with different ids; None if all are the same."""
     if np.array_equal(expected.lengths, encoded.lengths) and np.array_equal(expected.ids, encoded.ids):
         return None
     if len(expected.lengths) != len(encoded.lengths):

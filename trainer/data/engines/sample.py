@@ -18,7 +18,10 @@ _PART_BYTES = 500_000
 
 
 class Excerpt(NamedTuple):
-    """A document, or a part of a long one that begins at its character ``start``."""
+    """A document of the corpus, or a part of a long one that begins at its character ``start``.
+
+    ``document``: its number.
+    """
 
     document: int
     start: int
@@ -31,7 +34,10 @@ class Excerpt(NamedTuple):
 
 
 def sample(corpus: Corpus) -> list[Excerpt]:
-    """Return every k-th piece of the corpus, k a power of 2, and windows where a character first appears."""
+    """Return excerpts of limited size: every k-th piece of the corpus, and the first places of rare characters.
+
+    k is a power of 2. Rare characters are those beyond ASCII.
+    """
     kept: list[Excerpt] = []
     rare = _RareCharacters()
     stride, size = 1, 0
@@ -48,7 +54,7 @@ def sample(corpus: Corpus) -> list[Excerpt]:
 
 
 class _RareCharacters:
-    """Collects a window of text around the first place of each character beyond ASCII."""
+    """Collects an excerpt around the first place of each character beyond ASCII."""
 
     def __init__(self) -> None:
         self.found: list[Excerpt] = []
@@ -70,7 +76,7 @@ class _RareCharacters:
 
 
 def whole(corpus: Corpus) -> Iterator[Excerpt]:
-    """Yield every document, uncut."""
+    """Yield every document uncut, as an excerpt."""
     document = 0
     for texts in iter_texts(corpus):
         for text in texts:
@@ -79,7 +85,7 @@ def whole(corpus: Corpus) -> Iterator[Excerpt]:
 
 
 def parts(pieces: Iterable[Excerpt]) -> Iterator[list[Excerpt]]:
-    """Group neighbouring excerpts to about half a megabyte each."""
+    """Yield groups of neighbouring excerpts, about half a megabyte each."""
     group: list[Excerpt] = []
     size = 0
     for piece in pieces:

@@ -25,7 +25,10 @@ _TOKENS_AT_ONCE = 1 << 20  # widened at once
 
 @dataclass(frozen=True)
 class FormatCost:
-    """Costs of one format. Seconds are medians. ``reason``: reason why the format cannot hold these tokens."""
+    """Size and speed of one format. Seconds are medians.
+
+    ``reason``: why the format cannot hold these tokens, "" if it can.
+    """
 
     format: str
     tokens: int  # stored tokens: padded rows cut some
@@ -37,7 +40,7 @@ class FormatCost:
 
 @dataclass(frozen=True)
 class _Way:
-    """Functions that open a format's writer in a folder, and read its last token and all before as arrays."""
+    """Functions that measure one format: ``write`` opens a writer in a folder; ``read`` reads all tokens from there."""
 
     write: Callable[[Path], AbstractContextManager[Any]]
     read: Callable[[Path], int]
@@ -46,9 +49,10 @@ class _Way:
 def costs(
     flat: FlatTokens, vocabulary: Vocabulary, sequence_length: int, pad_id: int, folder: Path, repeats: int
 ) -> Iterator[FormatCost]:
-    """Write and read the tokens in every format, ``repeats`` times each, in a folder that is removed.
+    """Write and read the tokens in every format, ``repeats`` times each, and yield the cost of each format.
 
-    The files are in the operating system's cache, so the costs are those of the format, not of the disk.
+    The files lie in a folder that is removed. They are in the operating system's cache, so the costs are those of the
+    format, not of the disk. A format that cannot hold the tokens yields a reason instead.
     """
     kind = token_type(vocabulary.size)
     ways = {
@@ -96,7 +100,7 @@ def _exchanged(format: ExchangeFormat, vocabulary: Vocabulary) -> _Way:
 
 
 def _touch(tokens: Any) -> int:
-    """Read all tokens, widened as by a loader. Return their number."""
+    """Read all tokens, widened to int64 as a loader does. Return their number."""
     for start in range(0, len(tokens), _TOKENS_AT_ONCE):
         np.asarray(tokens[start : start + _TOKENS_AT_ONCE]).astype(np.int64).sum()
     return len(tokens)

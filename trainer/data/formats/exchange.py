@@ -38,7 +38,10 @@ VALIDATION_SHARE = 0.0005  # nanoGPT's share for OpenWebText
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens of another trainer's files, without the places of documents."""
+    """Tokens of the files of llm.c or nanoGPT.
+
+    ``eos_first``: the end-of-text id stands before each document, not after it.
+    """
 
     parts: tuple[NDArray[Any], ...]  # one per file, in order, mapped into memory
     eos_first: bool  # True if the end-of-text id stands before each document, not after it
@@ -50,7 +53,10 @@ class Stream:
 
 
 def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yield the documents from number ``start`` on, some at a time: their tokens end to end, and their lengths."""
+    """Yield (token ids, lengths) of consecutive documents from number ``start`` on.
+
+    The ids of several documents lie end to end.
+    """
     document = start
     while document < flat.documents:
         first = int(flat.places[document])
@@ -62,7 +68,7 @@ def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[
 
 
 def check_uint16(name: str, vocab_size: int) -> None:
-    """Raise InputError if a vocabulary does not fit a format of 16-bit ids."""
+    """Raise InputError if a vocabulary is too large for 16-bit ids. ``name``: name of the format for the message."""
     if vocab_size > 2**16:
         raise InputError(
             f"{name}: its ids are uint16, at most 65,536; this vocabulary has {vocab_size:,}: choose flat (uint32), or "
@@ -71,10 +77,10 @@ def check_uint16(name: str, vocab_size: int) -> None:
 
 
 def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Cut a stream into documents at its end-of-text ids. Each id then ends its document.
+    """Cut a stream into documents at its end-of-text ids, and yield (token ids, lengths).
 
-    Without an id everything is one document. Tokens before the first end-of-text id (``eos_first``) or after the last
-    one belong to a document that was cut: it gets the missing end-of-text id.
+    The id then ends each document. Without an id everything is one document. Tokens before the first end-of-text id
+    (``eos_first``) or after the last one belong to a document that was cut: it gets the missing end-of-text id.
     """
     pending: list[NDArray[Any]] = []
     started = not stream.eos_first
@@ -101,7 +107,10 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
 
 
 class LlmcWriter:
-    """Writes documents that end in ``eos_id`` or are empty into shards ``NAME_val_000000.bin`` and so on."""
+    """Writes documents as llm.c's shards ``NAME_val_000000.bin`` and so on.
+
+    A document must end in ``eos_id`` or be empty.
+    """
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS
@@ -117,7 +126,7 @@ class LlmcWriter:
         self.files: list[Path] = []
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents. Empty ones leave no trace."""
+        """Append documents: their ids end to end, and the length of each. Empty ones leave no trace."""
         if not len(ids):
             return
         # Each document's end-of-text id moves to its front. All documents end in it, so everything moves by one.
@@ -133,7 +142,7 @@ class LlmcWriter:
             shifted = shifted[len(part) :]
 
     def close(self) -> None:
-        """Write the header of the last shard."""
+        """Write the number of tokens into the last shard's header, and close the shard."""
         if self._file is not None:
             self._file.seek(0)
             self._file.write(_header(self._in_shard))
@@ -161,7 +170,10 @@ class LlmcWriter:
 
 
 def read_llmc(files: Sequence[Path]) -> Stream:
-    """Map llm.c's shards, in this order. Raises InputError if one is something else or cut short."""
+    """Return the tokens of llm.c's shards, mapped into memory in this order.
+
+    Raises InputError if one is something else or cut short.
+    """
     return Stream(tuple(map(_shard, files)), eos_first=True)
 
 
@@ -190,7 +202,7 @@ def _header(tokens: int) -> bytes:
 
 
 class NanogptWriter:
-    """Writes documents into ``train.bin`` and ``val.bin``. Empty ones leave no trace."""
+    """Writes documents into nanoGPT's ``train.bin`` and ``val.bin``. Empty documents leave no trace."""
 
     def __init__(self, folder: Path, vocab_size: int, validation_share: float = VALIDATION_SHARE) -> None:
         check_uint16("nanogpt", vocab_size)
@@ -201,7 +213,7 @@ class NanogptWriter:
         self._val: IO[bytes] = self._open.enter_context(self.files[1].open("wb"))
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents: their ids end to end, and how many each has."""
+        """Append documents: their ids end to end, and the length of each."""
         values = np.ascontiguousarray(ids, "<u2")
         ends = np.cumsum(lengths)
         train = np.ones(len(values), bool)
@@ -230,7 +242,10 @@ class NanogptWriter:
 
 
 def read_nanogpt(files: Sequence[Path]) -> Stream:
-    """Map nanoGPT's files, in this order. Raises InputError if one cannot hold 16-bit ids."""
+    """Return the tokens of nanoGPT's files, mapped into memory in this order.
+
+    Raises InputError if one cannot hold 16-bit ids.
+    """
     return Stream(tuple(map(_mapped, files)), eos_first=False)
 
 

@@ -36,7 +36,10 @@ EXPORT = "export.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Facts of a tokenizer for a format. ``size``: its largest id + 1."""
+    """Facts about a tokenizer that a format needs. ``size``: its largest id + 1.
+
+    ``eos_id``: its end-of-text id, if any.
+    """
 
     size: int
     eos_id: int | None
@@ -44,7 +47,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Division:
-    """Division of an export. ``shard_tokens``: per shard of llmc. ``validation_share``: of documents (nanoGPT)."""
+    """Division of an export into files. ``shard_tokens``: tokens per shard (llmc).
+
+    ``validation_share``: share of documents (nanoGPT).
+    """
 
     name: str = "tokens"
     shard_tokens: int = SHARD_TOKENS
@@ -75,7 +81,7 @@ class Imported:
 
 
 def writer(format: ExchangeFormat, folder: Path, vocabulary: Vocabulary, division: Division) -> Any:
-    """Return a writer of this format. Raises InputError if the format cannot hold such tokens."""
+    """Return an open writer of ``format`` in ``folder``. Raises InputError if the format cannot hold such tokens."""
     if format == "llmc":
         return LlmcWriter(folder, division.name, vocabulary.size, vocabulary.eos_id, division.shard_tokens)
     return NanogptWriter(folder, vocabulary.size, division.validation_share)
@@ -89,7 +95,10 @@ def export(
     out: Path,
     division: Division | None = None,
 ) -> Exported:
-    """Write all documents into the new folder ``out``, which appears when it is whole."""
+    """Write all documents of ``flat`` into the new folder ``out``, which appears when it is whole.
+
+    Return its description. Raises InputError if ``out`` exists or the format cannot hold the tokens.
+    """
     target = expanded(out).absolute()
     if target.exists():
         raise InputError(f"{out}: there is something already; choose a new folder")
@@ -117,14 +126,17 @@ def export(
 
 
 def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
-    """Map files of this format, in this order. Raises InputError if one is of another format or cut short."""
+    """Return the tokens of files of ``format``, mapped into memory in this order.
+
+    Raises InputError if one is of another format or cut short.
+    """
     return (read_llmc if format == "llmc" else read_nanogpt)(files)
 
 
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
     """Write the files' documents into ``out``, a parquet file with a column ``tokens``: a corpus of token ids.
 
-    Raises InputError if the files contain an id that the tokenizer does not have.
+    Return counts. Raises InputError if the files contain an id that the tokenizer does not have.
     """
     stream = read(format, files)
     documents = tokens = 0

@@ -23,7 +23,7 @@ PLACES = "documents.bin"
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
-    """Return uint16 if it holds every id, else uint32."""
+    """Return the data type of flat tokens: uint16 if it holds every id, else uint32."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
@@ -44,7 +44,10 @@ class FlatTokens:
 
 
 def open_flat(folder: Path, dtype: np.dtype[Any]) -> FlatTokens:
-    """Map the folder's files. Raises InputError if they are cut short or do not belong together."""
+    """Return the flat tokens of ``folder``, mapped into memory. ``dtype``: type of the ids.
+
+    Raises InputError if its files are cut short or do not belong together.
+    """
     places = _mapped(folder / PLACES, np.dtype("<i8"))
     tokens = _mapped(folder / TOKENS, dtype)
     if not len(places) or places[0] != 0 or places[-1] != len(tokens):
@@ -73,7 +76,7 @@ class FlatWriter:
         self._places.write(np.zeros(1, "<i8").tobytes())
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64] | Sequence[int]) -> None:
-        """Append documents: their ids end to end, and how many each has."""
+        """Append documents: their ids end to end, and the length of each."""
         ends = self._last + np.cumsum(np.asarray(lengths, "<i8"), dtype="<i8")
         # tofile is not used, because its error for a full disk has no errno.
         for file, values in ((self._tokens, np.ascontiguousarray(ids, self._dtype)), (self._places, ends)):

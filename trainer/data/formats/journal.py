@@ -54,7 +54,7 @@ class TokenJournal:
         self._hashes[1].update(first)
 
     def kept(self) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """Yield ids and lengths of each group that is there already, then cut off damaged and half-written data."""
+        """Yield (token ids, lengths) of each intact group of an earlier process, then cut off the data after them."""
         for line in self._kept:
             group = self._read(line)
             if group is None:
@@ -65,7 +65,10 @@ class TokenJournal:
             file.truncate()
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append a group of documents, which then survives a kill of the process."""
+        """Append a group of documents: their ids end to end, and the length of each.
+
+        It then survives a kill of the process.
+        """
         ids = np.ascontiguousarray(ids, self._dtype)
         places = (self.tokens + np.cumsum(lengths)).astype("<i8")
         for file, digest, values in zip((self._tokens, self._places), self._hashes, (ids, places), strict=True):
@@ -79,7 +82,10 @@ class TokenJournal:
         self._journal.flush()
 
     def finish(self) -> dict[str, str]:
-        """Close the files and put both next to the journal's folder. Return the digest of each."""
+        """Close the files and put both into the parent of the journal's folder.
+
+        Return the SHA-256 of each, by file name.
+        """
         self.close()
         digests = {}
         for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
@@ -111,7 +117,10 @@ class TokenJournal:
         return json.dumps([self.documents, self.tokens, *digests]) + "\n"
 
     def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Read the next group; None, with nothing read, if the files do not agree with the journal's line."""
+        """Return (token ids, lengths) of the next group, which ``line`` describes.
+
+        None, with nothing read, if the files differ from the line.
+        """
         try:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):
@@ -145,7 +154,10 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _put(path: Path, place: Path) -> None:
-    """Give the file a second name. The first stays, so that the journal is valid until the folder is whole."""
+    """Give the file ``path`` a second name ``place``.
+
+    The first name stays, so that the journal is valid until the folder is whole.
+    """
     remove(place)
     try:
         place.hardlink_to(path)

@@ -29,7 +29,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class WrittenTokenizer:
-    """Summary of a written file. ``unused``: number of ids without a token, written as placeholders."""
+    """Summary of a tokenizer file for llm.c. ``unused``: number of ids without a token, written as placeholders."""
 
     vocab_size: int
     eos_id: int
@@ -37,7 +37,10 @@ class WrittenTokenizer:
 
 
 def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
-    """Write the file. Raises InputError if llm.c could not read or use it."""
+    """Write the tokenizer as a file for llm.c and return its summary.
+
+    Raises InputError if llm.c could not read or use it.
+    """
     if info.eos_id is None:
         raise InputError(f"{info.location}: it has no end-of-text id, with which llm.c begins each sample")
     tokens: list[bytes] = [b""] * info.vocab_size
@@ -83,7 +86,10 @@ def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoding(decoder: Any, location: str) -> Any:
-    """Return the function from a token to bytes for a decoder of `tokenizers`. Raises InputError for an unknown one."""
+    """Return the function that converts a token to bytes, for a ``decoder`` of `tokenizers`.
+
+    Raises InputError for an unknown decoder.
+    """
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:

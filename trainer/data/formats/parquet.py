@@ -22,7 +22,7 @@ MOST_VALUES = 1 << 24  # values of a row group (64 MiB of int32), unless its las
 
 
 class _ParquetWriter:
-    """Collects documents in row groups, whose bounds depend on the documents alone, and writes them."""
+    """Collects documents into row groups and writes them. The bounds of row groups depend only on the documents."""
 
     def __init__(self, path: Path, fields: dict[str, Any], rows: int) -> None:
         import pyarrow as pa
@@ -35,7 +35,7 @@ class _ParquetWriter:
         self._documents = self._values = 0
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append documents: their ids end to end, and how many each has."""
+        """Append documents: their ids end to end, and the length of each."""
         ids, lengths = self._kept(ids, lengths)
         ends = np.cumsum(lengths)
         document = token = 0
@@ -95,7 +95,10 @@ class TokenListWriter(_ParquetWriter):
 
 
 class PaddedWriter(_ParquetWriter):
-    """Writes columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), cut and padded to ``length``."""
+    """Writes columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>).
+
+    Each row is cut or padded to ``length``.
+    """
 
     def __init__(self, path: Path, length: int, pad_id: int) -> None:
         import pyarrow as pa

@@ -34,14 +34,17 @@ class Removals:
 
 
 def first_of_runs(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return True for each row that differs in a column from the row before it."""
+    """Return a mask of the rows that differ in any column from the row before. It is True for the first row."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return first
 
 
 def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
-    """Return the documents of all edges, sorted, and the first document of each one's group (union-find)."""
+    """Return all documents that have an edge, sorted, and for each the first document of its group.
+
+    Groups are connected components (union-find).
+    """
     nodes = np.unique(np.concatenate([left, right]))
     parent = list(range(len(nodes)))
 
@@ -60,7 +63,11 @@ def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
 
 
 def removals(left: Integers, right: Integers, similarities: NDArray[np.float64], characters: Integers) -> Removals:
-    """Apply the rule :data:`KEPT_RULE`. ``characters``: length of every document of the corpus."""
+    """Choose the kept document of each group by :data:`KEPT_RULE` and return the removals.
+
+    ``left``, ``right``, ``similarities``: the pairs of near-duplicates. ``characters``: length of every document of the
+    corpus.
+    """
     nodes, groups = components(left, right)
     order = np.lexsort((nodes, -characters[nodes], groups))
     first = first_of_runs(groups[order])

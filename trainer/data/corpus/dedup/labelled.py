@@ -42,7 +42,10 @@ _SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
 
 @dataclass(frozen=True)
 class Planned:
-    """A document before it is written: its kind, and the number of its original, which determines its text."""
+    """A document before it is written.
+
+    ``origin``: number of its original; ``variant``: number among its variants (0: the original).
+    """
 
     kind: str
     origin: int
@@ -51,7 +54,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Labelled:
-    """A document with its label. ``origin``: the row of its original; ``similarity``: their Jaccard similarity."""
+    """A document with its label. ``row``, ``origin``: its row and that of its original.
+
+    ``similarity``: their Jaccard similarity.
+    """
 
     row: int
     text: str
@@ -61,7 +67,7 @@ class Labelled:
 
 
 class _Draws:
-    """Random numbers of one document, independent of the draws for other documents."""
+    """Random numbers of one document. They follow from the seed and the document's numbers, not from earlier draws."""
 
     def __init__(self, seed: int, *place: int) -> None:
         state = seed
@@ -70,7 +76,7 @@ class _Draws:
         self._state = state % 2**64
 
     def many(self, count: int) -> NDArray[np.float64]:
-        """Return ``count`` numbers from 0 to below 1."""
+        """Return the next ``count`` random numbers, from 0 to below 1."""
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(self._state)
         self._state = (self._state + count * STEP) % 2**64
         return (mixed(steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -84,7 +90,7 @@ class _Draws:
 
 
 def _scrambled(value: int) -> int:
-    """Return ``mixed`` of one number, in Python's integers."""
+    """Return ``mixed`` of one number modulo 2**64, computed with Python's integers."""
     value %= 2**64
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
@@ -92,13 +98,13 @@ def _scrambled(value: int) -> int:
 
 
 def check_count(count: int) -> None:
-    """Raise InputError for a number of documents that cannot be made."""
+    """Raise InputError unless ``count`` is between 2 and :data:`MOST_DOCUMENTS`."""
     if not 2 <= count <= MOST_DOCUMENTS:
         raise InputError(f"--make-labelled {count}: allowed: 2 to {MOST_DOCUMENTS:,} documents")
 
 
 def labelled(count: int, seed: int) -> Iterator[Labelled]:
-    """Yield the documents in the order of their rows."""
+    """Yield ``count`` labelled documents in the order of their rows. The same seed gives the same documents."""
     plan = _plan(count, seed)
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
     rows = np.empty(count, np.int64)  # row of each document of the plan
@@ -110,7 +116,7 @@ def labelled(count: int, seed: int) -> Iterator[Labelled]:
 
 
 def _plan(count: int, seed: int) -> list[Planned]:
-    """Plan each document. Originals come before their variants."""
+    """Return the plans of ``count`` documents. Originals come before their variants."""
     plan: list[Planned] = []
     while len(plan) < count:
         origin = len(plan)
@@ -131,7 +137,7 @@ class _LabelledMaker:
         self._shingler = Shingler(SHINGLING)
 
     def document(self, planned: Planned) -> tuple[str, str, float]:
-        """Return the document's text, kind and similarity to the original."""
+        """Return the document's text, its final kind, and its similarity to the original."""
         original = self._original(planned.origin)
         draws = _Draws(self._seed, 2, planned.origin, planned.variant)
         if planned.kind in ("original", "single", "copy"):
@@ -150,7 +156,10 @@ class _LabelledMaker:
     def _measured(
         self, planned: Planned, original: list[str], strengths: list[float], draws: _Draws
     ) -> tuple[str, str, float]:
-        """Return the first variant that is as similar as its kind must be."""
+        """Return (text, kind, similarity) of the first changed text that is as similar as its kind must be.
+
+        ``strengths``: amounts of change to try, in order. If none fits, the document becomes an exact copy.
+        """
         for strength in strengths:
             text = self._changed(planned.kind, original, strength, draws)
             sets = self._shingler.sets([" ".join(original), text])
@@ -188,7 +197,10 @@ class _LabelledMaker:
         return self._text(draws, _FEWEST + draws.below(_MOST - _FEWEST))
 
     def _text(self, draws: _Draws, count: int) -> list[str]:
-        """Draw words in sentences. The rank of a word is the third power of a uniform number."""
+        """Return ``count`` random words, with a period after every 14th.
+
+        The number of a word is the third power of a uniform number, so few words are frequent.
+        """
         drawn = draws.many(count)
         text = list(map(_word, (drawn * drawn * drawn * _VOCABULARY).astype(np.int64).tolist()))
         for place in range(9, count, 14):

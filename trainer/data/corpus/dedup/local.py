@@ -33,7 +33,7 @@ Counts = dict[str, int]
 def run(
     job: DedupJob, workers: int, stage: Callable[[str], None], progress: Callable[[int], None]
 ) -> tuple[Counts, Edges]:
-    """Write all parts of the result. Return counts, and the pairs above the threshold.
+    """Deduplicate on this machine: write the files of all shares. Return counts, and the pairs above the threshold.
 
     ``stage`` is called with the name of each stage, ``progress`` with the number of sketched documents.
     """
@@ -70,7 +70,10 @@ def run(
 def _sketch(
     job: DedupJob, workers: int, characters: Integers, keys: Spill, digests: Spill, progress: Callable[[int], None]
 ) -> int:
-    """Sketch all documents, in order. Return the number of documents without shingles."""
+    """Sketch all documents in order, into ``characters`` (lengths), ``keys`` and ``digests``.
+
+    Return the number of documents without shingles.
+    """
     without_shingles, texts = 0, TextStream(iter_texts(job.corpus))
     for number in range(job.count):
         first, end = job.bounds(number)
@@ -88,7 +91,10 @@ def _sketch(
 
 
 def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]]:
-    """Pair each document with the first earlier one that has the same shingles, if any. Also mask the paired ones."""
+    """Pair each document with the first earlier document that has the same shingles.
+
+    Return the pairs, and a mask of the later documents.
+    """
     repeated = np.zeros(documents, np.bool_)
     firsts, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(SPILL_PARTS):
@@ -104,7 +110,11 @@ def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]
 
 
 def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill) -> int:
-    """Write the pairs of all buckets. Return the number of documents in a bucket too large to compare all pairs."""
+    """Write the candidate pairs of all buckets into ``spill``, without the documents in ``repeated``.
+
+    Return the number of documents that were not compared with all earlier documents of a bucket, because it is too
+    large.
+    """
     crowded = np.zeros(job.corpus.documents, np.bool_)
     for number in range(SPILL_PARTS):
         rows = keys.read(number)
@@ -126,7 +136,10 @@ def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill
 
 
 def _verified(job: DedupJob, spill: Spill, sets: Sets) -> tuple[int, Edges]:
-    """Return the number of candidate pairs, and the pairs above the threshold."""
+    """Compute the similarity of each pair in ``spill``.
+
+    Return the number of distinct pairs, and the pairs at or above the threshold.
+    """
     threshold, candidates = job.settings.threshold, 0
     edges: list[Edges] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     for number in range(SPILL_PARTS):
@@ -148,7 +161,10 @@ def _write(job: DedupJob, gone: Removals, sets: Sets) -> None:
 
 
 class Spill:
-    """Structured rows in :data:`SPILL_PARTS` files of a folder, so that memory is bounded."""
+    """Rows spread over :data:`SPILL_PARTS` files of a folder, so that memory is bounded.
+
+    Each file is read back as a whole.
+    """
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void]) -> None:
         folder.mkdir(parents=True)
@@ -166,7 +182,7 @@ class Spill:
             file.close()
 
     def add(self, parts: NDArray[np.integer[Any]], **columns: NDArray[Any]) -> None:
-        """Add rows, given by column. ``parts``: the number of each row's file."""
+        """Add rows, given by column. ``parts``: number of the file for each row."""
         rows = np.empty(len(parts), self._dtype)
         for name, values in columns.items():
             rows[name] = values
@@ -177,7 +193,7 @@ class Spill:
             self._write()
 
     def read(self, number: int) -> NDArray[np.void]:
-        """Return all rows of a file, in the order in which they were added."""
+        """Return all rows of file ``number``, in the order in which they were added."""
         self._write()
         self._files[number].seek(0)
         rows = np.frombuffer(self._files[number].read(), self._dtype)

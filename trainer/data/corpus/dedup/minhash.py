@@ -31,7 +31,10 @@ _LOW = np.uint64(2**32 - 1)
 
 @dataclass(frozen=True)
 class Banding:
-    """``bands`` bands of ``rows`` permutations each."""
+    """Division of a signature into ``bands`` bands of ``rows`` values each.
+
+    Documents that agree in a whole band are candidates.
+    """
 
     bands: int
     rows: int
@@ -46,7 +49,10 @@ class Banding:
         return 1.0 if agreeing >= 1 else -math.expm1(self.bands * math.log1p(-agreeing))
 
     def missed(self, similarity: float) -> float:
-        """Probability that it is no candidate: (1 - s**rows)**bands, exact even if close to 0."""
+        """Probability that a pair of this Jaccard similarity is no candidate: (1 - s**rows)**bands.
+
+        It is exact even if close to 0.
+        """
         return float((1.0 - similarity**self.rows) ** self.bands)
 
     @property
@@ -56,7 +62,7 @@ class Banding:
 
 
 def check_threshold(threshold: float) -> None:
-    """Raise InputError for a similarity that no pair or every pair reaches."""
+    """Raise InputError unless ``threshold`` lies between 0 and 1, both excluded."""
     if not 0.0 < threshold < 1.0:
         raise InputError(f"--threshold {threshold:g}: allowed: more than 0, less than 1")
 
@@ -84,7 +90,10 @@ def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
 
 
 def given_banding(bands: int, rows: int) -> Banding:
-    """Return the banding that the user chose. Raises InputError if it is empty or takes too many permutations."""
+    """Return the banding with the user's numbers.
+
+    Raises InputError if one is less than 1, or for too many permutations.
+    """
     if bands < 1 or rows < 1 or bands * rows > MOST_PERMUTATIONS:
         raise InputError(
             f"--bands {bands} --rows {rows}: allowed: each at least 1, and bands x rows at most {MOST_PERMUTATIONS:,}"
@@ -93,7 +102,7 @@ def given_banding(bands: int, rows: int) -> Banding:
 
 
 class MinHash:
-    """Computes signatures and band keys of sets. Its hash functions follow from the seed."""
+    """Computes MinHash signatures and band keys of shingle sets. Its hash functions follow from the seed."""
 
     def __init__(self, banding: Banding, seed: int) -> None:
         self._banding = banding
@@ -101,7 +110,7 @@ class MinHash:
         self._salts = mixed(mixed(numbers + mixed(np.array([seed], np.int64).view(np.uint64))))
 
     def signatures(self, sets: ShingleSets) -> Hashes:
-        """Return the signatures, (documents, permutations). No set may be empty.
+        """Return the MinHash signatures of the sets, (documents, permutations). No set may be empty.
 
         A large set is processed in parts: its least shingle is the least of its parts' least.
         """
@@ -135,9 +144,10 @@ class MinHash:
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:
-        """Return the band keys, (documents, bands): equal bands have equal keys. No set may be empty.
+        """Return one hash per document and band, (documents, bands). No set may be empty.
 
-        Keys of different bands differ, except with a probability of 2**-64.
+        Documents with equal values in a band have the same hash there. Hashes of different bands never match, except
+        with a probability of 2**-64.
         """
         signatures = self.signatures(sets)
         table = np.empty((len(signatures), self._banding.bands), np.uint64)
@@ -150,7 +160,7 @@ class MinHash:
 
 
 def digests(sets: ShingleSets) -> NDArray[np.uint64]:
-    """Return digests, (documents, 2): 128 bits that are equal if the sets are. No set may be empty."""
+    """Return a 128-bit digest of each set, (documents, 2). Equal sets have equal digests. No set may be empty."""
     if not len(sets.lengths):
         return np.empty((0, 2), np.uint64)
     salts = (np.uint64(STEP), ~np.uint64(STEP))

@@ -22,10 +22,10 @@ CROWDED = -1
 
 
 def bucket_pairs(batches: Iterable[tuple[Hashes, Integers]]) -> Iterator[tuple[Integers, Integers]]:
-    """Yield pairs (left, right) with left < right from (keys, rows), sorted by key and row, each row once per key.
+    """Yield candidate pairs (left, right) of documents in one bucket, with left < right.
 
-    A pair may come several times. A document that was not compared with all documents before it also comes as a pair
-    with :data:`CROWDED`.
+    ``batches``: (band keys, documents), sorted by key and document, each document once per key. A pair may come several
+    times. A document that was not compared with all documents before it also comes as a pair with :data:`CROWDED`.
     """
     held_keys, held_rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     for keys, rows in batches:
@@ -54,7 +54,10 @@ def distinct_pairs(left: Integers, right: Integers) -> tuple[Integers, Integers]
 
 
 def similarities(sets: Sets, left: Integers, right: Integers, threshold: float = 0.0) -> NDArray[np.float64]:
-    """Return the Jaccard similarity of each pair of documents; 0 for a pair that cannot reach the threshold."""
+    """Return the Jaccard similarity of each pair of documents; 0 for a pair whose sizes rule the threshold out.
+
+    ``left``, ``right``: rows of the documents. ``sets``: shingles of all documents.
+    """
     values = np.zeros(len(left))
     previous, shingles = -1, np.empty(0, np.uint64)
     for place, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):

@@ -27,7 +27,10 @@ COLUMNS = ("removed_row", "kept_row", "jaccard", "neighbour_row", "neighbour_jac
 
 
 def part(job: DedupJob, folder: str, number: int) -> Path:
-    """Return the file of a share. Kept lines are compressed if a file of the corpus was."""
+    """Return the path of the file of share ``number`` in ``folder``: kept rows or removals.
+
+    Kept lines are compressed if a file of the corpus was.
+    """
     suffix = ".parquet"
     if folder == KEPT and job.corpus.format == "jsonl":
         is_compressed = any(name.lower().endswith(COMPRESSED) for name in job.corpus.files)
@@ -36,7 +39,9 @@ def part(job: DedupJob, folder: str, number: int) -> Path:
 
 
 def check_parts(job: DedupJob) -> None:
-    """Raise InputError if a share's files are missing: an executor wrote them into a folder of another machine."""
+    """Raise InputError if a file of a share is missing, because an executor wrote it into a folder of another
+    machine.
+    """
     for folder in (KEPT, REMOVED):
         for number in range(job.count):
             if not part(job, folder, number).is_file():
@@ -44,7 +49,11 @@ def check_parts(job: DedupJob) -> None:
 
 
 def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
-    """Write a share's two files. ``tables``: its rows; ``gone``: its removals. The files appear when they are whole."""
+    """Write the two files of share ``number``: kept rows and removals. Each file appears when it is whole.
+
+    ``tables``: all rows of the share as Arrow tables. ``gone``: its removals. ``sets``: shingles, for exact
+    similarities.
+    """
     if not Path(job.work).is_dir():
         raise unseen(job)
     first, end = job.bounds(number)
@@ -76,7 +85,7 @@ def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removal
 
 @contextmanager
 def _rows_writer(job: DedupJob, file: Path) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that writes a table of whole rows."""
+    """Open ``file`` and yield a function that appends an Arrow table of whole rows, as Parquet or JSON Lines."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -33,7 +33,10 @@ _ALLOWED = "a column cluster and one of id and row, in Parquet, Arrow, JSON Line
 
 @dataclass(frozen=True)
 class KindCount:
-    """Number of documents of a kind, and of those in one group with their original."""
+    """Number of labelled documents of one kind, and of those in one group with their original.
+
+    ``least_similarity``: lowest similarity to the original.
+    """
 
     kind: str
     documents: int
@@ -43,10 +46,11 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Quality:
-    """Counts of documents. ``found``: labelled near-duplicates in one group with their original.
+    """Removals compared with the labels of ``labelled``.
 
-    ``right``: removals whose kept document has the same original. ``pair_precision`` and ``pair_recall`` compare all
-    pairs of documents with one label with all pairs within one group.
+    ``found``: labelled near-duplicates in one group with their original. ``right``: removals whose kept document has
+    the same original. ``pair_precision`` and ``pair_recall`` (0 to 1) compare all pairs of documents with one label
+    with all pairs within one group.
     """
 
     labelled: int
@@ -76,13 +80,16 @@ class Labels:
 
     @property
     def clusters(self) -> Clusters:
-        """Labels as clusters of an original and its near-duplicates."""
+        """Labels in another form: the cluster of each row, which consists of an original and its near-duplicates."""
         rows = np.arange(len(self.origins))
         return Clusters(np.where(np.isin(self.kinds, DUPLICATES), self.origins, rows))
 
 
 def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
-    """Read labels of ``labelled``, or clusters. Raises InputError for labels of another corpus."""
+    """Read the labels of a corpus: Labels from a file of ``labelled``, Clusters from any other.
+
+    Raises InputError for labels of another corpus.
+    """
     if not _is_own(path):
         return read_clusters(path, corpus)
     import pyarrow as pa
@@ -105,7 +112,9 @@ def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
 
 
 def _is_own(path: Path) -> bool:
-    """Return True for a Parquet file with the columns of ``labelled``, and the digest of its corpus."""
+    """Return True if the labels come from ``labelled``: a Parquet file with its columns and the digest of its
+    corpus.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -117,7 +126,10 @@ def _is_own(path: Path) -> bool:
 
 
 def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
-    """Compare the removed documents, and the documents kept instead, with the labels."""
+    """Compare the removals with the labels. ``removed``: rows of removed documents.
+
+    ``kept``: row of the document kept instead of each.
+    """
     count = len(labels.origins)
     group = np.arange(count)
     group[removed] = kept
@@ -184,7 +196,10 @@ class ClusterQuality:
 
 
 def read_clusters(path: Path, corpus: Corpus) -> Clusters:
-    """Read clusters. Raises InputError if there are none, or if they contradict each other or the corpus."""
+    """Read a file that gives documents, by row or id, a cluster.
+
+    Raises InputError if it is empty, or contradicts itself or the corpus.
+    """
     key = f"--labels {path}"
     rows = _labels(path, key)
     if not rows:
@@ -214,7 +229,10 @@ def read_clusters(path: Path, corpus: Corpus) -> Clusters:
 
 
 def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> ClusterQuality:
-    """Compare the groups at the threshold and at every twentieth above it with the clusters."""
+    """Compare groups with clusters, at ``threshold`` and at each multiple of 0.05 above it.
+
+    ``edges``: pairs of near-duplicates.
+    """
     left, right, similarities = edges
     labelled = np.flatnonzero(clusters.of >= 0)
     truth = clusters.of[labelled]
@@ -244,7 +262,7 @@ def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> Clust
 
 
 def pairs_of(values: Integers) -> int:
-    """Return the number of pairs of equal values."""
+    """Return the number of pairs of positions with equal values."""
     _, sizes = np.unique(values, return_counts=True)
     return int((sizes * (sizes - 1) // 2).sum())
 
@@ -276,14 +294,17 @@ def _labels(path: Path, key: str) -> Sequence[JsonObject]:
 
 
 def _text(value: object, key: str, at: int, column: str) -> str:
-    """Return the name of a cluster or an id as text, so that 7 equals "7"."""
+    """Return ``value``, the name of a cluster or an id, as text, so that 7 equals "7".
+
+    Raises InputError for any other type.
+    """
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise InputError(f"{key}, row {at} (from 0): {column} is {literal(value)}; allowed: a string or a whole number")
 
 
 class _Rows:
-    """Finds documents by their row in the corpus, from 0."""
+    """Finds the document of a label that gives its row in the corpus, counted from 0."""
 
     def __init__(self, corpus: Corpus, key: str) -> None:
         self._documents, self._key = corpus.documents, key
@@ -300,7 +321,7 @@ class _Rows:
 
 
 class _Ids:
-    """Finds documents by the corpus' own column ``id``."""
+    """Finds the document of a label that gives the value of its column ``id`` in the corpus."""
 
     def __init__(self, corpus: Corpus, key: str) -> None:
         self._key = key

@@ -34,7 +34,7 @@ class SparkOptions:
 
 @dataclass(frozen=True)
 class DedupResult:
-    """Counts of documents, except ``candidates`` and ``verified``, which are pairs."""
+    """Summary of a deduplication. All counts are documents, except ``candidates`` and ``verified``, which are pairs."""
 
     corpus: str
     fingerprint: str
@@ -53,9 +53,10 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """Result, rows of the removed documents, and for each of these the row of the kept document of its group.
+    """Result of a deduplication. ``removed``: rows of the removed documents.
 
-    ``edges``: pairs above the threshold, if requested.
+    ``kept``: for each, the row of the kept document of its group. ``edges``: pairs above the threshold; None unless
+    requested.
     """
 
     result: DedupResult
@@ -76,11 +77,13 @@ def deduplicate(
     stage: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> DedupOutcome:
-    """Write ``out`` with ``kept/``, ``removed/`` and the files that ``finish`` adds.
+    """Remove near-duplicates of ``corpus``, and write the new folder ``out`` with ``kept/`` and ``removed/``.
 
-    The folder has a temporary name and temporary files (8 bytes per shingle) until it is whole. The next process
-    removes a killed one's. ``spark`` chooses that engine. ``workers``: threads of the local engine (default: one per
-    core of this process). ``with_edges``: keep the pairs above the threshold in memory (24 bytes each).
+    ``finish`` adds further files to it. The folder has a temporary name and temporary files (8 bytes per shingle) until
+    it is whole. The next process removes a killed one's. ``spark`` chooses that engine. ``workers``: threads of the
+    local engine (default: one per core of this process). ``with_edges``: keep the pairs above the threshold in memory
+    (24 bytes each). ``stage`` is called with the name of each stage, ``progress`` with the number of sketched
+    documents.
     """
     if corpus.content != "text":
         raise InputError(
@@ -132,7 +135,10 @@ def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> Dedup
 
 
 def removals_in(folder: Path) -> tuple[Integers, Integers]:
-    """Read the rows (removed, kept) from ``removed/`` of a result. Raises InputError if it cannot be read."""
+    """Return the rows of the removed documents, and for each the row of the kept one, from ``removed/`` of a result.
+
+    Raises InputError if a file cannot be read.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -67,7 +67,10 @@ def mixed(values: Hashes) -> Hashes:
 
 @dataclass(frozen=True)
 class ShingleSets:
-    """Sets of shingles end to end, each sorted and without repetition. ``lengths``: (documents,)."""
+    """Shingle sets of several documents in one array, one set after the other, each sorted and without repetition.
+
+    ``lengths``: number of shingles of each document.
+    """
 
     hashes: Hashes
     lengths: NDArray[np.int64]
@@ -78,19 +81,22 @@ class ShingleSets:
         return starts
 
     def filled(self) -> ShingleSets:
-        """Return the non-empty sets."""
+        """Return the sets without the empty ones, in the same order."""
         return ShingleSets(self.hashes, self.lengths[self.lengths > 0])
 
 
 class Shingler:
-    """Makes sets of shingles. It caches the hashes of words, and several threads may call it."""
+    """Makes the shingle sets of texts. It caches the hashes of words, and several threads may call it."""
 
     def __init__(self, shingling: Shingling) -> None:
         self._shingling = shingling
         self._known = _WordHashes()
 
     def sets(self, texts: Sequence[str]) -> ShingleSets:
-        """Return the documents' sets. A long document is processed in pieces, the others together."""
+        """Return the shingle sets of ``texts``, in order.
+
+        A long document is processed in pieces, the others together.
+        """
         texts = self._normal(texts)
         if len(self._known) > _MOST_HELD:
             self._known.clear()
@@ -145,7 +151,9 @@ class Shingler:
         return ShingleSets(hashes[first], before[starts + counts] - before[starts])
 
     def _units(self, texts: Sequence[str]) -> tuple[Hashes, NDArray[np.int64]]:
-        """Return the hashes of words, or the characters, of all documents end to end, and the number of each."""
+        """Return (hashes of all words or all characters, number per document), with the documents one after the
+        other.
+        """
         split = [self._cased(text).split() for text in texts]
         if self._shingling.kind == "word":
             lengths = np.fromiter(map(len, split), np.int64, len(split))
@@ -208,7 +216,7 @@ def _points(text: str) -> Hashes:
 
 
 def _pieces(text: str, whole: bool) -> Iterator[str]:
-    """Cut the text into pieces that end before white space. ``whole``: never cut a word, even a very long one."""
+    """Yield pieces of the text that end before white space. ``whole``: never cut a word, even a very long one."""
     start = 0
     while len(text) - start > _PIECE:
         end = start + _PIECE
@@ -223,7 +231,7 @@ def _pieces(text: str, whole: bool) -> Iterator[str]:
 
 
 def _combined(units: Hashes, size: int) -> Hashes:
-    """Return a hash of each run of ``size`` units, in their order."""
+    """Return a hash of each sequence of ``size`` consecutive units, in their order."""
     count = len(units) - size + 1
     hashes = np.full(count, size * STEP % 2**64, np.uint64)
     for place in range(size):

@@ -43,9 +43,10 @@ class DedupSettings:
 
 @dataclass(frozen=True)
 class DedupJob:
-    """Description of the work for any machine. It is picklable. ``schema``: Arrow schema of the corpus' rows.
+    """Description of a deduplication, for any machine. It is picklable. ``schema``: Arrow schema of the corpus' rows.
 
-    ``work``: folder of temporary files; ``out``: folder of the result. All machines see both.
+    ``work``: folder of temporary files; ``out``: folder of the result. All machines see both. ``documents``: number per
+    share.
     """
 
     corpus: Corpus
@@ -57,7 +58,7 @@ class DedupJob:
 
     @classmethod
     def of(cls, corpus: Corpus, settings: DedupSettings, schema: Any, work: Path, out: Path) -> DedupJob:
-        """Divide the corpus, the same for every engine."""
+        """Return the job, with the corpus divided into shares. The division is the same for every engine."""
         size = documents_per_share(corpus.documents, _SKETCH_SHARES, _MAX_SKETCHED_DOCUMENTS)
         return cls(corpus, settings, schema, str(work), str(out), size)
 
@@ -67,18 +68,21 @@ class DedupJob:
         return -(-self.corpus.documents // self.documents)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """Return a share's first document and the document after its last."""
+        """Return the first document of share ``number``, and the document after its last."""
         first = number * self.documents
         return first, min(first + self.documents, self.corpus.documents)
 
     def sets(self, number: int) -> Path:
-        """Return the folder of a share's shingles."""
+        """Return the folder with the shingles of share ``number``."""
         return Path(self.work) / "sets" / f"{number:06}"
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Sketch of consecutive documents. ``filled``: rows with shingles, to which ``digests`` and ``keys`` belong."""
+    """Sketch of consecutive documents from row ``first`` on. ``characters``: length of each document.
+
+    ``filled``: rows of the documents with shingles. ``digests`` and ``keys`` have one row for each of these.
+    """
 
     first: int
     characters: Integers
@@ -92,14 +96,15 @@ class Sketch:
 
 
 def unseen(job: DedupJob) -> InputError:
-    """Return the error for a machine that does not see the folders of the job."""
+    """Return the error to raise on a machine that does not see the folders of the job."""
     return InputError(f"{job.work}: not seen by every machine of the cluster; give an --out that all of them see")
 
 
 def sketched(job: DedupJob, number: int, texts: Iterable[list[str]], workers: int = 1) -> Iterator[Sketch]:
-    """Sketch the documents of a share, in order. Its shingles are in place when the last sketch has been taken.
+    """Yield sketches of the documents of share ``number``, in order.
 
-    Raises InputError if there are fewer documents than were counted.
+    Its shingles are in place when the last sketch has been taken. Raises InputError if there are fewer documents than
+    were counted.
     """
     place = job.sets(number)
     first, end = job.bounds(number)
@@ -121,14 +126,14 @@ def sketched(job: DedupJob, number: int, texts: Iterable[list[str]], workers: in
 
 
 class TextStream:
-    """Cuts lists of documents at the bounds of shares."""
+    """Hands out a stream of documents share by share: lists are cut at the bounds of shares."""
 
     def __init__(self, texts: Iterator[list[str]]) -> None:
         self._texts = texts
         self._rest: list[str] = []
 
     def take(self, count: int) -> Iterator[list[str]]:
-        """Yield the next ``count`` documents, fewer at the end."""
+        """Yield the next ``count`` documents in lists; fewer if the stream ends."""
         while count:
             texts = self._rest or next(self._texts, [])
             if not texts:
@@ -142,7 +147,10 @@ class TextStream:
 def _sketches(
     settings: DedupSettings, groups: Iterator[TextGroup], workers: int
 ) -> Iterator[tuple[ShingleSets, Sketch]]:
-    """Yield each group's sets and sketch, with rows from 0 on. Threads work ahead on the next groups."""
+    """Yield the shingle sets and the sketch of each group; the rows of each sketch begin at 0.
+
+    Threads work ahead on the next groups.
+    """
     shingler, minhash = Shingler(settings.shingling), MinHash(settings.banding, settings.seed)
 
     def sketch(group: TextGroup) -> tuple[ShingleSets, Sketch]:
@@ -169,14 +177,14 @@ def _sketches(
 
 
 class Sets:
-    """Reads the shingles of any sketched document."""
+    """Reads the shingles of any sketched document from the files of its share."""
 
     def __init__(self, job: DedupJob) -> None:
         self._job = job
         self._share = lru_cache(maxsize=_OPEN_SHARES)(self._opened)
 
     def of(self, row: int) -> Hashes:
-        """Return the document's shingles."""
+        """Return the shingles of document ``row``, sorted."""
         number, place = divmod(row, self._job.documents)
         shingles: Hashes = self._share(number).document(place)
         return shingles

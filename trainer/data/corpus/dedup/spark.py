@@ -36,7 +36,7 @@ Counts = dict[str, int]
 
 @dataclass(frozen=True)
 class SparkStage:
-    """Spark's work for a table: the number of jobs and the physical plan."""
+    """Facts about the table that one stage wrote: the number of Spark jobs and the physical plan."""
 
     name: str
     jobs: int
@@ -46,9 +46,10 @@ class SparkStage:
 def run(
     job: DedupJob, master: str | None, timeout_s: float, stage: Callable[[str], None]
 ) -> tuple[Counts, tuple[SparkStage, ...], str]:
-    """Write all parts of the result. Return counts, the stages, and Spark's master.
+    """Deduplicate on Spark: executors write the files of all shares. Return counts, the stages, and Spark's master.
 
-    ``stage`` is called as each stage begins. Raises InputError if Spark fails, or ends no task for ``timeout_s``.
+    ``stage`` is called with the name of each stage as it begins. Raises InputError if Spark fails, or ends no task for
+    ``timeout_s``.
     """
     (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
@@ -89,7 +90,7 @@ def edges(job: DedupJob) -> Edges:
 
 @dataclass(frozen=True)
 class DedupWork:
-    """The driver's work: all stages of a deduplication."""
+    """Work of the Spark driver's process: all stages of a deduplication."""
 
     job: DedupJob
     name: str = "harness data dedup"
@@ -106,12 +107,15 @@ class DedupWork:
 
     @property
     def _local(self) -> str:
-        """Return the folder; "" if Spark would read its name as several folders or as the end of an option."""
+        """Return the folder of Spark's own files.
+
+        "" if Spark would read its name as several folders or as the end of an option.
+        """
         local = f"{self.job.work}/{_LOCAL}"
         return "" if set(',"') & set(local) else local
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Write table by table."""
+        """Run all stages in Spark's ``session``, and report the counts at the end."""
         with _signs_of_life(session, report):
             report(counts=_SparkTables(session, self.job, report).make())
 
@@ -129,7 +133,7 @@ class _SparkTables:
         self._run_length = 1 if is_seekable else max(1, -(-job.count // (cores * _DEDUP_WAVES)))
 
     def make(self) -> Counts:
-        """Write the result and return counts."""
+        """Run all stages, which write the files of all shares. Return the counts."""
         from pyspark.sql import functions as f
 
         job = self._job
@@ -158,7 +162,10 @@ class _SparkTables:
         }
 
     def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
-        """Let executors write a table. Return the written table, and the observed values of its rows."""
+        """Let executors write ``frame`` as the table ``name``.
+
+        Return the written table, and the values of ``observed`` over its rows.
+        """
         from pyspark.sql import Observation
 
         context = self._session.sparkContext
@@ -176,7 +183,10 @@ class _SparkTables:
         return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Pair each document with the first earlier one that has the same shingles, if there is one."""
+        """Return pairs of each document with the first earlier one that has the same shingles.
+
+        Their similarity is 1.
+        """
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -221,7 +231,10 @@ class _SparkTables:
         raise InputError(f"groups of documents are not found within {MOST_ROUNDS} rounds")
 
     def _removed(self, stars: Any, edges: Any, sketches: Any) -> Any:
-        """Choose the removed documents by ``components.KEPT_RULE``."""
+        """Return a row for each removed document: the kept document of its group and its nearest neighbour.
+
+        ``components.KEPT_RULE`` decides which one is kept.
+        """
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -240,7 +253,10 @@ class _SparkTables:
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
 
     def _parts(self, removed: Any) -> Any:
-        """Write each share's files. A mark per share ensures that shares without removals are written, too."""
+        """Return the frame of written shares.
+
+        Executors write each share's files; a mark ensures this for shares without removals, too.
+        """
         from pyspark.sql import functions as f
 
         nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]
@@ -254,7 +270,11 @@ class _SparkTables:
 
 
 def _joined(stars: Any) -> Any:
-    """Do one round: join every neighbour above a document to the least neighbour, then every neighbour below it."""
+    """Return the edges (high, low) after one large-star and one small-star round.
+
+    Large-star links each larger neighbour of a document to the smallest document of its neighbourhood. Small-star then
+    does the same for the smaller neighbours.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -276,7 +296,10 @@ def _joined(stars: Any) -> Any:
 
 
 class _signs_of_life:  # noqa: N801  # a context
-    """Reports the number of finished tasks whenever it changes, so that a long stage does not time out."""
+    """Context that reports the number of finished Spark tasks whenever it changes.
+
+    Without it a long stage would time out.
+    """
 
     def __init__(self, session: Any, report: Callable[..., None]) -> None:
         self._tracker, self._report = session.sparkContext.statusTracker(), report

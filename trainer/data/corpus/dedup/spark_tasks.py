@@ -21,7 +21,11 @@ REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
 
 
 def sketch(job: DedupJob) -> Task:
-    """Return the task from shares' numbers to a row per document with shingles, which go to the work folder."""
+    """Return the Spark task that sketches shares.
+
+    It takes numbers of shares and yields a row per document with shingles. The shingles themselves go to files in the
+    work folder.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -45,13 +49,13 @@ def sketch(job: DedupJob) -> Task:
 
 
 def _runs(numbers: list[int]) -> Iterator[list[int]]:
-    """Group consecutive numbers."""
+    """Yield the runs of consecutive numbers, such as [3, 4, 5]."""
     for _, run in groupby(enumerate(numbers), lambda item: item[1] - item[0]):
         yield [number for _, number in run]
 
 
 def bucket_pairs() -> Task:
-    """Return the task from sorted (key, row) to pairs (left, right)."""
+    """Return the Spark task that takes sorted rows (band key, document) and yields candidate pairs (left, right)."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         columns = ((_integers(batch.column(0)).view(np.uint64), _integers(batch.column(1))) for batch in batches)
@@ -62,7 +66,10 @@ def bucket_pairs() -> Task:
 
 
 def verify(job: DedupJob) -> Task:
-    """Return the task from (left, right) to the pairs above the threshold, with their similarity."""
+    """Return the Spark task that takes candidate pairs (left, right) and yields those at or above the threshold.
+
+    It adds their similarity.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         sets = Sets(job)
@@ -76,7 +83,11 @@ def verify(job: DedupJob) -> Task:
 
 
 def write(job: DedupJob) -> Task:
-    """Return the task from sorted removals, with a mark (row -1) per share, to the numbers of the written shares."""
+    """Return the Spark task that writes the files of shares.
+
+    It takes sorted removals and yields the numbers of written shares. A mark (row -1) for each share ensures that
+    shares without removals are written, too.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         rows, sets = RowStream(job.corpus, job.schema), Sets(job)

@@ -16,9 +16,9 @@ LINE = "line"  # the only column of JSON Lines
 
 
 def schema_of(corpus: Corpus) -> Any:
-    """Return the Arrow schema of all files' rows. A column that a file lacks is null there.
+    """Return one Arrow schema for the rows of all files. A column that a file lacks is null there.
 
-    Raises InputError for a conflict, and for a type that Parquet does not have.
+    Raises InputError if the types of two files conflict, and for a type that Parquet does not have.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -45,7 +45,10 @@ def schema_of(corpus: Corpus) -> Any:
 
 
 def _stored(kind: Any) -> Any:
-    """Return the type in which a column is written: plain strings for views, which some Parquet readers lack."""
+    """Return the Arrow type in which a column of type ``kind`` is written.
+
+    Views become plain strings or bytes, because some Parquet readers lack them.
+    """
     import pyarrow as pa
 
     if pa.types.is_string_view(kind):
@@ -64,7 +67,10 @@ def _schema(corpus: Corpus, name: str) -> Any:
 
 
 def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
-    """Yield ``count`` rows from document ``first`` on as Arrow tables. Parquet's row groups before it are not read."""
+    """Yield ``count`` rows from document ``first`` on as Arrow tables.
+
+    Parquet row groups before ``first`` are not read.
+    """
     skip, remaining = first, count
     for name in corpus.files:
         tables: Iterator[Any]
@@ -87,7 +93,7 @@ def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[A
 
 
 class RowStream:
-    """Yields the rows of shares. It reads a file only once for consecutive shares."""
+    """Yields whole rows share by share. It reads a file only once for consecutive shares."""
 
     def __init__(self, corpus: Corpus, schema: Any) -> None:
         self._corpus, self._schema = corpus, schema
@@ -127,7 +133,10 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
 
 
 def _under(schema: Any, table: Any, name: str) -> Any:
-    """Convert the table to the schema's columns, order and types."""
+    """Return ``table`` with the columns, order and types of ``schema``. A missing column is null.
+
+    Raises InputError if a value does not fit. ``name``: the table's file, for messages.
+    """
     import pyarrow as pa
 
     try:
