@@ -224,7 +224,12 @@ def _command(before: str, after: str) -> str:
     start = _shared(first, second)
     end = _shared(first[start:][::-1], second[start:][::-1])
     values = [parts[start] for parts in (first, second) if start < len(parts) - end]
-    if start and first[start - 1].startswith("-") and values and not any(word.startswith("-") for word in values):
+    if (
+        start
+        and first[start - 1].startswith("-")
+        and values
+        and not any(argument.startswith("-") for argument in values)
+    ):
         start -= 1  # Include the option that these values belong to.
     removed, added = (" ".join(parts[start : len(parts) - end]) for parts in (first, second))
     if not added:

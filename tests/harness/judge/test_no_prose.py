@@ -21,7 +21,7 @@ PATTERNS = {"sub", "search", "match", "findall"}  # their text is an argument
 CUTS = READS | PATTERNS | {"partition", "rpartition", "split", "rsplit", "replace"}
 CAPITAL = "text[:1].upper()"  # the first letter of a sentence, written by words.capitalised
 SHOWN_IDENTIFIERS = IDENTIFIERS | {
-    "arm", "path", "metric", "function", "site", "threads", "command",  # of records and of the contract
+    "arm", "path", "metric", "function", "site", "threads", "command", "argument",  # of records and of the contract
     "before", "after", "first", "change", "rest", "pair", "settings",  # settings, command lines, arm names
     "headers", "hosts", "row", "head", "facts", "last", "place",  # of files, requests and addresses
     "COMMAND", "PAPER", "BAND", "GRID", "GAIN", "LOSS", "THEME", "colour",  # of colours
