@@ -246,7 +246,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class RanksReport:
-    """Times of the ranks of one run, or their mean over blocks, and what they lose to one another."""
+    """Times of the ranks of one run (or means over blocks), and how long the ranks wait for one another."""
 
     parallel: str
     step_ms: float
@@ -266,9 +266,9 @@ class RanksReport:
 
 @dataclass(frozen=True)
 class _RankArrivals:
-    """Measured steps of one rank, with the time at which it was ready for the exchange; ns, (steps,) each.
+    """Measured steps of one rank in ns, (steps,) each. ``arrival``: time at which the rank was ready for the exchange.
 
-    ``arrival`` is NaN if unknown.
+    It is NaN if unknown.
     """
 
     step: Float

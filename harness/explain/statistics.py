@@ -45,9 +45,7 @@ Values = Mapping[int, Mapping[int, tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median over ``n`` blocks and its interval, usually of 95 %; the bounds are None below :data:`MIN_BLOCKS`
-    blocks.
-    """
+    """A median over ``n`` blocks and its interval, usually of 95 %; no bounds below :data:`MIN_BLOCKS` blocks."""
 
     median: float
     ci_low: float | None

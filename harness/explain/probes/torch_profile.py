@@ -193,7 +193,7 @@ class LaunchedWork(NamedTuple):
 
 
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
-    """Return the operators and kernels in ``profiles``, of which there must be at least one.
+    """Return the operators and kernels in one or more ``profiles``.
 
     ``profiled_ns``: time of the profiled steps; 0 if not known.
     """
