@@ -220,7 +220,7 @@ class DeviceWork:
         return may_be_full
 
     def differs_ns(self, reading: Reading) -> int:
-        """Return the nanoseconds of device and host time that this reading assigns differently from the likely one."""
+        """Return how many ns of device and host time this reading assigns differently from the likely one."""
         differs = self.blocked(reading) != self.blocked("likely")
         device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
         return int(device_ns + (self.launch_ends - self.launch_starts)[differs].sum())

@@ -82,9 +82,8 @@ class SyncCall:
 def hidden_behind(run: RunData) -> dict[str, float]:
     """Return hidden data work in ms per step, by the kernel that ran at the same time; empty without measured steps.
 
-    Without a device it is by phase of the main thread, or ``other`` outside of all phases.
-    Work that overlapped may still have cost the step time, so all values are scaled down to sum to the hidden time in
-    the ledger.
+    Without a device it is by phase of the main thread, or ``other`` outside of all phases. Work that overlapped may
+    still have cost the step time, so all values are scaled down to sum to the hidden time in the ledger.
     """
     measured = _measured(run)
     if measured is None:
@@ -149,9 +148,9 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     certain, uncertain = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """Return times by site, and times by kernel and site.
+        """Return two results for some steps: ns by call site, (4, sites), and ns by kernel and site.
 
-        Rows by site: time blocked, time after the call, and the parts of it with the device certainly or possibly busy.
+        The rows are: time blocked, time after the call, and its parts with the device certainly and possibly busy.
         """
         chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[chosen].astype(np.int64)
@@ -231,7 +230,7 @@ def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
 
 
 def _codes(some: Spans) -> list[int]:
-    """Return the codes of the names in ``some``, in order of first appearance."""
+    """Return the name codes in ``some`` (indices into RunSpans.names), in order of first appearance."""
     present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
     return sorted(map(int, present), key=lambda code: int(np.argmax(some.names == code)))
 

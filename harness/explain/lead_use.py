@@ -393,7 +393,7 @@ class LongReads:
 
 @dataclass(frozen=True)
 class Loading:
-    """Findings about the making of batches, from the recorded stages of all blocks."""
+    """How batches were made by loader workers, from the recorded stages of all blocks; :func:`loading_of` makes it."""
 
     slow_worker: SlowWorker | None = None
     long_reads: LongReads | None = None
@@ -464,7 +464,7 @@ def loading_of(runs: Sequence[RunData]) -> Loading:
 
 
 def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
-    """Return the share of the time of ``stage`` in which its process had a core; None if it was not recorded."""
+    """Return the share (0 to 1) of the time of ``stage`` in which its process had a core; None if not recorded."""
     stage_spans = [spans.of(spans.stages, stage) for spans in blocks]
     wall_ns = sum(float((spans.ends - spans.starts).sum()) for spans in stage_spans)
     if not wall_ns or any((spans.cpu_ns == NOT_MEASURED).any() for spans in stage_spans):

@@ -177,7 +177,7 @@ class RunLedger:
 
     @property
     def bound(self) -> Bound | None:
-        """Name of what limits the step; None without an asynchronous device."""
+        """Name of the limit of the step, such as "data"; None without an asynchronous device or a split of waits."""
         return None if (shares := self.bound_shares) is None else shares.bound
 
     @property
@@ -212,7 +212,10 @@ class DerivedSteps(NamedTuple):
 
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
-    """Return the steps table of ``run`` with its derived columns. The table is None if the run has none."""
+    """Return the steps table of ``run`` with its derived columns, computed once.
+
+    The table is None if the run has none. Without spans its columns are as recorded.
+    """
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -527,7 +530,7 @@ def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] |
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Return True if repetition k of both runs ran side by side in time."""
+    """Return True if repetition k of both runs ran side by side in time, for every k."""
     return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 

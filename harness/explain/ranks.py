@@ -235,7 +235,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Rank whose ``part`` of the step, a stage or a phase, makes the other ranks wait most."""
+    """Rank that makes the other ranks wait most, and the ``part`` of its step (a stage or a phase) that does."""
 
     number: int
     part: str

@@ -31,7 +31,7 @@ NO_TIMES: Int = np.zeros(0, dtype=np.int64)
 
 
 class Stretches(NamedTuple):
-    """Sorted, disjoint stretches of time; ``starts`` and ``ends`` (stretches,)."""
+    """Sorted, disjoint intervals of time [start, end) in ns; ``starts`` and ``ends`` (stretches,)."""
 
     starts: Int
     ends: Int

@@ -332,7 +332,10 @@ BASE_PERCENTILE = 10  # percentile of the steps that gives a step's base time
 
 @dataclass(frozen=True)
 class EndedCost:
-    """A cost that ended: its first and last step and the last measured step, counted from 1 in the program."""
+    """A cost that some steps had and later steps no longer have; :func:`ended_costs` finds it.
+
+    ``first``, ``last``: first and last step with it; ``measured``: last measured step. All count from 1 in the program.
+    """
 
     first: int
     last: int

@@ -60,7 +60,7 @@ class BatchWaits(NamedTuple):
 
 
 class StageSpans(NamedTuple):
-    """Stages of batches without overlaps within a batch; all (spans,)."""
+    """Recorded stages of batches, without overlaps within a batch; all (spans,), times in ns."""
 
     batches: Int
     stages: Int  # index into STAGES
@@ -156,7 +156,7 @@ CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
 
 
 class Activities(NamedTuple):
-    """Activities of the main thread, in order and without overlaps; all (activities,)."""
+    """Activities of the main thread by cause, in order and without overlaps; all (activities,), times in ns."""
 
     causes: Int  # index into CAUSES
     starts: Int

@@ -279,12 +279,12 @@ class Wall:
 
     @property
     def worked_ms(self) -> float:
-        """Milliseconds per step without waits for other ranks."""
+        """Milliseconds per step by the clock, without waits for other ranks."""
         return self.step_ms.median - self.total("ranks")
 
     @property
     def on_cores_ms(self) -> float:
-        """Milliseconds per step without waits for a core. Costs and savings are shares of this time."""
+        """Milliseconds per step by the clock, without waits for a core. Costs and savings are shares of this time."""
         return self.step_ms.median - self.total("core")
 
     def share(self, part: StepPart) -> float:
@@ -728,7 +728,7 @@ def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
 
 
 def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: Float) -> Float:
-    """Return the CPU time of each span without that of the spans directly inside it."""
+    """Return the CPU time (ns) of each span without that of the spans directly inside it."""
     own_ns = cpu_ns.copy()
     order = np.lexsort((-ends, starts))
     around: list[int] = []

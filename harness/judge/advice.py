@@ -84,10 +84,9 @@ def advise(
 
     ``runs``: all runs of the study, by arm. ``ledgers``: function that returns an arm's ledgers by block.
     ``resolution``: the smallest change that the study can detect, if it detected none. Smaller gains are not
-    recommended.
-    ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
-    ``few_blocks``: remedy to report if there are too few blocks.
-    If no replay is possible, the result has no options, and ``refused`` is set.
+    recommended. ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
+    ``few_blocks``: remedy to report if there are too few blocks. If no replay is possible, the result has no options,
+    and ``refused`` is set.
     """
     arm_runs = runs.get(arm, ())
     if (reason := refusal(arm_runs)) is not None:

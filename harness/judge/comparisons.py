@@ -137,10 +137,9 @@ class Measured:
     def ceilings(self) -> tuple[float, float] | None:
         """Both estimates of the ceiling, the smaller one first, if they are over :data:`CEILINGS_WITHIN` apart.
 
-        The ceiling is the speed-up without any data work. None if both agree, or if only one is known.
-        An ideal-data control repeats few batches, which may differ from the others. A replay does not model cores and
-        caches.
-        On a busy machine both intervals may be wide enough to overlap, so the medians are compared too.
+        The ceiling is the speed-up without any data work. None if both agree, or if only one is known. An ideal-data
+        control repeats few batches, which may differ from the others. A replay does not model cores and caches. On a
+        busy machine both intervals may be wide enough to overlap, so the medians are compared too.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
@@ -150,7 +149,10 @@ class Measured:
 
     @property
     def ceilings_apart(self) -> bool:
-        """True if the two estimates of the ceiling differ by more than their intervals and the noise floor allow."""
+        """True if the two estimates of the ceiling differ by more than their intervals and the noise floor allow.
+
+        False if only one is known. The ceiling is the speed-up without any data work.
+        """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return False
@@ -361,7 +363,7 @@ def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
 
 
 def _cores_of(record: RunRecord) -> float | None:
-    """Return the cores that the run could use, or its machine's cores if the record lacks them; None without both."""
+    """Return the cores that the run could use, else its machine's cores; None if neither is recorded."""
     cores = record.facts.cores or record.environment.get("cores")
     return float(cores) if isinstance(cores, int | float) else None
 
@@ -412,8 +414,9 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
 
 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
-    """Return how many times as fast steps would be without any data work: an estimate, not a bound. None without both.
+    """Return how many times as fast steps would be without any data work: an estimate, not a bound.
 
+    None if neither estimate is known.
     ``ideal``: measured by the ideal-data control. ``from_waits``: computed by replay from the run alone.
     The result is the control's median with an interval that covers both.
     They differ where a wait also cools caches and clocks for the compute after it, which replay does not model.
@@ -472,7 +475,8 @@ def _same_again(
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
     """Return the noise floor of an arm that is in no comparison, as a fraction.
 
-    ``allowance``: the declared noise floor, returned if no A/A control shows it. None without both, or without runs.
+    ``allowance``: the declared noise floor, returned if no A/A control shows it.
+    None if neither is known, or without runs.
     """
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:

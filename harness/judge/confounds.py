@@ -322,7 +322,7 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
 
 
 def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if one arm measured more steps and the runs did not alternate.
+    """Return a confound if one arm measured clearly more steps per block and the runs did not alternate; else none.
 
     The first steps of a run may be unlike its later ones.
     """

@@ -179,7 +179,7 @@ def probe_costs(
 
 
 def _idle(run: RunData) -> bool:
-    """Return True if ``run`` measures one probe's cost, but that probe did not run."""
+    """Return True if ``run`` was made to measure one probe's cost, but that probe did not run."""
     control = run.record.control or ""
     if run.record.status != "done" or not control.startswith(ALONE) or control == LEDGER:
         return False
@@ -274,9 +274,8 @@ def scaling(
 ) -> Scaling | None:
     """Return how training scales from one arm of ``names`` to the other.
 
-    None if both have equal ranks, their speeds were not compared (``speedup``), or a program is attached.
-    ``runs``: of either arm. The arm with fewer ranks is the baseline here, even if it is the candidate of the
-    comparison.
+    None if both have equal ranks, their speeds were not compared (``speedup``), or a program is attached. ``runs``: of
+    either arm. The arm with fewer ranks is the baseline here, even if it is the candidate of the comparison.
     """
     ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)

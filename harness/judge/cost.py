@@ -105,7 +105,10 @@ class ArmMeasurement:
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """Typical steps, in seconds: without step 0, steps on prefetched batches, and steps from the checkpoint on."""
+        """Typical steps, in seconds and in order.
+
+        They exclude step 0, steps on batches built during start-up, and steps from the checkpoint on.
+        """
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 
@@ -130,7 +133,10 @@ class ArmMeasurement:
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
-        """:attr:`plain_s` without the long steps before the first usual one, which are caused by the start-up."""
+        """Steps of :attr:`plain_s`, in seconds, from the first usual one on.
+
+        The long steps before it are caused by the start-up.
+        """
         usual_s = COSTED_LONG_RATIO * self.step.likely
         first = next(position for position, seconds in enumerate(self.plain_s) if seconds <= usual_s)
         return self.plain_s[first:]
@@ -240,14 +246,12 @@ def _last_and_slowest(seconds: Sequence[float]) -> Spread:
 class ArmWork:
     """Amount of work whose cost is predicted: ``starts`` processes in sequence that take ``steps`` steps in all.
 
-    ``imports`` and ``launches``: how often the libraries are imported and the command is started.
-    Runs of one block of a study share both.
-    ``passes``: number over held-out data. ``answers``: number over multiple-choice questions.
+    ``imports`` and ``launches``: how often the libraries are imported and the command is started. Runs of one block of
+    a study share both. ``passes``: number over held-out data. ``answers``: number over multiple-choice questions.
     Checkpoints are due every so many steps or seconds within a process; ``last_checkpoint`` adds one at its end.
-    ``other_s``: other time in all, in seconds.
-    ``passed_over``: earlier steps whose data is built and dropped; their cost is not measured.
-    ``most_extra``: the maximum number of extra warm-up steps of an arm that waits for data. Only the worst case counts
-    them.
+    ``other_s``: other time in all, in seconds. ``passed_over``: earlier steps whose data is built and dropped; their
+    cost is not measured. ``most_extra``: the maximum number of extra warm-up steps of an arm that waits for data. Only
+    the worst case counts them.
     """
 
     steps: int
@@ -383,7 +387,7 @@ class HourlyPrice:
         return self.usd * self.devices
 
     def of_seconds(self, seconds: float) -> float:
-        """Return the US dollars for ``seconds``."""
+        """Return the US dollars for ``seconds`` of all devices."""
         return usd_of(seconds, self.per_hour_usd)
 
 
@@ -452,7 +456,7 @@ class PredictedCost:
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:
-        """Predicted cost of each arm."""
+        """Predicted cost of each arm, in the order of ``measured``."""
         return tuple(arm_cost(measurement, work) for measurement, work in zip(self.measured, self.work, strict=True))
 
     @property
@@ -497,7 +501,7 @@ class PredictedCost:
 
     @property
     def limit_s(self) -> float | None:
-        """Limit in seconds; None without a limit, or for a limit in dollars without a price."""
+        """Spending limit in seconds; None without a limit, or for a limit in dollars without a price."""
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:

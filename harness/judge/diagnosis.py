@@ -411,7 +411,7 @@ def _saved(ratio: Estimate, step_ms: float) -> Estimate:
 def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
     """Return how many times as fast a step of ``whole_ms`` would be without ``saved`` milliseconds.
 
-    Both exclude waits for a core, because removed work no longer waits for one.
+    Both exclude waits for a core, because removed work would not wait for one either.
     """
 
     def times(ms: float | None) -> float | None:

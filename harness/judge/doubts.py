@@ -334,7 +334,7 @@ class RunFailure:
 
 @dataclass(frozen=True)
 class StudyProblem:
-    """Problem of a study: something is missing, failed or distorted."""
+    """Problem of a study: something is missing, failed or distorted. Each kind sets the fields that name it."""
 
     kind: StudyProblemKind
     # "partial": finished runs; "few blocks": blocks; "diverged", "compiled": affected runs

@@ -97,7 +97,7 @@ class ArmCurves:
 
     @property
     def final_loss(self) -> float | None:
-        """Median over blocks of the last validation loss; NaN if any is not finite, None without a pass."""
+        """Median over blocks of the last validation loss; NaN if one is not finite, None if no block was evaluated."""
         last = [run.validation[-1][1] for run in self.runs if run.validation]
         if not last:
             return None
@@ -121,7 +121,7 @@ class ArmCurves:
 
     @property
     def final_steps(self) -> tuple[int, ...]:
-        """Numbers of steps after which the last passes ran, without duplicates."""
+        """Numbers of trained steps after which the last evaluation passes ran, ascending, without duplicates."""
         return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs if run.validation}))
 
     @property
@@ -236,7 +236,10 @@ def _passes(run: RunData) -> Curve:
 
 
 def _joined(parts: Sequence[RunCurves]) -> RunCurves:
-    """Return the parts of one training as one run. If a step was repeated after a failure, the last value counts."""
+    """Return the runs that are parts of one training, as one run.
+
+    If a step was repeated after a failure, the last value counts.
+    """
     accuracies = [part.accuracy for part in parts if part.validation]
     return RunCurves(
         parts[0].block,

@@ -205,7 +205,10 @@ class StudyRuns:
         return arm_floor(arm, self.all_blocks, self.controls, declared_floor(self.study))
 
     def alike(self, arm: str) -> Likeness | None:
-        """Return the similarity of neighbouring blocks in comparisons with an arm."""
+        """Return the similarity of neighbouring blocks in comparisons with an arm; it widens their intervals.
+
+        None without runs.
+        """
         return alike_blocks(arm, self.all_blocks, self.controls)
 
     def tried_by(self, arm: str, edits: Edits) -> Sequence[str]:

@@ -93,7 +93,10 @@ class _Arms:
         return self.ledgers.get(name, {})
 
     def alike(self, name: str) -> Likeness | None:
-        """Return the similarity of neighbouring blocks in comparisons with this arm."""
+        """Return the similarity of neighbouring blocks in comparisons with this arm; it widens their intervals.
+
+        None without runs.
+        """
         return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
 
 
@@ -178,7 +181,10 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
-    """Return a claim of study.json, common or with its own bounds; None for a claim of a later version."""
+    """Return a claim of study.json: the name of a common one, or the kind of one with its own bounds.
+
+    None for a claim that only a later version knows.
+    """
     if "figure" in one:
         return own_kind(one)
     name = one.get("claim")

@@ -92,10 +92,9 @@ def judge(
 ) -> Judged:
     """Return the verdict on the speed ``ratio``, whose interval holds for all comparisons of the study together.
 
-    ``noise_floor``: a fraction; None without one, which leaves the verdict undecided.
-    The direction is gain or loss if this interval excludes 1 and the median exceeds the noise floor, else no
-    difference.
-    The most important doubt that bars this direction makes the verdict undecided.
+    ``noise_floor``: a fraction; None without one, which leaves the verdict undecided. The direction is gain or loss if
+    this interval excludes 1 and the median exceeds the noise floor, else no difference. The most important doubt that
+    bars this direction makes the verdict undecided.
 
     - ``losses``: of both arms; None to judge only speed.
     - ``repeated``: shares of rows that the arms train again, if they differ (:func:`repeated_data`).
@@ -253,7 +252,10 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
-    """Return True if step times are steady and only the work per step varies. A quieter machine does not help then."""
+    """Return True if step times are steady and only the work per step varies. A quieter machine does not help then.
+
+    ``ratio``: speed ratio by work; ``step_time``: ratio of step times, None if unknown.
+    """
     steps, ratio_spread = (_spread(estimate) for estimate in (step_time, ratio))
     return (
         steps is not None

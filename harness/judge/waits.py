@@ -104,7 +104,10 @@ def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> Une
 
 @dataclass(frozen=True)
 class Waits:
-    """Waits of one arm for data, in mean milliseconds per step. None and missing stages: not measured."""
+    """Waits of one arm for data, in mean milliseconds per step; :func:`waits_of` makes it.
+
+    None and missing stages: not measured.
+    """
 
     step_ms: float
     waited_ms: float | None

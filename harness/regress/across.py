@@ -116,7 +116,7 @@ def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
 
 
 def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
-    """Compare a study with itself: no change, with an interval of width 0."""
+    """Return the comparison of a study with itself: no change, with an interval of width 0."""
     blocks = len(series.blocks)
     step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
     return StateComparison(
@@ -302,8 +302,7 @@ def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level:
     """Decide from values of two studies, which did not alternate. ``within``: fraction that counts as the same.
 
     ``noisy``: the series whose A/A control shows the noise; None: no noise floor. ``level``: confidence of the
-    interval.
-    ``days``: sessions that show the variation between days; None if days do not differ.
+    interval. ``days``: sessions that show the variation between days; None if days do not differ.
     """
     base_log, other_log = (
         from_block_values([math.log(value) for value in values if value > 0], level)

@@ -45,9 +45,8 @@ class NoBaselineError(InputError):
 class Detection:
     """Smallest change that a check against a baseline can detect on another day.
 
-    Smaller ones may be variation between days. ``slowdown``: the smallest detectable slowdown, as a fraction.
-    ``same``: True if a change can be judged the same. ``known``: True if sessions show the variation, else it is
-    assumed.
+    Smaller ones may be variation between days. ``slowdown``: the smallest detectable slowdown, as a fraction. ``same``:
+    True if a change can be judged the same. ``known``: True if sessions show the variation, else it is assumed.
     ``more_sessions``: number of further sessions until it is known.
     """
 
@@ -243,7 +242,7 @@ def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, c
 
 
 def _of_arm(folder: Path, scenario: str, arm: str) -> list[Baseline]:
-    """Return the baselines of this arm in every environment."""
+    """Return the baselines of this arm in every environment below ``folder``. Raise InputError if one is not valid."""
     name = _file_name(folder, scenario, arm)
     return [read(path) for path in sorted(folder.glob("*/*.json")) if path.name == name]
 

@@ -178,7 +178,7 @@ PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromke
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits up to which a change counts as the same, as fractions of the baseline. None: not judged."""
+    """Largest changes that count as the same, as fractions of the baseline's value. None: not judged."""
 
     step: float = STEP_WITHIN
     memory: float | None = MEMORY_WITHIN

@@ -163,7 +163,7 @@ def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list
 
 
 def _state(arm: ArmRecord) -> str:
-    """Return the label of a side: the state of the code that it runs, else the arm's name."""
+    """Return the label of a side of a comparison: the state of the code that the arm runs, else the arm's name."""
     if arm.code is not None:
         return arm.code.label
     declared = arm.declared.get("code")  # set for commands, which do not run the harness's own trainer

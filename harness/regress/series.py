@@ -46,8 +46,8 @@ class Rounds:
     """Mean milliseconds per measured step of one run, by part and round: {part: (rounds,)}; :func:`rounds` makes it.
 
     Parts are the step, its phases, its stages, and the time that the step waited for each stage (prefix
-    :data:`EXPOSED`).
-    A stage's work counts even if the step did not wait for it. ``session``: runs with the same value ran side by side.
+    :data:`EXPOSED`). A stage's work counts even if the step did not wait for it. ``session``: runs with the same value
+    ran side by side.
     """
 
     parts: Mapping[str, Values]
@@ -106,11 +106,10 @@ def rounds(run: RunData) -> Rounds | None:
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
     """Return the median over rounds of log(candidate / baseline) and log(candidate / control) of ``part``.
 
-    ``control``: the baseline's A/A run. It counts only if it ran in the same rounds.
-    It repeats the baseline, so blocks scatter less (by how much: results/reference/detection-power).
-    The two are not averaged before dividing, because a jump of the machine's speed under either would then spoil the
-    round.
-    None if a side lacks ``part``, or spent no time on it in over half of the rounds.
+    ``control``: the baseline's A/A run. It counts only if it ran in the same rounds. It repeats the baseline, so blocks
+    scatter less (by how much: results/reference/detection-power). The two are not averaged before dividing, because a
+    jump of the machine's speed under either would then spoil the round. None if a side lacks ``part``, or spent no time
+    on it in over half of the rounds.
     """
     logs = [
         np.log(pair[1][positive] / pair[0][positive])

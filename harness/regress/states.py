@@ -58,9 +58,9 @@ class State:
     """State of the user's code, found by :func:`find_states`. ``folder``: its working directory.
 
     ``label``: its commit (``+changes`` if files differ from the commit), or the folder's name without a repository.
-    ``root``: the folder that contains all of the repository's files, or ``folder`` without a repository.
-    ``path``: folders of this state that replace the repository's folders on Python's path, such as the ``src/`` of
-    ``pip install -e``.
+    ``root``: the folder that contains all of the repository's files, or ``folder`` without a repository. ``path``:
+    folders of this state that replace the repository's folders on Python's path, such as the ``src/`` of ``pip install
+    -e``.
     """
 
     folder: Path
@@ -124,7 +124,7 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
 
 
 def _branches(folder: Path) -> str:
-    """Return some branches of the repository around ``folder``, as the end of a message; empty if there are none."""
+    """Return the names of some branches of the repository around ``folder``, as the end of a message; else ""."""
     try:
         refs = git(
             folder, "for-each-ref", f"--count={_BRANCHES}", "--format=%(refname:short)", "refs/heads", "refs/remotes"

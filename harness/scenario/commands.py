@@ -86,7 +86,7 @@ class CommandScenario(Config):
 
 @dataclass(frozen=True)
 class CommandArm:
-    """A command to run: an arm or one of its controls."""
+    """An arm of a CommandScenario, or one of its controls, with the command to run; :func:`plan_commands` makes it."""
 
     name: str
     program: tuple[str, ...]

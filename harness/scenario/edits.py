@@ -27,13 +27,13 @@ _MOST_FACTOR = 1e6
 
 
 class StageEdit(NamedTuple):
-    """A change of a stage's durations: multiplied by ``factor``, or set to ``ms`` if that is not None."""
+    """A change of one stage's durations: multiplied by ``factor``, or all set to ``ms`` milliseconds unless None."""
 
     factor: float = 1.0
     ms: float | None = None
 
     def apply(self, durations: Array) -> Array:
-        """Return the changed durations, in nanoseconds."""
+        """Return ``durations`` (ns) with this change."""
         return durations * self.factor if self.ms is None else np.full_like(durations, self.ms * 1e6)
 
     @property

@@ -30,10 +30,8 @@ def load_scenario(
     """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name.
 
     ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
-    (``repeats=3``).
-    ``repeats`` and ``interleave`` override the file unless None.
-    Raises InputError with file, line, dotted key and the allowed values. It also refuses a scenario whose arms are
-    programs.
+    (``repeats=3``). ``repeats`` and ``interleave`` override the file unless None. Raises InputError with file, line,
+    dotted key and the allowed values. It also refuses a scenario whose arms are programs.
     """
     document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
     if (key := key_of_commands(document)) is not None:
@@ -169,7 +167,7 @@ def _check_is_mapping(document: Document, path: Path, what: str, needs: str) -> 
 
 
 def _nest(document: Document) -> None:
-    """Nest the dotted keys of ``base`` and of every arm, and move their marks along."""
+    """Nest the dotted keys of ``base`` and of every arm, in place, and move their marks (source lines) along."""
     data = document.data
     if isinstance(data.get("base"), dict):
         data["base"] = _expand(document, ("base",), data["base"])

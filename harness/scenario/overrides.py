@@ -137,7 +137,7 @@ def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
 
 
 def has(nested: JsonObject, dotted: str) -> bool:
-    """Return True if there is a value at ``dotted``, also if it is null."""
+    """Return True if there is a value under the dotted key, also if it is null."""
     *sections, last = dotted.split(".")
     section = lookup(nested, ".".join(sections)) if sections else nested
     return isinstance(section, Mapping) and last in section

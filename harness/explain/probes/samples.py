@@ -173,7 +173,10 @@ class _Met(NamedTuple):
 
 
 def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
-    """Return the role (main or loader-K) by process id, from the columns pid and role of the spans table."""
+    """Return the role ("main" or "loader-K") of each process, by process id.
+
+    ``spans``: batches of the spans table with the columns pid and role.
+    """
     import pyarrow as pa
 
     pairs: set[tuple[int, str | None]] = set()
@@ -306,7 +309,7 @@ def _function(frames: Sequence[str]) -> str:
 
 
 def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """Return the stack up to the function that called the ledger's recorder; the whole stack elsewhere."""
+    """Return the stack up to the function that called the ledger's recorder; all of it if it does not end there."""
     python = [place for place, frame in enumerate(stack) if _is_python(frame, native)]
     outside = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
     return stack[: outside[-1] + 1] if outside and outside[-1] != python[-1] else stack

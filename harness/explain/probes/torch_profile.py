@@ -134,7 +134,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """All runs of one kernel (or copy) on the device."""
+    """All runs of one kernel or copy on the device; times in ms."""
 
     name: str
     calls: int
@@ -260,7 +260,7 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return the device's work by start, and when the host launched each kernel or copy.
+    """Return the device's work in order of start, and when the host launched each kernel or copy.
 
     Work that was already queued begins as the work before it ends: the time in between is not a wait for a launch.
     """

@@ -76,7 +76,7 @@ class Seen:
 
     @property
     def handed_over(self) -> Array:
-        """Time at which the main thread had each batch. A sampler then chooses items for the next request."""
+        """Time (ns) at which the main thread had each batch. A sampler then chooses items for the next request."""
         moments: Array = self.wait_end - self.drawn
         return moments
 

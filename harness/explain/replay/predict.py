@@ -401,7 +401,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         return holding(as_replayed, [corrected])
 
     def over(value: Callable[[_Edited], Array]) -> Estimate:
-        """Return the estimate from one array per block, over its replicates."""
+        """Return the estimate over blocks, from one array of replicates per block."""
         result = from_blocks([math.log(value(edited).mean()) for edited in found])
         assert result is not None
         if len(found) >= MIN_BLOCKS:

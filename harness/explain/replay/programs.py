@@ -156,7 +156,7 @@ def _program(
     cursor = start
 
     def advance(until: int) -> None:
-        """Add host time up to ``until``, joined with the event before if it has the same phase."""
+        """Add an event of host time from the last event up to ``until``, joined with it if it has the same phase."""
         nonlocal cursor
         name, share = open_phases[-1]
         spent = max(0, until - cursor)

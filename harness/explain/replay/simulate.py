@@ -98,7 +98,10 @@ class _Built:
 
 
 class _Fetched(NamedTuple):
-    """A fetch whose wait is not yet split: start, end, when the device was free, end and costs of its batch."""
+    """A fetch whose wait is not yet split by stage.
+
+    Fields: start, end, when the device was free, end of the batch's last stage, and its costs.
+    """
 
     start: Array
     now: Array

@@ -47,7 +47,7 @@ class Sweep:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of the step that tokenization costs, at each value."""
+        """Share of the step (0 to 1) that tokenization costs, at each value."""
         return tuple(_share(full, free) for full, free in zip(self.recorded, self.without, strict=True))
 
 
