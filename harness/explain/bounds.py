@@ -74,7 +74,10 @@ from harness.study.run_data import RunData
 
 
 class KernelTime(NamedTuple):
-    """Device time of the kernels and copies of one piece of work, ns: least, mean and most of the profiled pieces."""
+    """Device time in ns of the kernels and copies of one kind of work, such as "forward".
+
+    Least, mean and most of the profiled pieces of this work.
+    """
 
     least_ns: int
     usual_ns: int
@@ -82,7 +85,10 @@ class KernelTime(NamedTuple):
 
 
 def kernel_times_of(run: RunData) -> Mapping[str, KernelTime]:
-    """Return the kernel time of the work of ``run`` by name; empty without a whole profiled window of its arm."""
+    """Return the kernel time of each kind of device work of ``run``, by name, from a profiled window of its arm.
+
+    Empty without a whole profiled window.
+    """
     window = run.window
     if window is None:
         return {}
@@ -100,7 +106,10 @@ def _kernel_times(run: RunData) -> Mapping[str, KernelTime]:
 
 
 def _by_name(spans: RunSpans, windows: list[Window], work: LaunchedWork) -> dict[str, KernelTime]:
-    """Sum up ``work`` by the launches in the windows. A name with a piece without kernels is left out."""
+    """Return the kernel time by name, summed per piece of ``work`` that was launched within ``windows``.
+
+    A name is left out if one of its pieces has no kernels.
+    """
     inside = np.zeros(len(spans.launches), dtype=np.bool_)
     for since, until, _, _ in windows:
         inside |= (spans.launches.starts >= since) & (spans.launches.ends <= until)
@@ -135,7 +144,10 @@ KERNEL_TIME: Mapping[Reading, int] = {"waiting": 0, "likely": 1, "working": 2, "
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """The device's work in queue order, one piece per phase that the host launched; all (pieces,)."""
+    """The device's work in queue order, one piece per phase that the host launched; all arrays are (pieces,).
+
+    :func:`device_work` makes it.
+    """
 
     names: NDArray[np.int32]  # index into RunSpans.names
     starts: Int
@@ -150,32 +162,41 @@ class DeviceWork:
 
     @property
     def known_from(self) -> Int:
-        """Time from which the device certainly worked until the end of the piece."""
+        """Time (ns) from which the device certainly worked until the end of each piece."""
         return np.where(self.still_launching, self._launched, self.starts)
 
     def worked_from(self, reading: Reading) -> Int:
-        """Return when the device began to work on each piece. Profiled kernel time is at the end of the piece."""
+        """Return the time (ns) at which the device began to work on each piece, by this reading.
+
+        A kernel time from a profiled window is placed at the end of the piece.
+        """
         by_events = np.where(self._waited_by_events(reading), self._launched, self.starts)
         return np.where(self.profiled, self.ends - self._worked_ns(reading), by_events)
 
     def waited(self, reading: Reading) -> NDArray[np.bool_]:
-        """Return True if the device waited for the launches of the piece, by this reading."""
+        """Return True for each piece whose launches the device waited for, by this reading."""
         idle = self._worked_ns(reading) < self.ends - self.starts
         return np.where(self.profiled, idle, self._waited_by_events(reading))
 
     @property
     def profiled(self) -> NDArray[np.bool_]:
-        """True for pieces that events leave open and that have kernel times from a profiled window."""
+        """True for pieces whose kernel time a profiled window gives, because the recorded events leave it open.
+
+        The events do not determine when the device's work on such a piece began.
+        """
         is_profiled: NDArray[np.bool_] = self.still_launching & (self.kernel_ns[0] >= 0)
         return is_profiled
 
     @property
     def _launched(self) -> Int:
-        """End of the last launch of each piece, clipped to the piece."""
+        """End of the last launch of each piece (ns), clipped to the piece."""
         return np.clip(self.launch_ends, self.starts, self.ends)
 
     def _worked_ns(self, reading: Reading) -> Int:
-        """Return the kernel time of each piece by this reading, at least the time after its last launch."""
+        """Return the kernel time of each piece in ns, by this reading.
+
+        It is at least the time after the last launch.
+        """
         lasted = self.ends - self.starts
         worked_ns = np.clip(self.kernel_ns[KERNEL_TIME[reading]], self.ends - self._launched, lasted)
         return np.where(worked_ns >= FILLED_PIECE_SHARE * lasted, lasted, worked_ns)
@@ -186,27 +207,27 @@ class DeviceWork:
         return self.still_launching if reading == "waiting" else np.zeros_like(self.still_launching)
 
     def blocked(self, reading: Reading) -> NDArray[np.bool_]:
-        """Return True if the host only waited for the device while it launched the piece, by this reading."""
+        """Return True for each piece that the host launched while it only waited for the device, by this reading."""
         if reading == "likely":
             return self.may_block & self.ended
         return self.may_block if reading == "blocking" else np.zeros_like(self.may_block)
 
     @property
     def behind_full_queue(self) -> NDArray[np.bool_]:
-        """True if the queue may have been full during the launch, so that part of the launching was waiting."""
+        """True for pieces launched while the queue may have been full, so part of the launching was waiting."""
         lasting = self.launch_ends > self.launch_starts
         may_be_full: NDArray[np.bool_] = lasting & (self.ends - self.launch_ends >= FULL_QUEUE_NS)
         return may_be_full
 
     def differs_ns(self, reading: Reading) -> int:
-        """Return the nanoseconds of device and host time that this reading assigns differently from the likely one."""
+        """Return how many ns of device and host time this reading assigns differently from the likely one."""
         differs = self.blocked(reading) != self.blocked("likely")
         device_ns = np.abs(self.worked_from(reading) - self.worked_from("likely")).sum()
         return int(device_ns + (self.launch_ends - self.launch_starts)[differs].sum())
 
     @property
     def open(self) -> Stretches:
-        """Time in which the device may have worked or waited for a launch."""
+        """Time of all pieces in which the device may have worked or waited for a launch."""
         return self._until_launched(self.still_launching)
 
     @property
@@ -222,7 +243,10 @@ class DeviceWork:
 def device_work(
     spans: RunSpans, attached: bool = False, kernel_times: Mapping[str, KernelTime] | None = None
 ) -> DeviceWork:
-    """Return the work of a run's device. ``attached``: the program may block anywhere."""
+    """Return the work of a run's device. ``attached``: True for a foreign program, which may block anywhere.
+
+    ``kernel_times``: from a profiled window, by name; None without one.
+    """
     pieces = min(len(spans.kernels), len(spans.launches))
     kernels, launches = spans.kernels.where(slice(pieces)), spans.launches.where(slice(pieces))
     waits = union(spans.blocking.starts, spans.blocking.ends)
@@ -259,7 +283,10 @@ def _kernel_ns(names: Sequence[str], known: Mapping[str, KernelTime]) -> Int:
 
 
 def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
-    """Return the ns above which launching beside a piece counts; 0 if short launches add up to a noticeable share."""
+    """Return the ns of launching during a piece above which it counts.
+
+    0 if shorter launches add up to a noticeable share of the device's time.
+    """
     if not len(starts):
         return LAUNCH_TAIL_NS
     meanwhile = np.minimum(launch_ends, ends) - starts
@@ -269,19 +296,25 @@ def _least_ns(starts: Int, ends: Int, launch_ends: Int) -> int:
 
 
 def device_work_of(run: RunData) -> DeviceWork:
-    """Return the device work of all that ``run`` recorded, see :func:`device_work`."""
+    """Return the device work of the whole ``run``, computed once; see :func:`device_work`."""
     attached = run.record.facts.attached is not None
     return run.once(DEVICE_WORK, lambda: device_work(spans_of(run), attached, kernel_times_of(run)))
 
 
 def launched_meanwhile(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Return True for each piece that the host launched for more than ``least_ns`` after the device began it."""
+    """Return True for each piece that the host was still launching over ``least_ns`` after the device began it.
+
+    Times of device work (``starts``, ``ends``) and of the last launches (``launch_ends``) are in ns.
+    """
     result: NDArray[np.bool_] = np.minimum(launch_ends, ends) - starts > least_ns
     return result
 
 
 def ended_with_launches(starts: Int, ends: Int, launch_ends: Int, least_ns: int = LAUNCH_TAIL_NS) -> NDArray[np.bool_]:
-    """Return True for each piece that was launched meanwhile and that the device ended with its last launch."""
+    """Return True for each piece of device work that ended with its last launch, so the launches limited it.
+
+    Its launches must also continue for more than ``least_ns`` after its start.
+    """
     ended = ends - launch_ends <= np.maximum(LAUNCH_TAIL_NS, LAUNCH_TAIL_SHARE * (ends - starts))
     result: NDArray[np.bool_] = launched_meanwhile(starts, ends, launch_ends, least_ns) & ended
     return result
@@ -294,7 +327,10 @@ def per_step(steps: Stretches, stretches: Stretches) -> Int:
 
 
 def launch_bound_shares(steps: Stretches, work: DeviceWork, names: Sequence[str]) -> dict[str, float]:
-    """Return the share of steps in which work was launch-bound, of the steps that launch it; by name, largest first."""
+    """Return the share of steps in which a kind of device work was launch-bound, of the steps that launch it.
+
+    By name, largest first. ``names``: texts of the names' numbers.
+    """
     row = np.searchsorted(steps.starts, work.launch_starts, side="right") - 1
     inside = (row >= 0) & (work.launch_starts < steps.ends[np.maximum(row, 0)])
     shares = {}
@@ -310,7 +346,7 @@ Bound = Literal["data", "host", "launch", "device or launch", "device", "balance
 
 @dataclass(frozen=True)
 class BoundShares:
-    """Shares of a step, from 0 to 1."""
+    """Shares of a step, from 0 to 1, that determine what limits it."""
 
     data: float  # cost of data work
     host: float  # device idle while the host did other work than data, outside of launch-bound phases
@@ -321,7 +357,7 @@ class BoundShares:
 
     @property
     def bound(self) -> Bound:
-        """Name of the largest known share if it is noticeable; see the module docstring."""
+        """Name of what limits the step: the largest known share if it is noticeable; see the module docstring."""
         if self.loader > LOADERS_BUSY_SHARE and self.data > LIMIT_SHARE_MIN:
             return "data"
         shares: dict[Bound, float] = {"data": self.data, "host": self.host, "launch": self.launch}
@@ -334,12 +370,15 @@ class BoundShares:
 
 
 def agreed(blocks: Mapping[Bound, int]) -> Bound | None:
-    """Return what limits all ``blocks`` (number of blocks by bound); None if they differ or there are none."""
+    """Return the limit that all blocks share; None if they differ or there are none.
+
+    ``blocks``: number of blocks by limit.
+    """
     return next(iter(blocks)) if len(blocks) == 1 else None
 
 
 def mean_shares(found: list[BoundShares]) -> BoundShares | None:
-    """Return the mean of each share; None for an empty list."""
+    """Return the mean of each share over ``found``; None for an empty list."""
     if not found:
         return None
     rows = [(shares.data, shares.host, shares.launch, shares.room, shares.open, shares.loader) for shares in found]
@@ -351,11 +390,12 @@ Event = tuple[int, float, float]  # kind; ns blocked, or end of the launches; en
 
 
 def room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: bool = False) -> float | None:
-    """Return by how much fetches of a step could last longer, in ns, if the run felt at most ROOM_FELT_SHARE of it.
+    """Return how many ns longer the fetches of a step could last at almost no cost to the step.
 
-    The result is at most the length of a step. None if no step fetched or the device was not recorded. NaN if a full
-    queue, or a call that blocks for an unknown time, may have held the host. ``known_queue``: the device reports when
-    its queue held the host.
+    The run may get longer by at most ROOM_FELT_SHARE of that time. The result is at most the length of a step.
+    None if no step fetched or the device was not recorded.
+    NaN if a full queue, or a call that blocks for an unknown time, may have held the host.
+    ``known_queue``: True if the device reports when its queue held the host.
     """
     if spans.blocks_untimed:
         return math.nan if len(steps.starts) and len(spans.kernels) else None
@@ -388,7 +428,10 @@ def _room_ns(steps: Stretches, spans: RunSpans, waits: BatchWaits, known_queue: 
 
 
 def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
-    """Return ``spans`` without device work launched long before or after ``steps``, nearly all of it in a long run."""
+    """Return ``spans`` without device work launched long before or after ``steps``, nearly all of it in a long run.
+
+    The last pieces before the steps are kept, because they may still be queued.
+    """
     pieces = min(len(spans.kernels), len(spans.launches))
     since_ns, until_ns = int(steps.starts[0]), int(steps.ends[-1])
     inside = np.flatnonzero((spans.launches.starts[:pieces] >= since_ns) & (spans.launches.starts[:pieces] <= until_ns))
@@ -404,9 +447,10 @@ def _near(steps: Stretches, spans: RunSpans) -> RunSpans:
 
 
 def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
-    """Return True if the device lags behind by the same time in most steps, although no recorded call blocked.
+    """Return True if a full queue may have held the host: the device lags by the same time in most steps.
 
-    Only a full queue does that. A slower host also keeps a constant distance, but then its device runs out of work.
+    No recorded call blocked for long. A slower host also keeps a constant distance, but then its device runs out of
+    work.
     """
     if len(steps.starts) < HELD_STEPS_MIN:
         return False
@@ -422,7 +466,10 @@ def _held(steps: Stretches, spans: RunSpans, step_ns: float) -> bool:
 
 
 def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[np.float64]:
-    """Return the least work queued at the end of a launch of each step, in ns; infinite if the device never waited."""
+    """Return the least work queued at the end of a launch of each step, in ns, (steps,).
+
+    Infinite if no launch of the step ended while the device worked on it.
+    """
     launched, starts, ends = spans.launches.ends[:pieces], spans.kernels.starts[:pieces], spans.kernels.ends[:pieces]
     step = np.searchsorted(steps.starts, launched, side="right") - 1
     meets = (step >= 0) & (starts <= launched) & (launched <= steps.ends[np.maximum(step, 0)])
@@ -432,7 +479,7 @@ def _least_queued_ns(steps: Stretches, spans: RunSpans, pieces: int) -> NDArray[
 
 
 def later_ns(events: Sequence[Event], longer_ns: float) -> float:
-    """Return how much later the run ends if every fetch lasts ``longer_ns`` longer."""
+    """Return how many ns later the run ends if every fetch lasts ``longer_ns`` longer. ``events``: in order."""
     host = device = 0.0  # delays against the recording
     for kind, value, free in events:
         if kind == FETCH:
@@ -445,7 +492,7 @@ def later_ns(events: Sequence[Event], longer_ns: float) -> float:
 
 
 def _events(steps: Stretches, spans: RunSpans, waits: BatchWaits) -> list[Event]:
-    """Return the host's events within ``steps`` in order: ends of fetches, ends of blocking calls, launches."""
+    """Return the host's events within ``steps`` in order of time: ends of fetches, ends of blocking calls, launches."""
     pieces = min(len(spans.kernels), len(spans.launches))
     if not pieces:
         return []

@@ -59,11 +59,12 @@ _LONG_AGO_NS = 2**60  # start of an interval long before a run; sums of times st
 
 
 class Derived(NamedTuple):
-    """A steps table with its derived columns.
+    """A steps table with its derived columns; :func:`with_derived` makes it.
 
-    ``changed``: the stored columns differed. ``unsplit``: why waits were not split by stage (None: they were).
-    ``otherwise``: cost of data work for the first steps by the other readings of when the device worked, in ns,
-    (readings, steps); None without a split.
+    ``changed``: True if the stored columns differed.
+    ``unsplit``: why waits were not split by stage (None: they were).
+    ``otherwise``: cost of data work for the first steps, (readings, steps) in ns, by each other assumption (reading) of
+    when the device worked. None without a split.
     """
 
     table: pa.Table
@@ -75,8 +76,9 @@ class Derived(NamedTuple):
 def with_derived(
     steps: pa.Table, spans: RunSpans, work: DeviceWork | None, recording: Recording | None = None
 ) -> Derived:
-    """Return ``steps`` with its derived columns; unchanged without phases, times of steps, or a span of each fetch.
+    """Return ``steps`` with its derived columns.
 
+    They stay unchanged if phases, times of steps, or a fetch's span are missing.
     ``work``: of the device; None if it is synchronous. ``recording``: of the same run; None if it cannot be replayed.
     """
     if steps.column("start_ns").null_count or steps.column("wall_ns").null_count:
@@ -101,7 +103,7 @@ def with_derived(
 
 
 class _Replacing:
-    """Columns of a table that are replaced one by one. ``changed``: a new column differed from the old one."""
+    """Columns of a table that are replaced one by one. ``changed``: True if a new column differed from the old one."""
 
     def __init__(self, table: pa.Table) -> None:
         self._metadata = table.schema.metadata
@@ -125,7 +127,7 @@ class _Replacing:
 
 
 def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
-    """Return True if a step fetched without a span, or a fetch ends before it starts: the spans are incomplete."""
+    """Return True if the spans are incomplete: a step fetched without a span, or a fetch ends before it starts."""
     if (waits.ends < waits.starts).any():
         return True
     waited = np.zeros(len(steps), dtype=np.bool_)
@@ -134,7 +136,7 @@ def _incomplete(steps: pa.Table, waits: BatchWaits) -> bool:
 
 
 def waits_of(steps: pa.Table, spans: RunSpans) -> BatchWaits | None:
-    """Return the main thread's waits by batch; None if its phases were not recorded."""
+    """Return the main thread's waits for data by batch; None if its fetches were not recorded."""
     fetches = spans.of(spans.phases, FETCH)
     fetches = fetches.where(fetches.batches >= 0)
     if steps.column("fetch_ns").null_count == len(steps):
@@ -161,7 +163,7 @@ def _reported(steps: pa.Table, spans: RunSpans, rows: Int) -> NDArray[np.bool_]:
 
 
 def stage_spans(spans: RunSpans) -> StageSpans:
-    """Return the stages of all batches, without overlaps."""
+    """Return the stages of all batches, sorted by batch and time, without overlaps within a batch."""
     codes = np.array([STAGES.index(name) if name in STAGES else TRANSFER for name in spans.names] or [TRANSFER])
     stages = spans.stages_and_draws
     stages = stages.where(stages.batches >= 0)
@@ -179,7 +181,10 @@ def _stages(
     asynchronous: bool,
     recording: Recording | None,
 ) -> tuple[StageTimes, Split | Unsplit]:
-    """Return where the stages of each step lie and what each cost it. ``training``: steps with training only."""
+    """Return the time of each step's stages by place, and what each stage cost the step (or why that is unknown).
+
+    ``training``: True for steps with training only.
+    """
     waited = union(waits.starts, waits.ends)
     if asynchronous:
         waited = difference(waited, busy(spans))  # while the device works, a wait of the host costs nothing
@@ -196,7 +201,10 @@ def _stages(
 def _stage_columns(
     times: StageTimes, exposed: Split | Unsplit, waits: BatchWaits, weighed: NDArray[np.bool_] | None
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Yield the columns of the stages. ``weighed``: steps over which hidden time is averaged; None: each step alone."""
+    """Yield (name, values) of each derived column about stages.
+
+    ``weighed``: steps over which hidden time is averaged; None: each step alone.
+    """
     import pyarrow as pa
 
     rows = len(times.work)
@@ -219,10 +227,11 @@ def _stage_columns(
 
 
 def _hidden(outside: Int, work: Int, exposed: Int, weighed: NDArray[np.bool_] | None) -> Int:
-    """Return the time of a stage that cost each step nothing: it ran outside of every wait, and is not exposed.
+    """Return the time (ns) of a stage that cost each step nothing: it ran outside of every wait, and is not exposed.
 
-    ``work``: time of the stage while a step was open. Beside an asynchronous device the cost of data lies in later
-    steps than the data. There both are summed over the measured steps (``weighed``), and each step gets its share.
+    ``work``: time of the stage while a step was open.
+    ``weighed``: the measured steps beside an asynchronous device, where data work delays later steps than its own.
+    There both are summed over these steps, and each step gets its share. None: each step alone.
     """
     hidden: Int
     if weighed is None:
@@ -256,7 +265,10 @@ def _device_columns(
 
 
 def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Recording | None) -> Split | Unsplit:
-    """Return what each stage cost each step."""
+    """Return what each stage cost each step, or the reason why no valid replay shows it.
+
+    ``waits_ns``: wait for data of each step.
+    """
     inline = recording is None or not recording.workers
     if inline and not asynchronous and np.array_equal(times.work, times.during):
         return Split(times.during)
@@ -267,7 +279,7 @@ def _exposed(times: StageTimes, waits_ns: Int, asynchronous: bool, recording: Re
 
 
 def _above_work(exposed: Int, times: StageTimes, recording: Recording) -> bool:
-    """Return True if a stage cost the measured steps more than its work took, which means that the replay is wrong."""
+    """Return True if a stage cost the measured steps more than its work took, so the replay is wrong."""
     steps = len(exposed)
     counted = recording.measured[:steps]
     most = times.work[:steps][counted].sum(axis=0).astype(np.float64)

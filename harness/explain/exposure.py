@@ -65,7 +65,10 @@ from trainer.errors import InputError
 
 @dataclass(frozen=True)
 class SyncCall:
-    """All calls from one place that kept the host waiting for the device."""
+    """All calls of one run from one place in the code (``site``) that kept the host waiting for the device.
+
+    Times are ms per measured step.
+    """
 
     site: str
     calls_per_step: float  # calls without a time are counted in the one step that torch audited
@@ -77,10 +80,10 @@ class SyncCall:
 
 @once_per_run("hidden behind")
 def hidden_behind(run: RunData) -> dict[str, float]:
-    """Return hidden data work in ms per step, by the kernel that ran at the same time.
+    """Return hidden data work in ms per step, by the kernel that ran at the same time; empty without measured steps.
 
     Without a device it is by phase of the main thread, or ``other`` outside of all phases. Work that overlapped may
-    still have cost the step time, so all parts are scaled down to sum to the hidden time in the ledger.
+    still have cost the step time, so all values are scaled down to sum to the hidden time in the ledger.
     """
     measured = _measured(run)
     if measured is None:
@@ -105,7 +108,10 @@ def hidden_behind(run: RunData) -> dict[str, float]:
 
 
 def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[str, int]:
-    """Return the nanoseconds of data work within ``steps`` by what hid it, summed over parallel workers."""
+    """Return the nanoseconds of data work within ``steps`` by the kernel or phase that hid it, summed over all workers.
+
+    ``on_device``: by kernel; else by phase, without the waits for data.
+    """
     stages = stage_spans(spans)
     fetches = spans.of(spans.phases, FETCH)
     if on_device:
@@ -124,7 +130,7 @@ def _hidden_in(steps: Stretches, spans: RunSpans, *, on_device: bool) -> dict[st
 
 @once_per_run("blocking calls")
 def sync_audit(run: RunData) -> list[SyncCall]:
-    """Return every place in the step that blocked on the device, in the order of the step."""
+    """Return every place in the step that blocked on the device, in the order of the step; empty if none did."""
     measured = _measured(run)
     if measured is None:
         return []
@@ -142,9 +148,9 @@ def sync_audit(run: RunData) -> list[SyncCall]:
     certain, uncertain = _surely_busy(spans, device_work_of(run))
 
     def times_in(part: Stretches) -> tuple[Int, dict[str, Int]]:
-        """Return times by site, and times by kernel and site.
+        """Return two results for some steps: ns by call site, (4, sites), and ns by kernel and site.
 
-        Rows by site: time blocked, time after the call, and the parts of it with the device certainly or possibly busy.
+        The rows are: time blocked, time after the call, and its parts with the device certainly and possibly busy.
         """
         chosen = np.flatnonzero((reached > part.starts[0]) & (calls.starts < part.ends[-1]))
         names = calls.names[chosen].astype(np.int64)
@@ -197,7 +203,10 @@ def _near(spans: RunSpans, steps: Stretches) -> RunSpans:
 
 
 def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches]:
-    """Return ``spans`` with kernels starting when they certainly worked, and the times when others may have worked."""
+    """Return ``spans`` with kernels cut to the time in which they certainly worked.
+
+    The second value is the time in which others may have worked.
+    """
     if not work.still_launching.any():
         return spans, Stretches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     starts = spans.kernels.starts.copy()
@@ -207,7 +216,7 @@ def _surely_busy(spans: RunSpans, work: DeviceWork) -> tuple[RunSpans, Stretches
 
 
 def _within(stretches: Stretches, steps: Stretches) -> Stretches:
-    """Return the items of ``stretches`` (sorted, disjoint) that overlap the time of ``steps``."""
+    """Return the stretches (sorted, disjoint) that overlap the time from the first to the last of ``steps``."""
     low = np.searchsorted(stretches.ends, steps.starts[0], side="right")
     high = np.searchsorted(stretches.starts, steps.ends[-1], side="left")
     return Stretches(stretches.starts[low:high], stretches.ends[low:high])
@@ -221,13 +230,13 @@ def _by_name(spans: RunSpans, some: Spans) -> Iterator[tuple[str, Stretches]]:
 
 
 def _codes(some: Spans) -> list[int]:
-    """Return the codes of the names in ``some``, in order of first appearance."""
+    """Return the name codes in ``some`` (indices into RunSpans.names), in order of first appearance."""
     present = np.flatnonzero(np.bincount(some.names)) if len(some) else some.names
     return sorted(map(int, present), key=lambda code: int(np.argmax(some.names == code)))
 
 
 def _measured(run: RunData) -> tuple[Stretches, int] | None:
-    """Return the time of the measured steps and their number; None without measured steps or without spans."""
+    """Return the times of the measured steps and their number; None without measured steps or without spans."""
     steps = derived_steps(run).table  # already in memory
     if steps is None or not run.has_spans:
         return None
@@ -241,7 +250,10 @@ def _measured(run: RunData) -> tuple[Stretches, int] | None:
 
 
 def mean_hidden_behind(runs: Sequence[RunData]) -> dict[str, float]:
-    """Return the mean of :func:`hidden_behind` over runs, largest first."""
+    """Return hidden data work in ms per step, by kernel or phase: means over runs, largest first.
+
+    See :func:`hidden_behind`.
+    """
     by_run = [hidden_behind(run) for run in runs]
     names = dict.fromkeys(name for by_name in by_run for name in by_name)
     means = {name: sum(by_name.get(name, 0.0) for by_name in by_run) / len(by_run) for name in names}
@@ -260,7 +272,7 @@ def work_out(run: RunData) -> None:
 
 
 def release(run: RunData) -> None:
-    """Free the large intermediate results of a long run. They are computed again on demand."""
+    """Free the spans and derived columns of a long run. They are computed again on demand."""
     if run.knows("spans") and spans_of(run).rows > KEPT_SPANS_MAX:
         run.forget("spans")
         run.forget(DERIVED)
@@ -273,7 +285,7 @@ UnfittedKind = Literal["no run of the arm", "no dosed run", "no shared block", "
 
 @dataclass(frozen=True)
 class Unfitted:
-    """Reason why no curve can be fitted."""
+    """Reason why no curve of step time over added work can be fitted; the other fields belong to single kinds."""
 
     kind: UnfittedKind
     ks: tuple[int, ...] = ()  # "no shared block": doses without a common block
@@ -283,7 +295,10 @@ class Unfitted:
 
 @dataclass(frozen=True)
 class Curve:
-    """Runs of one block by dose k, each with its work and step time in milliseconds."""
+    """One block of a slowdown injection: its runs by dose k, with the work and the step time of each in ms.
+
+    ``ks``: how many times more of the work each run does; 0 is the arm itself.
+    """
 
     ks: tuple[int, ...]
     runs: tuple[RunLedger, ...]
@@ -291,25 +306,28 @@ class Curve:
     step: tuple[float, ...]
 
     def slope(self, values: Sequence[float], since: int = 0, until: int | None = None) -> float:
-        """Return the least-squares slope of ``values`` against the work, over the points since:until."""
+        """Return the least-squares slope of ``values`` over the work, for the points from ``since`` up to ``until``."""
         x, y = np.asarray(self.work[since:until]), np.asarray(values[since:until])
         x = x - x.mean()
         return float(x @ (y - y.mean()) / (x @ x))
 
     @property
     def absorbed(self) -> float:
-        """Slack: added work of the largest dose that did not lengthen the step, in ms; at least 0."""
+        """Slack in ms: added work of the largest dose that did not lengthen the step; at least 0."""
         last = self.slope(self.step, since=len(self.ks) - 2)
         return max(0.0, (self.work[-1] - self.work[0]) - (self.step[-1] - self.step[0]) / max(1.0, last))
 
     @property
     def waited(self) -> list[float]:
-        """Wait for data in ms per step, all stages together, for each k."""
+        """Wait for data in ms per step, all stages together, for each dose."""
         return [run.waited_ms or 0.0 for run in self.runs]
 
 
 def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curve] | Unfitted:
-    """Return the curve of every block that has all doses, or why there is nothing to fit."""
+    """Return the curve of every block that has all doses, or Unfitted with the reason why there is nothing to fit.
+
+    ``by_k``: runs by dose; 0 is the arm itself. ``workers``: number over which the work is divided.
+    """
     if not by_k[0]:
         return Unfitted("no run of the arm")
     if len(by_k) == 1:
@@ -332,9 +350,10 @@ def curves_of(by_k: Mapping[int, Blocks], what: What, workers: int) -> list[Curv
 
 
 def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float] | None:
-    """Return a function that measures the work of ``what`` in a run; None if some run has no measurement of it.
+    """Return a function that measures the work of kind ``what`` in a run, in ms per step.
 
-    The work of a device is its busy time, or without an asynchronous device the forward phase.
+    None if some run did not measure it. The work of a device is its busy time, or without an asynchronous device the
+    forward phase.
     """
     if what == "device":
         if all(run.device_busy_ms is not None for run in runs):
@@ -349,7 +368,10 @@ def _work(what: What, runs: Sequence[RunLedger]) -> Callable[[RunLedger], float]
 
 
 def segment(curves: Sequence[Curve], first: int) -> Estimate | None:
-    """Return the slope between two neighbouring doses; None if the larger dose had no more work in some block."""
+    """Return the slope between the doses ``first`` and ``first`` + 1, over blocks.
+
+    None if the larger dose had no more work in some block.
+    """
     if any(curve.work[first + 1] <= curve.work[first] for curve in curves):
         return None
     return from_block_values([curve.slope(curve.step, first, first + 2) for curve in curves])
@@ -361,7 +383,7 @@ _CONTROL = re.compile(r"dose-(tokenize|read|device|data)-([1-9][0-9]*)")
 
 @dataclass(frozen=True)
 class DosePoint:
-    """Means over blocks in ms per step, for one dose k. None: not measured."""
+    """Means over blocks in ms per step, for one dose: ``k`` times more of the work. None: not measured."""
 
     k: int
     work_ms: float  # on the critical path
@@ -372,7 +394,7 @@ class DosePoint:
 
 @dataclass(frozen=True)
 class Dose:
-    """Effect of adding work of kind ``what`` to ``arm``."""
+    """Effect on the step time of adding work of kind ``what`` to ``arm``; :func:`dose` makes it."""
 
     arm: str
     what: What
@@ -396,7 +418,10 @@ def parse_control(control: str | None) -> tuple[What, int] | None:
 
 
 def dose(arm_blocks: Blocks, doses: Mapping[int, Blocks], what: What, workers: int) -> Dose:
-    """Return the effect of adding ``what``. ``doses[k]``: runs with k times more; only blocks with all doses count."""
+    """Return the effect of adding work of kind ``what`` to an arm. ``doses[k]``: runs with k times more, by block.
+
+    Only blocks with all doses count. ``workers``: loader workers, which share the work.
+    """
     by_k = {0: arm_blocks} | {k: doses[k] for k in sorted(doses) if doses[k]}
     name = next((run.record.of or run.record.arm for blocks in by_k.values() for run in blocks.values()), "an arm")
     parallel = 1 if what == "device" else max(1, workers)
@@ -448,7 +473,7 @@ def _kind(what: What, curves: Sequence[Curve], slope: Estimate, waited: Estimate
 
 
 def _bends(what: What, curves: Sequence[Curve]) -> bool:
-    """Return True if the last slope certainly exceeds the first, and does so because the step waits."""
+    """Return True if the curve certainly gets steeper towards the largest dose, and does so because the step waits."""
     last = len(curves[0].ks) - 2
     first_slope, last_slope = segment(curves, 0), segment(curves, last)
     if last < 1 or first_slope is None or last_slope is None:
@@ -461,7 +486,7 @@ def _bends(what: What, curves: Sequence[Curve]) -> bool:
 
 
 def _fits_today(curves: Sequence[Curve]) -> bool:
-    """Return True if the step hardly waits for its present work, apart from transfer."""
+    """Return True if the step hardly waits for its present work, without any dose and apart from transfer."""
     waited = [curve.waited[0] - curve.runs[0].exposed_ms.get("transfer", 0.0) for curve in curves]
     return float(np.mean(waited)) < HIDDEN_SLOPE_MAX * float(np.mean([curve.work[0] for curve in curves]))
 
@@ -484,7 +509,10 @@ def _points(curves: Sequence[Curve]) -> tuple[DosePoint, ...]:
 
 
 def _blocks_needed(slope: Estimate) -> int | None:
-    """Return the number of blocks that would probably decide; None above DOSE_BLOCKS_MAX or without an interval."""
+    """Return the number of blocks that would probably decide the kind of the dose.
+
+    None above DOSE_BLOCKS_MAX or without an interval.
+    """
     if slope.ci_low is None or slope.ci_high is None:
         return None
     # Half-width that meets the conditions of some kind, if the median stays where it is.

@@ -65,14 +65,17 @@ Float = NDArray[np.float64]
 
 
 class Makers(NamedTuple):
-    """``worker``: maker of each batch in order of receipt, (batches,). ``workers``: number of the loader's workers."""
+    """Worker that made each batch of a run. ``worker``: its number, in order of receipt, (batches,).
+
+    ``workers``: number of the loader's workers; 0 if batches are made inline.
+    """
 
     worker: Int
     workers: int
 
     @property
     def is_round_robin(self) -> bool:
-        """True if all workers made batches, one after the other."""
+        """True if all workers made batches in turn. Also True without workers or batches."""
         if not self.workers or not len(self.worker):
             return True
         return np.array_equal(self.worker, (self.worker[0] + np.arange(len(self.worker))) % self.workers)
@@ -91,13 +94,16 @@ class Makers(NamedTuple):
 
     @property
     def unequal(self) -> bool:
-        """True if one worker made so many batches that others made too few."""
+        """True if one worker made far more batches than an equal share. False with too few batches to tell."""
         if not self.workers or len(self.worker) < WORKER_ROUNDS_MIN * self.workers:
             return False
         return bool(np.bincount(self.worker).max() * self.workers > UNEQUAL_WORKER_FACTOR * len(self.worker))
 
     def in_flight(self, prefetch: int) -> int:
-        """Return the number of batches in flight. A worker without items answers one request."""
+        """Return the number of batches in flight with ``prefetch`` per worker.
+
+        A worker without items answers one request.
+        """
         return self.workers * prefetch - self.idle * (prefetch - 1)
 
     def before(self) -> Int:
@@ -110,12 +116,15 @@ class Makers(NamedTuple):
 
 
 def round_robin(count: int, workers: int) -> Makers:
-    """Return the makers of ``count`` batches that workers make in turn, starting with the first worker."""
+    """Return the makers of ``count`` batches that ``workers`` workers make in turn, starting with worker 0."""
     return Makers(np.arange(count) % max(1, workers), workers)
 
 
 def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
-    """Return the makers of ``count`` batches of a loader with ``workers``; in turn where they were not recorded."""
+    """Return the makers of ``count`` batches of a loader with ``workers`` workers.
+
+    ``recorded``: number of each batch's worker, or NO_WORKER. Workers are assumed in turn where none was recorded.
+    """
     worker = np.full(count, NO_WORKER, dtype=np.int64)
     worker[: len(recorded)] = recorded[:count]
     worker[worker >= workers] = NO_WORKER
@@ -131,10 +140,10 @@ Array = NDArray[np.float64]
 
 
 class MadeBatches(NamedTuple):
-    """Times of consecutive batches; ns, (batches,), NaN if unknown.
+    """Times at which consecutive batches were made and used; ns, (batches,), NaN if unknown.
 
-    ``taken``: when the loop, or its device, began to use the batch. ``awaited``: it was not ready before its fetch
-    began.
+    ``taken``: when the loop, or its device, began to use the batch.
+    ``awaited``: True if it was not ready before its fetch began.
     """
 
     began: Array
@@ -145,9 +154,9 @@ class MadeBatches(NamedTuple):
 
 
 class Leads(NamedTuple):
-    """Lead of consecutive batches and how long the worker idled before each; ns, (batches,).
+    """Lead of consecutive batches, and how long the worker idled before making each; ns, (batches,).
 
-    ``between``: time of a busy worker from one batch to the next, ns.
+    ``between``: median time that a busy worker takes from the end of one batch to the start of the next, ns.
     """
 
     lead: Array
@@ -156,7 +165,10 @@ class Leads(NamedTuple):
 
 
 def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | None = None) -> Leads:
-    """Return the lead of each batch for workers with ``prefetch`` batches in flight. ``makers`` None: in turn."""
+    """Return the lead of each batch: how long it was ready before it was used.
+
+    ``prefetch``: batches in flight per worker. ``makers`` None: workers made batches in turn.
+    """
     lead = np.where(made.awaited, 0.0, np.maximum(0.0, made.taken - made.ready))
     count = len(lead)
     makers = makers or round_robin(count, workers)
@@ -177,10 +189,11 @@ def leads_of(made: MadeBatches, workers: int, prefetch: int, makers: Makers | No
 
 
 def used_up_ns(leads: Leads, workers: int) -> float | None:
-    """Return by how much steps over these batches were shorter than making them; None if too little is known.
+    """Return the lead per worker in ns that the steps over these batches used up; None if too little is known.
 
-    The use in the last cycle is not observed. It is assumed to equal that of the others, but no more than the lead
-    left.
+    By that much the steps were shorter than making the batches. ``workers``: number of workers that made batches.
+    The use in the last cycle is not observed.
+    It is assumed to equal that of the others, but no more than the lead that remains.
     """
     lead, idle = leads.lead, leads.idle
     if not 0 < workers < len(lead) or not np.isfinite(lead).all():
@@ -194,8 +207,8 @@ def used_up_ns(leads: Leads, workers: int) -> float | None:
 def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] | None = None) -> float:
     """Return by how much the last cycle of batches was shorter than is sustainable, as a share of its time.
 
-    ``stood``: batches that were being made while the run was suspended. Infinite if the whole cycle was suspended; 0 if
-    too few batches are known.
+    ``stood``: True for batches that were being made while the run was suspended; None: none was.
+    Infinite if the whole cycle was suspended; 0 if too few batches are known.
     """
     if workers < 1 or len(leads.lead) < 2 * workers:
         return 0.0
@@ -211,7 +224,7 @@ def falls_by(leads: Leads, taken: Array, workers: int, stood: NDArray[np.bool_] 
 
 
 def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> float:
-    """Return the mean time per batch at which ``busy`` workers can go on, over all batches; NaN if unknown.
+    """Return the mean time per batch, in ns, that ``busy`` workers can sustain, over all batches; NaN if unknown.
 
     ``pauses``: suspensions of the workers, which do not count.
     """
@@ -224,10 +237,10 @@ def pace_ns(made: MadeBatches, leads: Leads, busy: int, pauses: Stretches) -> fl
 
 
 class UsedLead(NamedTuple):
-    """Lead that the measured steps of a repetition used up per worker, and their time; ns.
+    """Lead that the measured steps of one repetition used up per worker (``used_ns``), and their time (``wall_ns``).
 
-    ``ahead_ns``: growth of the host's lead over its device during these steps. ``pace_ns``: time of the workers for the
-    same number of batches, at the mean pace of the whole run; NaN if unknown.
+    ``ahead_ns``: growth of the host's lead over its device during these steps.
+    ``pace_ns``: time of the workers for the same number of batches, at the mean pace of the whole run; NaN if unknown.
     """
 
     used_ns: float
@@ -238,9 +251,10 @@ class UsedLead(NamedTuple):
 
 @dataclass(frozen=True)
 class LeadUse:
-    """Share of a step by which measured steps were faster than is sustainable, with its 95 % interval.
+    """Share of a step by which an arm's steps were faster than is sustainable, with its 95 % interval.
 
-    ``n``: repetitions. ``by_host``: mostly because the host got further ahead of its device.
+    They were because batches were ready ahead of time. ``n``: number of repetitions.
+    ``by_host``: True if it is mostly because the host got further ahead of its device.
     """
 
     share: float
@@ -258,7 +272,11 @@ class LeadUse:
 def used_leads(
     steps: pa.Table, spans: RunSpans, waits: BatchWaits, workers: int, prefetch: int, *, asynchronous: bool
 ) -> dict[int, UsedLead]:
-    """Return the lead that each repetition used up until its first pause. ``workers``: 0 if batches are made inline."""
+    """Return the lead that each repetition used up until its first pause, by repetition.
+
+    ``workers``: 0 if batches are made inline. Empty if an asynchronous device was not recorded.
+    Repetitions whose leads are unknown are left out.
+    """
     if asynchronous and not len(spans.kernels):
         return {}
     makers = makers_of(spans.makers, len(waits.rows), workers)
@@ -314,7 +332,7 @@ def lead_use(runs: Iterable[Mapping[int, UsedLead]]) -> LeadUse | None:
 
 
 def _ahead_ns(spans: RunSpans, moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how long the device had still to work at each moment on the work queued by then, (moments,)."""
+    """Return how many ns the device had still to work at each moment on the work queued by then, (moments,)."""
     done = np.concatenate([[-np.inf], np.maximum.accumulate(spans.kernels.ends.astype(np.float64))])
     # Launches without recorded work (the run was cut short) are ignored.
     queued = np.minimum(np.searchsorted(spans.launches.starts, moments, side="left"), len(spans.kernels.ends))
@@ -347,7 +365,10 @@ def _made(spans: RunSpans, waits: BatchWaits, *, on_device: bool) -> MadeBatches
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """A loader worker, the same in all blocks, that takes longer for a batch than the others; times are medians."""
+    """A loader worker, the same in all blocks, that takes longer for a batch than the others.
+
+    ``ms`` and ``others_ms``: median times for a batch.
+    """
 
     number: int
     ms: float
@@ -355,13 +376,16 @@ class SlowWorker:
 
     @property
     def factor(self) -> float | None:
-        """Multiple of the others' time; None if theirs is too short to divide by."""
+        """Its time / the others' time; None if theirs is 0."""
         return self.ms / self.others_ms if self.others_ms > 0 else None
 
 
 @dataclass(frozen=True)
 class LongReads:
-    """Few batches that take most of the time of all reading, because each opens a file or loads a shard."""
+    """Few batches that take most of the time of all reading, because each opens a file or loads a shard.
+
+    They come at equal intervals.
+    """
 
     batches: float  # median number of batches from one to the next
     ms: float  # median
@@ -369,7 +393,7 @@ class LongReads:
 
 @dataclass(frozen=True)
 class Loading:
-    """Findings about the making of batches, from the recorded stages of all blocks."""
+    """How batches were made by loader workers, from the recorded stages of all blocks; :func:`loading_of` makes it."""
 
     slow_worker: SlowWorker | None = None
     long_reads: LongReads | None = None
@@ -377,14 +401,17 @@ class Loading:
 
 
 class MadeBy(NamedTuple):
-    """Batches of one block."""
+    """Batches of one block: which worker made each, and how long that took."""
 
     workers: NDArray[np.signedinteger]  # number of the worker that made each batch
     ms: Float  # time to make each batch
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
-    """Return the worker that is slow in all ``blocks``; None without one, or if too few batches show it."""
+    """Return the worker that is slower than the others in all ``blocks``; None without one.
+
+    None too if too few batches show it.
+    """
     slowest, slow_ms, others_ms, longer = set(), [], [], []
     for made in blocks:
         medians = {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
@@ -403,8 +430,9 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
 
 
 def long_reads(ms: Float) -> LongReads | None:
-    """Return the long reads among ``ms`` if they are few, take most of the time and come at equal intervals, else None.
+    """Return the long reads among ``ms``, the read time of each batch; None without any.
 
+    They must be few, take most of the time, and come at equal intervals.
     Equal intervals exclude reads that are long because they had no core, which may happen at any time.
     """
     if not len(ms) or not ms.any():
@@ -422,7 +450,7 @@ def long_reads(ms: Float) -> LongReads | None:
 
 
 def loading_of(runs: Sequence[RunData]) -> Loading:
-    """Return the slow worker, the long reads and the share of time on a core of the batches of ``runs``."""
+    """Return how the batches of ``runs`` were made: slow worker, long reads, each stage's share of time on a core."""
     blocks = [spans_of(run) for run in runs if run.has_spans]
     blocks = [spans for spans in blocks if len(spans.stages)]
     on_core = {stage: share for stage in BUILT if (share := _on_core(blocks, stage)) is not None}
@@ -436,7 +464,7 @@ def loading_of(runs: Sequence[RunData]) -> Loading:
 
 
 def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
-    """Return the share of the time of ``stage`` in which its process had a core; None if it was not recorded."""
+    """Return the share (0 to 1) of the time of ``stage`` in which its process had a core; None if not recorded."""
     stage_spans = [spans.of(spans.stages, stage) for spans in blocks]
     wall_ns = sum(float((spans.ends - spans.starts).sum()) for spans in stage_spans)
     if not wall_ns or any((spans.cpu_ns == NOT_MEASURED).any() for spans in stage_spans):
@@ -445,7 +473,7 @@ def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
 
 
 def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Float:
-    """Return the milliseconds of ``stages`` of each batch that has them, by batch number."""
+    """Return the milliseconds that these stages took for each batch that has them, by batch number."""
     chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in stages]) & (spans.stages.batches >= 0)
     _, batches = np.unique(spans.stages.batches[chosen], return_inverse=True)
     ms: Float = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)
@@ -453,7 +481,7 @@ def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Float:
 
 
 def _made_by(spans: RunSpans) -> MadeBy:
-    """Return the batches that loader workers made."""
+    """Return the batches that loader workers made, with worker and time; without those of the main thread."""
     chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in BUILT])
     chosen &= (spans.stages.batches >= 0) & (spans.stages.batches < len(spans.makers))
     numbers = np.unique(spans.stages.batches[chosen])

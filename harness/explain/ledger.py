@@ -37,18 +37,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class StepLosses:
-    """Losses of ``run``, including warm-up steps. They are read on demand because a long run has a million."""
+    """Losses of one run by step, including warm-up steps. They are read on demand because a long run has a million."""
 
     run: RunData | None = None
 
     def by_step(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the steps with a finite loss, ascending and without duplicates, and these losses."""
+        """Return (steps, losses): the steps with a finite loss, ascending and without duplicates, and these losses."""
         steps, losses = self.recorded()
         finite = np.isfinite(losses)
         return steps[finite], losses[finite]
 
     def recorded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return all steps with a loss, also NaN or infinite ones: a run that diverged still trained these steps."""
+        """Return (steps, losses) of all steps with a loss, ascending; also NaN or infinite ones.
+
+        A run that diverged still trained these steps.
+        """
         table = None if self.run is None else self.run.step_columns(["step", "loss"])
         if table is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -59,7 +62,7 @@ class StepLosses:
 
 
 def at_common_steps(ours: StepLosses, theirs: StepLosses) -> tuple[float, float] | None:
-    """Return the mean losses over the last LOSS_STEPS steps that both runs trained; None without a common step."""
+    """Return the mean loss of each run over the last LOSS_STEPS steps that both trained; None without a common step."""
     (our_steps, our_losses), (their_steps, their_losses) = ours.by_step(), theirs.by_step()
     _, our_places, their_places = np.intersect1d(our_steps, their_steps, assume_unique=True, return_indices=True)
     if not len(our_places):
@@ -73,7 +76,10 @@ DERIVED = "derived steps"
 
 @dataclass(frozen=True, slots=True)  # a long run has a hundred thousand
 class RepetitionTotals:
-    """Totals over the measured steps of one repetition; token counts are None where the trainer did not report them."""
+    """Totals over the measured steps of one repetition of a run.
+
+    Token counts are None where the trainer did not report them.
+    """
 
     steps: int
     wall_ns: float
@@ -84,7 +90,10 @@ class RepetitionTotals:
 
 @dataclass(frozen=True)
 class RunLedger:
-    """Figures of one finished run with at least one measured step. ``*_ms`` are means per measured step."""
+    """Figures of one finished run with at least one measured step; :func:`measure` makes it.
+
+    Fields ``*_ms`` are means per measured step.
+    """
 
     record: RunRecord
     repetitions: dict[int, RepetitionTotals]
@@ -132,14 +141,17 @@ class RunLedger:
 
     @property
     def waited_ms(self) -> float | None:
-        """Milliseconds that data work cost a step; None on an asynchronous device whose waits were not split."""
+        """Milliseconds per step that data work cost.
+
+        None on an asynchronous device whose waits were not split by stage.
+        """
         if self.exposed_ms:
             return sum(self.exposed_ms.values())
         return None if self.record.facts.asynchronous else self.phase_ms.get("fetch")
 
     @property
     def waited_range_ms(self) -> tuple[float, float] | None:
-        """Least and most milliseconds that data work may cost a step; None if all readings of the record agree."""
+        """Least and most ms per step that data work may cost; None if all readings of the record agree."""
         if self.waited_ms is None or not self.waited_otherwise_ms:
             return None
         readings = (self.waited_ms, *self.waited_otherwise_ms)
@@ -165,7 +177,7 @@ class RunLedger:
 
     @property
     def bound(self) -> Bound | None:
-        """Name of what limits the step; None without an asynchronous device."""
+        """Name of the limit of the step, such as "data"; None without an asynchronous device or a split of waits."""
         return None if (shares := self.bound_shares) is None else shares.bound
 
     @property
@@ -185,7 +197,7 @@ Blocks = Mapping[int, RunLedger]  # the finished runs of one arm, by block
 
 
 def without_split(ledger: RunLedger) -> RunLedger:
-    """Return ``ledger`` without its split of waits by stage, for when replay is turned off."""
+    """Return ``ledger`` without its split of waits by stage, because the replay that split them is wrong."""
     return replace(ledger, exposed_ms={}, hidden_ms={}, waited_otherwise_ms=(), unsplit="replay is off")
 
 
@@ -200,7 +212,10 @@ class DerivedSteps(NamedTuple):
 
 @once_per_run(DERIVED)
 def derived_steps(run: RunData) -> DerivedSteps:
-    """Return the steps table of ``run`` with its derived columns. The table is None if the run has none."""
+    """Return the steps table of ``run`` with its derived columns, computed once.
+
+    The table is None if the run has none. Without spans its columns are as recorded.
+    """
     if not run.step_count or not run.has_spans:
         return DerivedSteps(run.steps, changed=False)
     try:
@@ -214,7 +229,7 @@ def derived_steps(run: RunData) -> DerivedSteps:
 
 @once_per_run("ledger")
 def measure(run: RunData) -> RunLedger | None:
-    """Return the ledger of a finished run; None if it did not finish or has no measured step."""
+    """Return the ledger of a finished run, computed once; None if it did not finish or has no measured step."""
     if run.record.status != "done" or (steps := derived_steps(run).table) is None:
         return None
     measured = np.not_equal(column(steps, "warmup"), 1) & (column(steps, "wall_ns") > 0)
@@ -274,7 +289,10 @@ def measure(run: RunData) -> RunLedger | None:
 
 
 def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> LeftOut:
-    """Return the unmeasured steps between measured ones, without marked steps and the first steps of repetitions."""
+    """Return the unmeasured steps between measured ones, with their longest phases.
+
+    The first step of each repetition and marked steps (with other work than training) are excluded.
+    """
     facts = run.record.facts
     inside = ~measured & (column(steps, "wall_ns") > 0)
     first, last = np.flatnonzero(measured)[[0, -1]]
@@ -296,7 +314,10 @@ def _left_out(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> Lef
 
 
 def _otherwise_ms(otherwise: Array | None, measured: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the mean cost of data work in ms by reading, over the measured steps that were replayed."""
+    """Return the mean ms per step that data work costs by each other reading of when the device worked.
+
+    Only measured steps that were replayed count. Empty without other readings.
+    """
     if otherwise is None or not otherwise.size or not (counted := measured[: otherwise.shape[1]]).any():
         return ()
     return tuple((otherwise[:, counted].mean(axis=1) / 1e6).tolist())
@@ -314,7 +335,10 @@ def _room_ms(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> floa
 
 
 def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) -> float:
-    """Return the share of workers' time within measured steps spent on batches; 0 without an asynchronous device."""
+    """Return the share (0 to 1) of the workers' time within measured steps in which they made batches.
+
+    0 without workers or without an asynchronous device.
+    """
     workers = loader_workers(run)
     if not workers or not run.record.facts.asynchronous or not run.has_spans:
         return 0.0
@@ -325,7 +349,10 @@ def _loader_share(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 
 
 def _used_leads(run: RunData, steps: pa.Table) -> dict[int, UsedLead]:
-    """Return ``RunLedger.used_leads``; empty if the host both computes and makes the batches, or without a record."""
+    """Return ``RunLedger.used_leads``.
+
+    Empty if the host both computes and makes the batches, or without spans and times.
+    """
     facts = run.record.facts
     workers = loader_workers(run)
     timed = not steps.column("start_ns").null_count and not steps.column("wall_ns").null_count
@@ -348,7 +375,10 @@ def _launch_bound(run: RunData, steps: pa.Table, measured: NDArray[np.bool_]) ->
 def _repetitions(
     repetition: NDArray[np.int64], wall: Array, tokens: Array, trained: Array
 ) -> dict[int, RepetitionTotals]:
-    """Return the totals by repetition. A count that is NaN for one step is None for its whole repetition."""
+    """Return the totals of a run by repetition.
+
+    A token count that is NaN for one step is None for its whole repetition.
+    """
     numbers, place, steps = np.unique(repetition, return_inverse=True, return_counts=True)
     columns = (wall, without_long(wall), tokens, trained)
     sums = [np.bincount(place, weights=values, minlength=len(numbers)).tolist() for values in columns]
@@ -370,12 +400,18 @@ def _diverged(losses: Array) -> bool:
 
 
 def arm_lead(blocks: Blocks) -> LeadUse | None:
-    """Return how much of an arm's measured steps was prepared before them; None if too few repetitions show it."""
+    """Return how much faster an arm's measured steps were than is sustainable, because batches were ready before.
+
+    None if too few repetitions show it.
+    """
     return lead_use(run.used_leads for run in blocks.values())
 
 
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
-    """Return the mean over all measured steps of ``runs``, from each run's mean per step; None if no run has one."""
+    """Return the mean of a figure over all measured steps of ``runs``; None if no run has it.
+
+    ``get``: function that returns a run's mean per step, or None.
+    """
     means = [(value, len(run.step_ms)) for run in runs if (value := get(run)) is not None]
     return sum(value * steps for value, steps in means) / sum(steps for _, steps in means) if means else None
 
@@ -383,9 +419,10 @@ def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None
 def part_over(
     runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None], known: Sequence[RunLedger] | None = None
 ) -> float | None:
-    """Return the mean of one part of a step over all measured steps of ``runs``.
+    """Return the mean of one part of a step over all measured steps of ``runs``; None if no run has it.
 
-    ``known``: the runs that have the part. The other runs are assumed to have the same share of their steps.
+    ``get``: function that returns a run's mean per step. ``known``: the runs to take it from; None: all.
+    Runs without the part are assumed to have the same share of their steps.
     """
     known = [run for run in known or runs if get(run) is not None]
     mean = mean_over(known, get)
@@ -415,7 +452,10 @@ def _sum(counts: Array) -> float | None:
 
 
 def _other_load(samples: pa.Table | None) -> float | None:
-    """Return the cores used by other processes on this host, plus the cores that the hypervisor gave to others."""
+    """Return the cores used by other processes on this host, plus the cores that the hypervisor gave to other machines.
+
+    None if not sampled.
+    """
     if samples is None or not len(samples):
         return None
     import pyarrow.compute as pc
@@ -435,7 +475,7 @@ Rate = Callable[[RepetitionTotals], tuple[float, float] | None]
 
 
 def per_second(amount: float | None, repetition: RepetitionTotals) -> tuple[float, float] | None:
-    """Return ``amount`` and the seconds of the repetition; None if the amount was not counted."""
+    """Return (``amount``, seconds of the repetition); None if the amount was not counted."""
     return None if amount is None else (amount, repetition.wall_ns / 1e9)
 
 
@@ -466,13 +506,20 @@ def speed(
     confidence: float = CONFIDENCE,
     alike: Likeness | None = None,
 ) -> Estimate | None:
-    """Return the speed of ``candidate`` / ``baseline`` by ``rate``; None if a measured repetition lacks this rate."""
+    """Return the speed of ``candidate`` / ``baseline`` by ``rate``: a ratio with its interval over blocks.
+
+    ``alike``: similarity of neighbouring blocks, which may widen the interval.
+    None if a measured repetition lacks this rate, or without a shared block.
+    """
     logs = speed_logs(baseline, candidate, rate)
     return None if logs is None else from_blocks(logs, confidence, alike)
 
 
 def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] | None:
-    """Return the logarithm of the speed ratio for each block that both arms have, in order."""
+    """Return the logarithm of the speed ratio for each block that both arms have, in order.
+
+    None if a measured repetition lacks this rate.
+    """
     baseline_rates, candidate_rates = rates_of(baseline, rate), rates_of(candidate, rate)
     if baseline_rates is None or candidate_rates is None:
         return None
@@ -483,12 +530,15 @@ def speed_logs(baseline: Blocks, candidate: Blocks, rate: Rate) -> list[float] |
 
 
 def alternated(first: RunLedger, second: RunLedger) -> bool:
-    """Return True if repetition k of both runs ran side by side in time."""
+    """Return True if repetition k of both runs ran side by side in time, for every k."""
     return first.by_repetition and second.by_repetition and first.record.session == second.record.session
 
 
 def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, float]]] | None:
-    """Return {block: {repetition: rate}}; None if any repetition lacks the rate, so that no ratio mixes both kinds."""
+    """Return {block: {repetition: (amount, seconds or steps)}}.
+
+    None if any repetition lacks the rate, so that no ratio mixes rates of different kinds.
+    """
     rates: dict[int, dict[int, tuple[float, float]]] = {}
     for block, run in blocks.items():
         for repetition, totals in run.repetitions.items():
@@ -500,7 +550,7 @@ def rates_of(blocks: Blocks, rate: Rate) -> dict[int, dict[int, tuple[float, flo
 
 
 def per_step_of(blocks: Blocks, name: Counted) -> float | None:
-    """Return positions or trained tokens per measured step; None if a run did not count them."""
+    """Return token positions or trained tokens (``name``) per measured step; None if a run did not count them."""
     totals: list[float | None] = [getattr(run, name) for run in blocks.values()]
     if any(total is None for total in totals) or not totals:
         return None

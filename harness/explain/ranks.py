@@ -63,7 +63,7 @@ _Edit = Callable[[Float], Float]  # maps the ranks' fetches (rank, step) to edit
 
 @dataclass(frozen=True)
 class RankSteps:
-    """Measured steps of one rank in one block, ns; all (steps,), or (rank, step) for several ranks."""
+    """Measured steps of one rank in one block; all arrays (steps,), or (rank, step) for several ranks. Times in ns."""
 
     step: Float  # step numbers
     wall: Float
@@ -76,7 +76,7 @@ class RankSteps:
 
 @dataclass(frozen=True)
 class GroupGain:
-    """Estimated speed gain of a group of ranks: step time / step time with edited fetches."""
+    """Estimated speed gain of a program with several ranks: step time / step time with shorter fetches."""
 
     slowest: str  # rank with the longest fetches
     without_data: Estimate  # no rank has any data work
@@ -84,7 +84,10 @@ class GroupGain:
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
-    """Return the steps of a rank of an attached CPU program; None for other runs or without measured core times."""
+    """Return the measured steps of one rank of an attached CPU program with several ranks.
+
+    None for other runs, or without recorded CPU times.
+    """
     facts = run.record.facts
     if facts.attached is None or (facts.ranks or 1) < 2 or facts.asynchronous:
         return None
@@ -103,7 +106,7 @@ def rank_steps(run: RunData) -> RankSteps | None:
 
 
 def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
-    """Return the time off a core by step: in backward passes, and in other phases, not fetches; None: unknown."""
+    """Return the ns off a core by step: in backward passes, and in other phases without fetches. None if unknown."""
     spans = spans_of(run)
     phases = spans.phases
     if not len(phases) or (phases.cpu_ns == NOT_MEASURED).any() or np.isnan(starts).any():
@@ -129,7 +132,10 @@ def _off_core(run: RunData, starts: Float) -> tuple[Float, Float] | None:
 
 
 def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None:
-    """Return the gain from ``steps`` by arm (rank) and block; None for one rank, or if ranks do not wait each step."""
+    """Return what the ranks of a program would gain without data work. ``steps``: by arm (one per rank) and block.
+
+    None for one rank, without common steps, or if step times differ so much that ranks do not wait each step.
+    """
     if len(steps) < 2:
         return None
     shared = sorted(set.intersection(*(set(by_block) for by_block in steps.values())))
@@ -172,7 +178,10 @@ def _no_longer_than_the_next(fetch: Float, last: int) -> Float:
 
 
 def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
-    """Return the speed gain with edited fetches. The interval includes the lower and upper bound of the waits."""
+    """Return the speed gain with edited fetches. ``edit``: maps the fetch times (rank, step) to edited ones.
+
+    The interval includes the lower and upper bound of the waits.
+    """
     readings: list[Estimate] = []
     for saved_ns in (_saved, _saved_at_least, _saved_at_most):
         logs = []
@@ -187,13 +196,13 @@ def _speed(blocks: Sequence[RankSteps], edit: _Edit) -> Estimate:
 
 
 def _saved(block: RankSteps, gone: Float) -> Float:
-    """Return the time saved by step, (steps,), if each rank fetches for ``gone`` less, (rank, step)."""
+    """Return the ns saved in each step, (steps,), if each rank fetches for ``gone`` less, (rank, step)."""
     saved: Float = (gone + block.off_core - block.off_core.min(axis=0)).min(axis=0)
     return saved
 
 
 def _saved_at_least(block: RankSteps, gone: Float) -> Float:
-    """Return the mean time saved if being ready without a core is never a wait for another rank.
+    """Return the mean ns saved if a rank that is ready without a core never waits for another rank.
 
     The result is one mean, (1,), because the time ready without a core is known per block only.
     """
@@ -203,7 +212,7 @@ def _saved_at_least(block: RankSteps, gone: Float) -> Float:
 
 
 def _saved_at_most(block: RankSteps, gone: Float) -> Float:
-    """Return the time saved by step if all blocked time outside of backward passes is a wait for another rank."""
+    """Return the ns saved in each step if all blocked time outside of backward passes is a wait for another rank."""
     waits = block.off_core + block.elsewhere + block.unseen - block.off_core.min(axis=0)
     saved: Float = np.minimum((gone + waits).min(axis=0), gone.max(axis=0))
     return saved
@@ -215,7 +224,7 @@ AFTER = ("optimizer", "sync", "log", "checkpoint", "other")  # phases from the e
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Means over the measured steps of one rank."""
+    """Times of one rank: means over its measured steps, in ms."""
 
     number: int
     step_ms: float
@@ -226,7 +235,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """Rank whose ``part`` of the step, a stage or a phase, makes the other ranks wait most."""
+    """Rank that makes the other ranks wait most, and the ``part`` of its step (a stage or a phase) that does."""
 
     number: int
     part: str
@@ -237,7 +246,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class RanksReport:
-    """Ranks of one run, or the mean over blocks."""
+    """Times of the ranks of one run (or means over blocks), and how long the ranks wait for one another."""
 
     parallel: str
     step_ms: float
@@ -257,7 +266,10 @@ class RanksReport:
 
 @dataclass(frozen=True)
 class _RankArrivals:
-    """Measured steps of one rank in ns, (steps,) each. ``arrival`` is NaN if unknown."""
+    """Measured steps of one rank in ns, (steps,) each. ``arrival``: time at which the rank was ready for the exchange.
+
+    It is NaN if unknown.
+    """
 
     step: Float
     start: Float
@@ -270,13 +282,19 @@ class _RankArrivals:
 
 
 def ranks_of(runs: Sequence[RunData]) -> RanksReport | None:
-    """Return the mean over the blocks of one arm; None for runs with one rank and attached runs."""
+    """Return the report on the ranks of one arm, the mean over its blocks.
+
+    None for runs with one rank and attached runs.
+    """
     return _mean([report for run in runs if (report := ranks_of_run(run)) is not None])
 
 
 @once_per_run("ranks")
 def ranks_of_run(run: RunData) -> RanksReport | None:
-    """Return the report of one run, see :func:`ranks_of`."""
+    """Return the report on the ranks of one run, computed once.
+
+    None if a rank's tables are missing, or as :func:`ranks_of`.
+    """
     facts = run.record.facts
     count = facts.ranks or 1
     if facts.attached is not None or count < 2 or run.folder is None or run.record.status != "done":
@@ -308,7 +326,7 @@ def ranks_of_run(run: RunData) -> RanksReport | None:
 
 
 def _gathers_often(run: RunData) -> bool:
-    """Return True if a step has several forward passes that each begin with a wait for the other ranks."""
+    """Return True if a step has several forward passes that each begin with a wait for the other ranks (fsdp)."""
     accumulated = lookup_number(run.record.config, "optimizer.accumulation", 1) > 1
     return run.record.facts.parallel == "fsdp" and accumulated
 
@@ -323,7 +341,10 @@ def _other(run: RunData, number: int) -> RunData:
 
 
 def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
-    """Return the measured steps of a rank; None without a table. ``hidden``: its arrival cannot be known."""
+    """Return the measured steps of rank ``number``; None without a steps table.
+
+    ``hidden``: True if the record cannot show when the rank arrives.
+    """
     table = derived_steps(run).table
     if table is None or not len(table):
         return None
@@ -355,7 +376,10 @@ def _read(run: RunData, number: int, *, hidden: bool) -> _RankArrivals | None:
 
 
 def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
-    """Return the time by part before a rank arrives. The wait for data is split by stage if the stages are known."""
+    """Return the ns of each part of the step before a rank arrives, by name.
+
+    The wait for data is split by stage if the stages are known.
+    """
     within = {stage: column(table, f"during_wait_{stage}_ns") for stage in STAGES}
     split = not any(np.isnan(times).all() for times in within.values())
     data = {stage: np.nan_to_num(times) for stage, times in within.items()} if split else {FETCH: phases[FETCH]}
@@ -363,7 +387,7 @@ def _parts(table: pa.Table, phases: dict[str, Float]) -> dict[str, Float]:
 
 
 def _moments(run: RunData, number: int) -> tuple[Float, Float]:
-    """Return the (start, end) of forward passes and of gradient exchanges, (spans, 2) each, in order."""
+    """Return the (start, end) of forward passes and of gradient exchanges of one rank, (spans, 2) each, in order."""
     forward, exchanges = [], []
     for batch in run.span_batches(["role", "rank", "name", "start_ns", "end_ns"]):
         columns = (batch.column(name).to_pylist() for name in ("role", "rank", "name", "start_ns", "end_ns"))
@@ -421,7 +445,10 @@ def _data_costs_ms(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> 
 
 
 def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Straggler | None:
-    """Return the rank and the part of its step that the others wait for most; None if no rank takes longer."""
+    """Return the rank, and the part of its step, that the others wait for most; None if no rank takes longer.
+
+    ``known``: True for steps in which all arrivals are known.
+    """
     steps = int(known.sum())
     arrivals = np.stack([rank.arrival[known] for rank in ranks])
     last = arrivals.max(axis=0)
@@ -445,17 +472,20 @@ def _straggler(ranks: Sequence[_RankArrivals], known: NDArray[np.bool_]) -> Stra
 
 
 def _beyond(slow: Float, other: Float) -> Float:
-    """Return the excess of each value of ``slow`` over the value at the same place in ``other``, if both are sorted."""
+    """Return how much each value of ``slow`` exceeds the value of ``other`` at the same place, if both are sorted.
+
+    The result is in the order of ``slow``. Both have the same length.
+    """
     beyond = np.empty(len(slow))
     beyond[np.argsort(slow, kind="stable")] = np.sort(slow) - np.sort(other)
     return beyond
 
 
 def _mean(reports: Sequence[RanksReport]) -> RanksReport | None:
-    """Return the mean over blocks; None without reports.
+    """Return the mean of the blocks' reports; None without reports.
 
-    The straggler is kept if nearly all blocks name the same one, because scatter names many. Its means are over these
-    blocks.
+    The straggler is kept if nearly all blocks name the same one and its excess exceeds the scatter.
+    Its means are over these blocks.
     """
     if not reports:
         return None

@@ -1,7 +1,7 @@
 """Reads the spans and steps of a run as columns, and computes with stretches of time.
 
-Stretches are sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns. All functions work on whole
-columns, so that a run of a million steps takes seconds.
+Stretches are sorted, disjoint [start, end) pairs of int64 nanoseconds, as two columns.
+All functions work on whole columns, so that a run of a million steps takes seconds.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NO_TIMES: Int = np.zeros(0, dtype=np.int64)
 
 
 class Stretches(NamedTuple):
-    """Sorted, disjoint stretches of time; ``starts`` and ``ends`` (stretches,)."""
+    """Sorted, disjoint intervals of time [start, end) in ns; ``starts`` and ``ends`` (stretches,)."""
 
     starts: Int
     ends: Int
 
 
 class Pieces(NamedTuple):
-    """Parts of other spans; ``owner`` (pieces,) is the index of the span that each [start, end) belongs to."""
+    """Parts cut out of other spans; ``owner`` (pieces,) is the index of the span that each [start, end) is cut from."""
 
     owner: Int
     starts: Int
@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
 
 
 def union(starts: Int, ends: Int) -> Stretches:
-    """Return the time covered by the spans as stretches; empty spans are dropped."""
+    """Return the time that any of the spans covers, as stretches; empty spans are dropped."""
     kept = ends > starts
     if not kept.all():
         starts, ends = starts[kept], ends[kept]
@@ -61,12 +61,12 @@ def union(starts: Int, ends: Int) -> Stretches:
 
 
 def intersection(first: Stretches, second: Stretches) -> Stretches:
-    """Return the time that is in both."""
+    """Return the time that lies in both."""
     return Stretches(*clip(*first, second)[1:])
 
 
 def difference(first: Stretches, second: Stretches) -> Stretches:
-    """Return the time in ``first`` that is not in ``second``."""
+    """Return the time that lies in ``first`` but not in ``second``."""
     if not first.starts.size or not second.starts.size:
         return first
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -74,7 +74,10 @@ def difference(first: Stretches, second: Stretches) -> Stretches:
 
 
 def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
-    """Return the parts of the spans [start, end) that lie ``inside``, span by span. Spans may overlap one another."""
+    """Return the parts of the spans [start, end) that lie in the stretches ``inside``, span by span.
+
+    Spans may overlap one another.
+    """
     low = np.searchsorted(inside.ends, starts, side="right")
     high = np.maximum(np.searchsorted(inside.starts, ends, side="left"), low)
     owner, place = _expanded(low, high)
@@ -84,7 +87,10 @@ def clip(starts: Int, ends: Int, inside: Stretches) -> Pieces:
 
 
 def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
-    """Return True for each span [start, end) that overlaps ``inside``, (spans,). An empty span may count as well."""
+    """Return True for each span [start, end) that overlaps the stretches ``inside``, (spans,).
+
+    An empty span may count as well.
+    """
     touching: NDArray[np.bool_] = np.searchsorted(inside.starts, ends, side="left") > np.searchsorted(
         inside.ends, starts, side="right"
     )
@@ -92,7 +98,7 @@ def touches(starts: Int, ends: Int, inside: Stretches) -> NDArray[np.bool_]:
 
 
 def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
-    """Return how much of each span [start, end) lies ``inside``, (spans,)."""
+    """Return the ns of each span [start, end) that lie in the stretches ``inside``, (spans,)."""
     if not inside.starts.size:
         return np.zeros(len(starts), dtype=np.int64)
     before = np.append(0, np.cumsum(inside.ends - inside.starts))
@@ -112,7 +118,10 @@ def covered(starts: Int, ends: Int, inside: Stretches) -> Int:
 
 
 def in_order(moments: Int) -> Int:
-    """Return the distinct moments, sorted. Much faster than ``np.unique`` for a few columns that are already sorted."""
+    """Return the distinct moments, sorted.
+
+    Much faster than ``np.unique`` for a few columns that are already sorted.
+    """
     ordered = np.sort(moments, kind="stable")
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
@@ -157,7 +166,7 @@ PARTS_AT_ONCE = 16  # bounds the results that wait in memory
 
 
 def in_parts(steps: Stretches, work: Callable[[Stretches], Result]) -> Iterator[Result]:
-    """Yield the result of ``work`` for each part of ``steps``, in order. Calls may run in parallel threads."""
+    """Yield the result of ``work`` for consecutive groups of ``steps``, in order. Calls may run in parallel threads."""
     firsts = range(0, len(steps.starts), STEPS_AT_ONCE)
     parts = [Stretches(*(column[first : first + STEPS_AT_ONCE] for column in steps)) for first in firsts]
     if len(parts) < THREADS:
@@ -187,7 +196,7 @@ COLUMNS = ("role", "rank", "name", "batch", "start_ns", "end_ns", "cpu_ns")
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of one kind, in the order recorded; all (spans,), times in CLOCK_MONOTONIC nanoseconds."""
+    """Recorded spans of one kind in one run, in the order recorded; all (spans,), times in ns (CLOCK_MONOTONIC)."""
 
     names: NDArray[np.int32]  # index into RunSpans.names
     starts: Int
@@ -196,7 +205,7 @@ class Spans:
     cpu_ns: NDArray[np.float32]  # NOT_MEASURED if unknown; float32 is exact to seven digits and saves half the memory
 
     def where(self, chosen: NDArray[np.bool_] | Int | slice) -> Spans:
-        """Return the ``chosen`` spans, selected as numpy selects rows."""
+        """Return the ``chosen`` spans; ``chosen`` is a mask, row numbers or a slice."""
         return Spans(*(column[chosen] for column in self.columns))
 
     @property
@@ -204,7 +213,10 @@ class Spans:
         return self.names, self.starts, self.ends, self.batches, self.cpu_ns
 
     def between(self, since_ns: int, until_ns: int) -> Spans:
-        """Return the spans that overlap [since_ns, until_ns), in the same order. Only blocks with some are read."""
+        """Return the spans that overlap [since_ns, until_ns), in the same order.
+
+        It reads only blocks of rows that have some.
+        """
         first_start, last_end = self._blocks
         blocks = np.flatnonzero((last_end > since_ns) & (first_start < until_ns))
         near = (blocks[:, np.newaxis] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
@@ -225,7 +237,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class RunSpans:
-    """Spans that the first rank of one run recorded."""
+    """All spans that the first rank of one run recorded, by kind; :func:`spans_of` reads them."""
 
     names: Sequence[str]
     phases: Spans  # recorded by the main thread
@@ -244,16 +256,16 @@ class RunSpans:
         return sum(len(getattr(self, kind)) for kind in KINDS)
 
     def between(self, since_ns: int, until_ns: int) -> RunSpans:
-        """Return the spans that overlap [since_ns, until_ns)."""
+        """Return the spans of all kinds that overlap [since_ns, until_ns)."""
         return replace(self, **{kind: getattr(self, kind).between(since_ns, until_ns) for kind in KINDS})
 
     @property
     def blocks_untimed(self) -> bool:
-        """True if the main thread has blocking calls without a recorded time."""
+        """True if the main thread made blocking calls whose time was not recorded."""
         return any(self.names[code].endswith(UNANNOUNCED) for code in np.unique(self.blocking.names))
 
     def code(self, name: str) -> int:
-        """Return the number of ``name`` in :attr:`names`; -1 if no span has it."""
+        """Return the index of ``name`` in :attr:`names`; -1 if no span has it."""
         return self.names.index(name) if name in self.names else -1
 
     @property
@@ -269,7 +281,7 @@ class RunSpans:
 
 
 def once_per_run(key: str) -> Callable[[Callable[[RunData], Result]], Callable[[RunData], Result]]:
-    """Decorate a function of a run: its result is computed once and cached with the run under ``key``."""
+    """Return a decorator for functions of a run: the result is computed once and cached with the run under ``key``."""
 
     def decorate(work: Callable[[RunData], Result]) -> Callable[[RunData], Result]:
         return wraps(work)(lambda run: run.once(key, lambda: work(run)))
@@ -289,7 +301,10 @@ def loader_workers(run: RunData) -> int:
 
 
 def read_spans(batches: Iterable[pa.RecordBatch]) -> RunSpans:
-    """Return the spans in record batches that have at least :data:`COLUMNS`. Each batch is freed after reading."""
+    """Return the spans of the first rank in these record batches, by kind. Each batch is freed after reading.
+
+    The batches need at least the columns :data:`COLUMNS`.
+    """
     names: dict[str, int] = {}
     kinds = {kind: _Growing() for kind in KINDS}
     makers = np.zeros(0, dtype=np.int16)
@@ -329,7 +344,7 @@ def _worker(role: str) -> int:
 
 
 def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.int16]) -> NDArray[np.int16]:
-    """Return ``makers``, extended if necessary, with the ``workers`` of these ``batches``."""
+    """Return ``makers``, extended if necessary, with the numbers of the ``workers`` that made these ``batches``."""
     missing = int(batches.max(initial=-1)) + 1 - len(makers)
     if missing > 0:
         makers = np.concatenate([makers, np.full(max(missing, len(makers)), NO_WORKER, dtype=np.int16)])
@@ -338,7 +353,7 @@ def _with_makers(makers: NDArray[np.int16], batches: Int, workers: NDArray[np.in
 
 
 def begun_when_launched(spans: RunSpans) -> RunSpans:
-    """Return all spans, with each piece of device work starting no earlier than its first launch."""
+    """Return ``spans`` with each piece of device work cut to start no earlier than its first launch."""
     kernels, pieces = spans.kernels, min(len(spans.kernels), len(spans.launches))
     starts = kernels.starts.copy()
     starts[:pieces] = np.minimum(np.maximum(starts[:pieces], spans.launches.starts[:pieces]), kernels.ends[:pieces])
@@ -374,7 +389,7 @@ class _Growing:
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int32], list[str]]:
-    """Return the column's texts as codes, and the text of each code. A null has a code of its own."""
+    """Return the column's texts as codes, and the text of each code. A null has a code of its own, with the text ""."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
@@ -404,13 +419,16 @@ def column(table: pa.Table, name: str) -> NDArray[np.float64]:
 
 
 def bounds(steps: pa.Table, chosen: NDArray[np.bool_] | slice = slice(None)) -> Stretches:
-    """Return the start and end of each chosen step."""
+    """Return the start and end of each chosen step, in ns."""
     starts = integers(steps, "start_ns")
     return Stretches(starts[chosen], (starts + integers(steps, "wall_ns"))[chosen])
 
 
 def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return True for steps with other work than training: unmeasured, after measured steps, and without a pause."""
+    """Return True for each step with other work than training, such as an evaluation.
+
+    These are unmeasured steps that follow measured ones without a pause of the loop.
+    """
     begins = np.append(True, steps.starts[1:] > steps.ends[:-1])[: len(measured)] & ~measured
     counted = np.cumsum(measured)
     before = np.maximum.accumulate(np.where(begins, counted, 0))  # measured steps before the current group of steps
@@ -419,7 +437,7 @@ def held_up(steps: Stretches, measured: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def integers(table: pa.Table, name: str, null: int = 0) -> Int:
-    """Return a column as int64, (rows,), with ``null`` where it was not measured."""
+    """Return a column of a table as int64, (rows,), with ``null`` where it was not measured."""
     column = table.column(name)
     if column.null_count:
         column = column.fill_null(null)

@@ -45,7 +45,7 @@ Values = Mapping[int, Mapping[int, tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median over ``n`` blocks and its 95 % interval; the bounds are None below :data:`MIN_BLOCKS` blocks."""
+    """A median over ``n`` blocks and its interval, usually of 95 %; no bounds below :data:`MIN_BLOCKS` blocks."""
 
     median: float
     ci_low: float | None
@@ -61,20 +61,23 @@ class Estimate:
 
 
 def estimate(values: Values) -> Estimate | None:
-    """Return the median over blocks of amount / per, with its interval; None without any value."""
+    """Return the median over blocks of sum of amounts / sum of denominators, with its interval.
+
+    None without any value.
+    """
     return from_blocks(
         [log for _, repetitions in sorted(values.items()) if (log := _block_log(repetitions)) is not None]
     )
 
 
 def inverse(ratio: Estimate) -> Estimate:
-    """Return 1 / ``ratio``, with its interval."""
+    """Return 1 / ``ratio``, with its interval inverted too."""
     low, high = (None if bound is None else 1 / bound for bound in (ratio.ci_high, ratio.ci_low))
     return Estimate(1 / ratio.median, low, high, ratio.n)
 
 
 def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
-    """Return ``likely`` with an interval that includes each of ``others`` and its interval."""
+    """Return ``likely`` with an interval widened to include the medians and intervals of all ``others``."""
     if not others:
         return likely
     bounds = [
@@ -87,7 +90,7 @@ def holding(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bool] | None = None) -> list[float]:
-    """Return the logarithm of candidate / baseline of each block that has both, in order.
+    """Return the logarithm of candidate / baseline for each block that both have, in order of the blocks.
 
     If ``alternated[block]``, repetition k of both ran side by side, and only repetitions that both have count.
     """
@@ -106,7 +109,10 @@ def paired_logs(baseline: Values, candidate: Values, alternated: Mapping[int, bo
 def from_blocks(
     logs: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return median and interval of exp(value) over one log value per block, in order of the blocks."""
+    """Return the median and interval of exp(value), from one logarithm per block in order; None without values.
+
+    ``confidence`` and ``alike``: as for :func:`from_block_values`.
+    """
     log_estimate = from_block_values(logs, confidence, alike)
     if log_estimate is None:
         return None
@@ -117,9 +123,11 @@ def from_blocks(
 def from_block_values(
     values: Sequence[float], confidence: float = CONFIDENCE, alike: Likeness | None = None
 ) -> Estimate | None:
-    """Return median and interval over one value per block, in order of the blocks; values may be negative.
+    """Return the median and interval of one value per block, in order of the blocks; values may be negative.
 
-    ``confidence``: stretches the usual interval to Student's quantile of that level. ``alike``: may widen it further.
+    None without values. No interval below :data:`MIN_BLOCKS` blocks.
+    ``confidence``: level of the interval (stretched by Student's quantile).
+    ``alike``: similarity of neighbouring blocks, which may widen it further.
     """
     if not values:
         return None
@@ -147,6 +155,7 @@ def from_block_values(
 def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Return the mean without the smallest and the largest value, and its interval (Tukey and McLaughlin 1963).
 
+    None without values. No interval, and nothing is trimmed, up to :data:`MIN_BLOCKS` values.
     Unlike a median, it reacts to several blocks of another kind. A single block does not move it.
     """
     if not values:
@@ -163,7 +172,10 @@ def trimmed_mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Est
 
 
 def from_amounts(values: Sequence[float]) -> Estimate | None:
-    """Return median and interval of positive amounts, such as times. Logarithms keep the interval above 0."""
+    """Return the median and interval of positive amounts, such as times; None without values.
+
+    Logarithms keep the interval above 0. With an amount of 0 or less, it is that of the plain values.
+    """
     if not values or min(values) <= 0:
         return from_block_values(values)
     result = from_blocks([math.log(value) for value in values])
@@ -176,12 +188,18 @@ def from_amounts(values: Sequence[float]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Likeness:
-    """Probabilities that blocks are independent, and of each of :data:`CORRELATIONS`."""
+    """Similarity of neighbouring blocks, as probabilities; :func:`likeness` estimates it.
+
+    The first one is that of independent blocks; then follows that of each of :data:`CORRELATIONS`.
+    """
 
     probabilities: tuple[float, ...]
 
     def widening(self, blocks: int) -> float:
-        """Return the factor by which an interval must be wider: the root of the mean variance factor."""
+        """Return the factor by which an interval over this many blocks must be wider than for independent blocks.
+
+        It is the root of the mean variance factor.
+        """
         return math.sqrt(float(_variance_factors(blocks) @ np.array(self.probabilities)))
 
 
@@ -189,11 +207,12 @@ _RHO = (0.0, *CORRELATIONS)
 
 
 def likeness(series: Sequence[Sequence[float]], independent: float | None = None) -> Likeness:
-    """Return how alike neighbouring blocks are, estimated from several ``series``, each in block order.
+    """Return how similar neighbouring blocks are, estimated from several ``series`` of values, each in block order.
 
-    The likelihood is that of a first-order autoregression with mean and scale integrated out. It includes the
-    small-sample bias of the lag-1 correlation (Kendall 1954). The prior shrinks, because 5 blocks hardly show
-    correlation.
+    ``independent``: prior probability of independent blocks; None: :data:`INDEPENDENT_BLOCKS`.
+    The likelihood is that of a first-order autoregression with mean and scale integrated out.
+    It includes the small-sample bias of the lag-1 correlation (Kendall 1954).
+    The prior shrinks the estimate, because 5 blocks hardly show correlation.
     """
     log_likelihoods = [
         log_likelihood
@@ -211,7 +230,7 @@ def _posterior(log_likelihood: NDArray[np.float64], independent: float | None = 
 
 
 def widening(in_time: NDArray[np.float64]) -> float:
-    """Return the factor by which an interval of ``in_time`` must be wider than for independent values."""
+    """Return the factor by which the interval of values in order of time must be wider than for independent values."""
     log_likelihood = _log_likelihood(in_time)
     return 1.0 if log_likelihood is None else _posterior(log_likelihood).widening(len(in_time))
 
@@ -240,7 +259,7 @@ def _log_likelihood(in_time: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 @lru_cache(maxsize=256)
 def _variance_factors(n: int) -> NDArray[np.float64]:
-    """Return, by correlation, the variance of a mean of n values / the variance estimated from their scatter."""
+    """Return a factor for each correlation: variance of a mean of n values / variance estimated from their scatter."""
     lags = np.arange(1, n)
     mean = np.array([1 + 2 * np.sum((1 - lags / n) * rho**lags) for rho in _RHO])
     factors: NDArray[np.float64] = mean / (1 - (mean - 1) / (n - 1))
@@ -291,7 +310,7 @@ def _student_cdf(t: float, freedom: int) -> float:
 
 
 def _block_log(repetitions: Mapping[int, tuple[float, float]]) -> float | None:
-    """Return the log of sum of amounts / sum of their denominators; None without an amount."""
+    """Return the log of sum of amounts / sum of denominators of a block's repetitions; None if either is 0."""
     amount = math.fsum(amount for amount, _ in repetitions.values())
     per = math.fsum(per for _, per in repetitions.values())
     return math.log(amount / per) if amount > 0 and per > 0 else None

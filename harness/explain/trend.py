@@ -27,7 +27,7 @@ QUARTERS = (TREND_BINS // 4, TREND_BINS // 2, 3 * TREND_BINS // 4)  # bins where
 
 @dataclass(frozen=True)
 class Trend:
-    """Growth of the steps of one run."""
+    """Growth of the step time within one run; :func:`trend` finds it."""
 
     part: str
     """Phase that grows most; :data:`REST` for the time outside of all phases."""
@@ -46,11 +46,12 @@ class Trend:
 def trend(
     wall_ms: Float, parts_ms: Mapping[str, Float], work: Float, *, before: int = 0, evident: bool = False
 ) -> Trend | None:
-    """Return the growth of steps in order; None if they do not grow, or if more work or a slower machine explains it.
+    """Return the growth of the step time over the steps of a run, in order.
 
-    ``wall_ms``: time of each step without waits for a core. ``parts_ms``: time by phase. ``work``: tokens or samples by
-    step, 0 if unknown. ``before``: earlier steps, in which steps grew as well. ``evident``: hooks are known to grow, so
-    an uneven growth also counts, because the machine may be in use.
+    None if steps do not grow, or if more work or a slower machine explains it.
+    ``wall_ms``: time of each step without waits for a core. ``parts_ms``: time by phase.
+    ``work``: tokens or samples by step, 0 if unknown. ``before``: number of earlier steps, in which steps grew as well.
+    ``evident``: True if hooks are known to grow. An uneven growth then also counts, because the machine may be in use.
     """
     if len(wall_ms) < TREND_STEPS_MIN:
         return None
@@ -100,7 +101,7 @@ def _edges(bins: Float) -> tuple[float, float]:
 
 
 def _slope(values: Float) -> tuple[float, float, float]:
-    """Return the slope per bin (Theil 1950) with its 95 % interval (Sen 1968)."""
+    """Return (slope, low, high) per bin: the median slope (Theil 1950) with its 95 % interval (Sen 1968)."""
     n = len(values)
     earlier, later = np.triu_indices(n, 1)
     slopes = np.sort((values[later] - values[earlier]) / (later - earlier))

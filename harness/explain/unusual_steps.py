@@ -47,7 +47,7 @@ NO_PHASE = -1
 
 @dataclass(frozen=True)
 class LongSteps:
-    """Long steps among ``of`` measured steps of all runs.
+    """Long steps (above :data:`LONG_STEP_FACTOR` typical ones) among ``of`` measured steps of all runs.
 
     ``phase``: the phase with most of the time above a typical step; "" if no phase has more than half of it.
     """
@@ -62,7 +62,7 @@ class LongSteps:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Unmeasured steps before measured ones of later repetitions, without the first step of each."""
+    """Unmeasured steps between the measured steps of a run, without the first step of each repetition."""
 
     step_ms: Array = field(default_factory=lambda: np.zeros(0))
     longest: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int8))  # see :func:`longest_phases`
@@ -71,7 +71,11 @@ class LeftOut:
 def longest_phases(
     phases: Sequence[str], phase_ns: Callable[[str], Array], counted: NDArray[np.bool_] | None = None
 ) -> Places:
-    """Return the index of the phase furthest above its median, by ``counted`` step; NO_PHASE if none was measured."""
+    """Return for each step the index of the phase that is furthest above its median; NO_PHASE if none was measured.
+
+    ``phase_ns``: function that returns a phase's time in each step. ``counted``: steps to return; None: all.
+    With ``counted``, the medians are those of the other steps.
+    """
     excess = np.array([_above_typical(phase_ns(name), counted) for name in phases])
     furthest = np.where(np.isneginf(excess).all(axis=0), NO_PHASE, excess.argmax(axis=0)).astype(np.int8)
     return furthest if counted is None else furthest[counted]
@@ -84,13 +88,19 @@ def _above_typical(phase_ns: Array, counted: NDArray[np.bool_] | None) -> Array:
 
 
 def without_long(wall_ns: Array) -> Array:
-    """Replace the time of each long step by the median, unless more than LONG_STEPS_SHARE_MAX are long."""
+    """Return the step times with each long step replaced by the median.
+
+    Unchanged if more than LONG_STEPS_SHARE_MAX of the steps are long.
+    """
     long = wall_ns > LONG_STEP_FACTOR * np.median(wall_ns)
     return np.where(long, np.median(wall_ns), wall_ns) if long.mean() <= LONG_STEPS_SHARE_MAX else wall_ns
 
 
 def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_ms: float) -> LongSteps | None:
-    """Return the long steps of ``step_ms``; None if there are none. ``longest``: see :func:`longest_phases`."""
+    """Return the long steps of ``step_ms``; None if none or all are long.
+
+    ``typical_ms``: typical step. ``longest``: index into ``phases`` by step, see :func:`longest_phases`.
+    """
     long = step_ms > LONG_STEP_FACTOR * typical_ms
     if not long.any() or long.all():
         return None
@@ -113,8 +123,9 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StepKinds:
-    """Fast, slow and longest steps (above ``LONG_STEP_FACTOR`` typical slow ones) among ``of`` measured steps.
+    """Two kinds of steps, fast and slow, and the longest, among ``of`` measured steps; :func:`step_kinds` finds them.
 
+    The longest are above ``LONG_STEP_FACTOR`` typical slow ones.
     ``slow_runs``: number of runs with mostly slow steps, if most runs have a single kind; else None.
     """
 
@@ -135,7 +146,10 @@ class StepKinds:
 
 
 def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
-    """Return the kinds of the measured steps of ``runs`` (ms); None if they are of one kind, or it is not clear."""
+    """Return the two kinds of measured steps; None if they are of one kind, or it is not clear.
+
+    ``runs``: step times in ms, by run.
+    """
     count = sum(map(len, runs))
     if count < KINDS_STEPS_MIN:
         return None
@@ -171,7 +185,10 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
 
 
 def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
-    """Return at most :data:`KINDS_STEPS_DRAWN` steps, drawn at random, as every n-th step might be of one kind."""
+    """Return about :data:`KINDS_STEPS_DRAWN` of the steps (all, if they are fewer), by run.
+
+    They are drawn at random, as every n-th step might be of one kind.
+    """
     if of <= KINDS_STEPS_DRAWN:
         return runs
     generator = np.random.default_rng(0)
@@ -179,7 +196,10 @@ def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
 
 
 def _split(ordered: Float) -> tuple[float, float]:
-    """Return the medians of the two parts of sorted values that differ most; each part has at least KIND_SHARE_MIN."""
+    """Return the medians of the two groups into which sorted values split best: low and high.
+
+    Each group has at least KIND_SHARE_MIN of the values.
+    """
     n = len(ordered)
     sums = np.cumsum(ordered)
     below = np.arange(1, n)
@@ -196,7 +216,10 @@ def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
 
 
 def _alike(typical: Sequence[np.floating], middle: float, way: float) -> bool:
-    """Return True if runs of one kind are nearly equal, with enough runs of each kind."""
+    """Return True if the runs of one kind are nearly equal, with enough runs of each kind.
+
+    ``typical``: median log step of each run. ``middle`` separates the kinds; ``way``: distance between them.
+    """
     kinds = [[median for median in typical if (median > middle) == above] for above in (False, True)]
     return all(len(kind) >= KIND_RUNS_MIN and max(kind) - min(kind) <= KIND_RUNS_SPREAD * way for kind in kinds)
 
@@ -206,9 +229,9 @@ Mark = Literal["", "outlier", "evaluation", "checkpoint"]  # "checkpoint": an ou
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured steps of one run, and its steps with an evaluation, which are not measured; in execution order.
+    """Times of the steps of one run, for a plot: measured steps, and steps with an evaluation; in execution order.
 
-    ``start_s``: time since the first such step of the study. ``mark``: how a step differs, "" if it does not.
+    ``start_s``: seconds since the first such step of the study. ``mark``: how a step differs, "" if it does not.
     """
 
     arm: str
@@ -226,8 +249,9 @@ class StepTimes:
 def step_times(
     runs: Sequence[RunData], saving: Collection[str] = (), most: int = STEP_POINTS_MAX
 ) -> tuple[StepTimes, ...]:
-    """Return the finished runs of arms, without controls, by arm and block, thinned to about ``most`` points in all.
+    """Return the step times of the finished runs of arms, without controls, by arm and block.
 
+    They are thinned to about ``most`` steps in all, with all outliers up to :data:`STEP_OUTLIERS_MAX` per run.
     ``saving``: arms in which outliers outside of all phases write a checkpoint.
     """
     plain = [run for run in runs if run.record.control is None and run.record.status == "done"]
@@ -272,7 +296,10 @@ def _of(run: RunData, saving: bool, most: int) -> StepTimes | None:
 
 
 def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """Return the ``count`` steps with an evaluation: unmeasured ones after a measured step, then those before."""
+    """Return True for ``count`` steps with an evaluation.
+
+    These are unmeasured steps after a measured one, and if they are too few, the last ones before.
+    """
     unmeasured, first = np.flatnonzero(known & ~measured), np.flatnonzero(measured)[0]
     after = unmeasured[unmeasured > first][:count]
     before = unmeasured[unmeasured < first]
@@ -282,7 +309,7 @@ def _evaluating(measured: NDArray[np.bool_], known: NDArray[np.bool_], count: in
 
 
 def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return the slowest outliers, at most :data:`STEP_OUTLIERS_MAX`."""
+    """Return True for the slowest of the outliers ``far``, at most :data:`STEP_OUTLIERS_MAX`."""
     if far.sum() <= STEP_OUTLIERS_MAX:
         return far
     chosen = np.zeros_like(far)
@@ -291,7 +318,7 @@ def _slowest(far: NDArray[np.bool_], milliseconds: NDArray[np.float64]) -> NDArr
 
 
 def _kept(drawn: NDArray[np.bool_], outlier: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
-    """Return the places of all outliers and of evenly spread other steps, about ``most`` in all."""
+    """Return the row numbers of all outliers and of evenly spread other steps, about ``most`` in all."""
     ordinary = np.flatnonzero(drawn & ~outlier)
     room = max(1, most - int(outlier.sum()))
     if len(ordinary) > room:
@@ -305,7 +332,10 @@ BASE_PERCENTILE = 10  # percentile of the steps that gives a step's base time
 
 @dataclass(frozen=True)
 class EndedCost:
-    """A cost that ended: its first and last step and the last measured step, counted from 1 in the program."""
+    """A cost that some steps had and later steps no longer have; :func:`ended_costs` finds it.
+
+    ``first``, ``last``: first and last step with it; ``measured``: last measured step. All count from 1 in the program.
+    """
 
     first: int
     last: int
@@ -315,7 +345,10 @@ class EndedCost:
 
 
 def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
-    """Return by phase the steps with a cost that ended; ``runs``: consecutive parts of one program."""
+    """Return the costs that ended within the program, by phase; :data:`WHOLE_STEP` stands for the whole step.
+
+    ``runs``: consecutive parts of one program.
+    """
     names = [WHOLE_STEP, *PHASES]
     tables = [run.step_columns(["step", "warmup", *(f"{name}_ns" for name in names)]) for run in runs]
     recorded = [table for table in tables if table is not None]
@@ -335,8 +368,9 @@ def ended_costs(runs: Sequence[RunData]) -> Mapping[str, EndedCost]:
 
 
 def costly_until(values: Array) -> tuple[int, int] | None:
-    """Return the places of the first and the last long step; None if long steps may come again.
+    """Return the places of the first and last step with the cost; None without one, or if the cost may come again.
 
+    ``values``: time of a phase in each step, in order.
     An occasional cost, such as an evaluation, has ended if the time without it is several times its longest interval.
     """
     excess = _excess(values) if len(values) else values

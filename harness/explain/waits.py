@@ -51,7 +51,7 @@ TRANSFER = STAGES.index("transfer")
 
 
 class BatchWaits(NamedTuple):
-    """One wait per batch, by batch number; all (batches,)."""
+    """The main thread's wait for each batch, by batch number; all (batches,), times in ns."""
 
     rows: Int  # row of the steps table; -1: not in a finished step
     starts: Int
@@ -60,7 +60,7 @@ class BatchWaits(NamedTuple):
 
 
 class StageSpans(NamedTuple):
-    """Stages of batches without overlaps within a batch; all (spans,)."""
+    """Recorded stages of batches, without overlaps within a batch; all (spans,), times in ns."""
 
     batches: Int
     stages: Int  # index into STAGES
@@ -69,7 +69,7 @@ class StageSpans(NamedTuple):
 
 
 def without_overlaps(spans: StageSpans) -> StageSpans:
-    """Return the spans sorted by batch and time, with one stage at each moment of a batch."""
+    """Return the spans sorted by batch and time, with at most one stage at each moment of a batch."""
     kept = spans.ends > spans.starts
     if not kept.all():
         spans = StageSpans(*(column[kept] for column in spans))
@@ -90,13 +90,16 @@ def without_overlaps(spans: StageSpans) -> StageSpans:
 
 
 def of_known_batches(spans: StageSpans, waits: BatchWaits) -> StageSpans:
-    """Return the spans of batches that ``waits`` includes. ``spans`` is sorted by batch; no column is copied."""
+    """Return the spans of the batches that ``waits`` includes. ``spans`` is sorted by batch; no column is copied."""
     count = np.searchsorted(spans.batches, len(waits.rows))
     return StageSpans(*(column[:count] for column in spans))
 
 
 class StageTimes(NamedTuple):
-    """Nanoseconds per step and stage, each (rows, stages). Several waits of a step add up."""
+    """Nanoseconds per step and stage by place, each (rows, stages); see the module docstring for the places.
+
+    Several waits of a step add up.
+    """
 
     work: Int  # all time of the stages of the step's batches; for transfer only the time within the waits
     during: Int
@@ -108,10 +111,10 @@ class StageTimes(NamedTuple):
 def stage_times(
     waits: BatchWaits, spans: StageSpans, counted: Stretches, open_steps: Stretches, rows: int
 ) -> StageTimes:
-    """Return where the stages of each step's batches ran. ValueError if a wait ends before it starts.
+    """Return where the stages of each step's batches ran. Raises ValueError if a wait ends before it starts.
 
-    ``counted``: the waits that count; beside an asynchronous device only while it is idle. ``open_steps``: time in
-    training.
+    ``counted``: the waits that count; beside an asynchronous device only while it is idle.
+    ``open_steps``: time in training. ``rows``: number of steps.
     """
     if (waits.ends < waits.starts).any():
         raise ValueError("a wait cannot end before it starts")
@@ -153,7 +156,7 @@ CAUSE_OF_PHASE = {"sync": "sync", "log": "log", "checkpoint": "checkpoint"}
 
 
 class Activities(NamedTuple):
-    """Activities of the main thread, in order and without overlaps; all (activities,)."""
+    """Activities of the main thread by cause, in order and without overlaps; all (activities,), times in ns."""
 
     causes: Int  # index into CAUSES
     starts: Int
@@ -161,7 +164,7 @@ class Activities(NamedTuple):
 
 
 class IdleTime(NamedTuple):
-    """Stretches of a step in which the device was idle, cut where the cause changes; all (pieces,)."""
+    """Pieces of a step in which the device was idle, cut where the cause changes; all (pieces,)."""
 
     rows: Int  # row of the steps table
     stretches: Int  # number of the idle stretch that the piece belongs to, from 0
@@ -173,8 +176,8 @@ class IdleTime(NamedTuple):
 def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: Stretches | None = None) -> Activities:
     """Return the main thread's time by cause: that of the innermost span, or transfer in a fetch without a stage.
 
-    ``stages``: without overlaps; only the time within the wait for the batch counts. ``during``: limits the result to
-    activities that touch this time.
+    ``stages``: without overlaps; only the time within the wait for the batch counts.
+    ``during``: limits the result to activities that overlap this time; None: all.
     """
     stages = of_known_batches(stages, waits)
     since = np.maximum(stages.starts, waits.starts[stages.batches])
@@ -194,7 +197,10 @@ def activities(spans: RunSpans, waits: BatchWaits, stages: StageSpans, during: S
 
 
 def idle_time(steps: Stretches, kernels: Stretches, known: Activities) -> IdleTime:
-    """Return when the device was idle in each of ``steps`` (in order), and what the host did meanwhile."""
+    """Return when the device was idle in each of ``steps`` (in order), and what the host did meanwhile.
+
+    ``kernels``: when the device worked. ``known``: activities of the main thread.
+    """
     gaps = clip(steps.starts, steps.ends, difference(_span_of(steps), kernels))
     edges = in_order(np.concatenate([gaps.starts, gaps.ends, known.starts, known.ends]))
     cut = clip(gaps.starts, gaps.ends, Stretches(edges[:-1], edges[1:]))
@@ -231,7 +237,10 @@ def idle_per_step(steps: Stretches, spans: RunSpans, waits: BatchWaits, stages: 
 def _batches_between(
     waits: BatchWaits, stages: StageSpans, since_ns: int, until_ns: int
 ) -> tuple[BatchWaits, StageSpans]:
-    """Return waits and stages of the batches from the first to the last awaited in [since_ns, until_ns), renumbered."""
+    """Return waits and stages of the batches from the first to the last awaited in [since_ns, until_ns).
+
+    Batch numbers begin at 0 in the result.
+    """
     chosen = np.flatnonzero((waits.ends > since_ns) & (waits.starts < until_ns))
     low, high = (int(chosen[0]), int(chosen[-1]) + 1) if len(chosen) else (0, 0)
     rows = slice(*np.searchsorted(stages.batches, [low, high]).tolist())
@@ -242,7 +251,7 @@ def _batches_between(
 
 
 def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
-    """Return the ``idle`` pieces of steps summed by step and cause, (rows, causes)."""
+    """Return the ns of the ``idle`` pieces by step and cause of the host's activity, (rows, causes)."""
     named = clip(idle.starts, idle.ends, Stretches(known.starts, known.ends))
     causes = known.causes[np.searchsorted(known.starts, named.starts, side="right") - 1]
     cells = idle.owner[named.owner] * len(CAUSES) + causes
@@ -254,7 +263,10 @@ def _by_cause(idle: Pieces, known: Activities, rows: int) -> Int:
 def slack_at_fetches(
     waits: BatchWaits, kernel_ends: Int, launch_starts: Int, rows: int
 ) -> tuple[Int, NDArray[np.bool_]]:
-    """Return the work queued when the first fetch of each step began, in ns, and True where the step fetched."""
+    """Return the device work (ns) still queued when the first fetch of each step began.
+
+    The second array is True where the step fetched.
+    """
     slack, fetched = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
     inside = np.flatnonzero(waits.rows >= 0)
     first = inside[np.unique(waits.rows[inside], return_index=True)[1]]
@@ -264,7 +276,7 @@ def slack_at_fetches(
 
 
 def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
-    """Return the remaining device work at each moment, in ns, of all work launched by then."""
+    """Return the remaining device work at each moment, in ns, of all work launched by then; 0 if it was done."""
     free = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(kernel_ends) if len(kernel_ends) else kernel_ends)
     queued = np.searchsorted(np.maximum.accumulate(launch_starts), moments, side="right")
     remaining: Int = np.maximum(free[queued], moments) - moments
@@ -272,5 +284,5 @@ def behind(moments: Int, kernel_ends: Int, launch_starts: Int) -> Int:
 
 
 def busy(spans: RunSpans) -> Stretches:
-    """Return when the device worked."""
+    """Return the time in which the device worked."""
     return union(spans.kernels.starts, spans.kernels.ends)

@@ -121,7 +121,7 @@ class SlowCause:
 
     @property
     def cost_ms(self) -> float | None:
-        """Mean cost in ms per measured step; None if unknown."""
+        """Mean cost in ms per measured step; None if it was not timed or has no steps to compare with."""
         if self.spent_ms:
             return self.step_ms
         if self.steps:  # counted
@@ -131,12 +131,12 @@ class SlowCause:
 
     @property
     def step_ms(self) -> float:
-        """Mean time in ms per measured step that was spent there."""
+        """Mean time in ms per measured step that was spent at the place."""
         return self.spent_ms / self.of if self.of else 0.0
 
     @property
     def spent_share(self) -> float:
-        """Share of the measured time that was spent there."""
+        """Share of the measured time that was spent at the place, 0 to 1."""
         return self.spent_ms / self.wall_ms if self.wall_ms else 0.0
 
     @property
@@ -150,43 +150,46 @@ class SlowCause:
 
     @property
     def longer_ms(self) -> float | None:
-        """Milliseconds by which a step with the cause is longer than one without; None without other steps."""
+        """Milliseconds by which a step with the cause is longer than one without; None without steps of both kinds."""
         if self.ms is None or not self.steps or self.of <= self.steps:
             return None
         return self.ms / self.steps - self.rest_ms / (self.of - self.steps)
 
 
 def is_own_code(one: SlowCause) -> bool:
-    """Return True if the line was sampled in work that belongs neither to the model nor to the loader."""
+    """Return True if the cause is a line of the program, sampled in work of neither the model nor the loader."""
     return one.kind == CODE and one.phase in ("", HOOKS) and not asks_loader(one)
 
 
 def asks_loader(one: SlowCause) -> bool:
-    """Return True if the line was sampled outside of all phases while it requested a batch from a DataLoader."""
+    """Return True if the cause is a line that requests a batch from a DataLoader, sampled outside of all phases."""
     return one.kind == CODE and not one.phase and one.called.startswith(LOADER_MODULE)
 
 
 def is_wait(called: str) -> bool:
-    """Return True if ``called`` waits for another thread or process, possibly for a batch."""
+    """Return True if the function ``called`` waits for another thread or process, judged by its module."""
     return called.partition(".")[0] in WAITING_MODULES
 
 
 def reads_cheap_rows(causes: Sequence[SlowCause]) -> bool:
-    """Return True if the loader calls its dataset per row and a row costs little more than that call."""
+    """Return True if the loader calls its dataset for each row and a row costs little more than that call."""
     return any(0 < cause.figures.get("row_us", 0.0) <= CHEAP_ROW_US_MAX for cause in causes if cause.kind == MAKER)
 
 
 def busy_cores(causes: Sequence[SlowCause]) -> float:
-    """Return the cores that other threads and child processes of the program, loader workers too, occupy or wait for.
+    """Return the number of cores that the program's other threads and child processes occupy or wait for.
 
-    Older records only have the cores that other threads occupied.
+    Loader workers are included. Older records only have the cores that other threads occupied.
     """
     cores = [cause.figures["cores"] for cause in causes if cause.kind == BUSY]
     return max(cores) if cores else sum(cause.spent_share for cause in causes if cause.kind == LOCK)
 
 
 def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
-    """Return the causes of an arm's runs. Counts are summed; places appear once, as they describe the whole program."""
+    """Return the causes of slow steps in an arm's runs, merged over runs. ``facts``: of each run.
+
+    Counts are summed; places appear once, as they describe the whole program.
+    """
     causes: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for run_facts in facts for row in run_facts.causes or ()):
         cause = made_of(SlowCause, row)
@@ -237,7 +240,7 @@ PROGRAM_PARTS = (START_UP, OTHER_STEPS, PROFILED_STEPS, MEASURED_STEPS, EVALUATI
 
 @dataclass(frozen=True)
 class StepPart:
-    """One part of a program's step. All parts of a step sum to it.
+    """One part of the step of an attached program. All parts of a step sum to it.
 
     ``name``: a stage of the data, a phase, a place in the code, or for rare long steps the phase of their excess time.
     """
@@ -255,7 +258,10 @@ class StepPart:
 
 @dataclass(frozen=True)
 class ProgramPart:
-    """One part of a program's wall clock; the name is one of :data:`PROGRAM_PARTS`."""
+    """One part of a program's wall clock, such as its start-up; the name is one of :data:`PROGRAM_PARTS`.
+
+    ``share``: of the whole program, 0 to 1.
+    """
 
     name: str
     ms: float
@@ -264,7 +270,7 @@ class ProgramPart:
 
 @dataclass(frozen=True)
 class Wall:
-    """Parts of a program's wall clock: of its mean step, and of the whole program."""
+    """Parts of the wall clock of an attached program, of its mean step and as a whole; :func:`wall` makes it."""
 
     steps: int  # measured steps and steps with an evaluation
     step_ms: Estimate  # time per step by the clock; the parts sum to it
@@ -273,16 +279,16 @@ class Wall:
 
     @property
     def worked_ms(self) -> float:
-        """Milliseconds per step without waits for other ranks."""
+        """Milliseconds per step by the clock, without waits for other ranks."""
         return self.step_ms.median - self.total("ranks")
 
     @property
     def on_cores_ms(self) -> float:
-        """Milliseconds per step without waits for a core. Costs and savings are shares of this time."""
+        """Milliseconds per step by the clock, without waits for a core. Costs and savings are shares of this time."""
         return self.step_ms.median - self.total("core")
 
     def share(self, part: StepPart) -> float:
-        """Return the share of :attr:`on_cores_ms`; for waits for a core the share of the step by the clock."""
+        """Return the part's share of :attr:`on_cores_ms`. Waits for a core are a share of the whole step."""
         whole_ms = self.step_ms.median if part.kind == "core" else self.on_cores_ms
         return part.ms.median / whole_ms if whole_ms > 0 else 0.0
 
@@ -310,14 +316,17 @@ class _Block:
 
 
 class _Placed(NamedTuple):
-    """Milliseconds per step by phase without waits for a core, and the part of it for which each phase was blocked."""
+    """Milliseconds per step by phase without waits for a core, and the time in it for which each phase was blocked."""
 
     phases: Mapping[str, float]
     blocked: Mapping[str, float]
 
 
 def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: float) -> Wall | None:
-    """Return the parts of an attached arm; None for other arms. ``typical_ms``: the median step of all blocks."""
+    """Return the parts of the wall clock of an attached arm; None for other arms. ``ledgers``: by block.
+
+    ``typical_ms``: the median step of all blocks.
+    """
     pairs = [(run, ledgers[run.record.block]) for run in runs if run.record.block in ledgers]
     pairs = [(run, ledger) for run, ledger in pairs if run.record.facts.attached is not None and ledger.phase_ms]
     if not pairs:
@@ -362,7 +371,10 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
 
 
 def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
-    """Return the places of lines that spent at least half of their time in long steps, even if all others did too."""
+    """Return the places of lines of code that spent at least half of their time in rare long steps.
+
+    This must hold even if all other lines spent their time there. ``long_ms``: sum of the long steps' excess time.
+    """
     spent_ms: dict[str, float] = {}
     for cause in causes:
         if is_own_code(cause):
@@ -372,7 +384,7 @@ def _rare_lines(causes: Sequence[SlowCause], long_ms: float) -> set[str]:
 
 
 def _most_evaluated(facts: Sequence[RunFacts]) -> str:
-    """Return the place that takes most of the time in evaluations; :data:`EVALUATION` if no place takes enough."""
+    """Return the place in the code with most of the time in evaluations; :data:`EVALUATION` if no place has enough."""
     causes = [cause for cause in slow_causes(facts) if cause.kind == EVALUATION]
     most = max(causes, key=lambda cause: cause.spent_ms, default=None)
     least_ms = EVALUATED_SHARE_MIN * sum(cause.spent_ms for cause in causes)
@@ -426,7 +438,7 @@ def _summed(
 
 
 def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str, float]) -> tuple[SlowCause, ...]:
-    """Return ``causes`` with their time scaled to the parts of ``wall``, which exclude waits for a core.
+    """Return ``causes`` with their times scaled to the parts of ``wall``, which exclude waits for a core.
 
     ``phase_ms``: milliseconds of each phase by the clock.
     """
@@ -455,7 +467,10 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
 
 
 def _part_of(one: SlowCause) -> _Key | None:
-    """Return the part of a step that includes the time of this line or these collections; None for other causes."""
+    """Return the part of a step that includes the cause's time: of a line of code, or of garbage collections.
+
+    None for other causes.
+    """
     if one.kind == GC:
         return _Key("gc", COLLECTIONS)
     if one.kind != CODE:
@@ -468,7 +483,10 @@ def _makes_batches(one: SlowCause) -> bool:
 
 
 def maker_text(place: SlowCause) -> str:
-    """Return for example ``Rows.__getitem__, train.py:31``; a comprehension is named by its function."""
+    """Return the function and place of a cause, for example ``Rows.__getitem__, train.py:31``.
+
+    A comprehension is named by its function.
+    """
     function = re.sub(r"\.<locals>\.<\w+>$", "", place.function)
     return f"{function}, {place.place}" if place.place else function
 
@@ -478,14 +496,17 @@ def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
 
 
 def _without_names(parts: _Parts, unnamed: set[_Key]) -> _Parts:
-    """Return ``parts`` with the parts of ``unnamed`` moved to "other"."""
+    """Return ``parts`` with the time of the parts ``unnamed`` moved to "other"."""
     kept = {key: ms for key, ms in parts.items() if key not in unnamed}
     kept[_OTHER] = kept.get(_OTHER, 0.0) + sum(ms for key, ms in parts.items() if key in unnamed)
     return kept
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
-    """Return the mean by ``weights``, so that parts sum to the step. The interval weights all blocks equally."""
+    """Return the mean by ``weights``, so that parts sum to the step.
+
+    The interval weights all blocks equally; None below MIN_BLOCKS values.
+    """
     centre = float(np.average(values, weights=weights))
     if len(values) < MIN_BLOCKS:
         return Estimate(centre, None, None, len(values))
@@ -494,7 +515,7 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
 
 
 def _by_the_clock(run: RunData, ledger: RunLedger) -> tuple[float, int]:
-    """Return the mean milliseconds over measured steps and steps with an evaluation, and the number of these steps."""
+    """Return the mean ms over measured steps and steps with an evaluation, and the number of these steps."""
     measured = len(ledger.step_ms)
     share, evaluating = run.record.facts.evaluating_share or 0.0, run.record.facts.evaluating_steps or 0
     step_ms = sum(ledger.phase_ms.values())
@@ -510,7 +531,10 @@ def _named(
     causes: Sequence[SlowCause],
     excess: Mapping[str, float],
 ) -> _Parts:
-    """Return the parts of a training step, given its phases without waits for a core."""
+    """Return the parts of a training step in ms, given its phases without waits for a core.
+
+    ``excess``: ms per step by which rare long steps exceed typical ones, by phase.
+    """
     facts = run.record.facts
     step_ms = sum(ledger.phase_ms.values())
     parts: _Parts = {_Key("core" if name == WAITING else "phase", name): ms for name, ms in placed.phases.items()}
@@ -545,13 +569,16 @@ def _named(
 
 
 def _share_without_waits(phase: str, placed: _Placed, ledger: RunLedger) -> float:
-    """Return the share of a phase that is not a wait for a core."""
+    """Return the share (0 to 1) of a phase's time by the clock that is not a wait for a core."""
     whole_ms = ledger.phase_ms.get(phase, 0.0)
     return placed.phases.get(phase, 0.0) / whole_ms if whole_ms else 1.0
 
 
 def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, causes: Sequence[SlowCause]) -> None:
-    """Move the time for which phases were blocked to other ranks or to threads that held the interpreter's lock."""
+    """Move the time for which phases were blocked to other ranks, or to threads that held the interpreter's lock.
+
+    ``parts`` changes in place. Nothing moves beside an asynchronous device.
+    """
     if facts.asynchronous:
         return
     if (facts.ranks or 1) > 1:
@@ -570,7 +597,7 @@ def _move_blocked(parts: _Parts, blocked: Mapping[str, float], facts: RunFacts, 
 
 
 def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> None:
-    """Move up to ``ms`` from ``sources``, in this order, to ``target``."""
+    """Move up to ``ms`` from ``sources``, in this order, to ``target``. ``parts`` changes in place."""
     for key in dict.fromkeys(sources):
         moved_ms = min(max(ms, 0.0), parts.get(key, 0.0))
         if moved_ms > 0:
@@ -580,7 +607,10 @@ def _move(parts: _Parts, sources: Sequence[_Key], target: _Key, ms: float) -> No
 
 
 def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float) -> None:
-    """Split the phase "fetch" into the stages that the step waited for, the sampler, and restarts of the workers."""
+    """Split the phase "fetch" of ``parts`` into the stages that the step waited for, sampler, and loader restarts.
+
+    ``parts`` changes in place.
+    """
     facts, fetch_ms = run.record.facts, parts.pop(_Key("phase", "fetch"), 0.0)
     if not fetch_ms:
         return
@@ -604,7 +634,10 @@ def _split_fetch(parts: _Parts, run: RunData, ledger: RunLedger, step_ms: float)
 
 
 def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
-    """Return the milliseconds per step by which rare long steps exceed typical ones, by phase without "fetch"."""
+    """Return the ms per step by which rare long steps exceed typical ones, by phase without "fetch".
+
+    Empty without long steps, or if they are not rare.
+    """
     names = [f"{phase}_ns" for phase in PHASES if phase != "fetch"]
     steps = run.step_columns(["wall_ns", "warmup", *names])
     if steps is None:
@@ -623,7 +656,10 @@ def _long_excess(run: RunData, typical_ms: float) -> dict[str, float]:
 
 
 def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
-    """Return the phases with waits for a core as a separate part, by both rules; unchanged if waits are unknown."""
+    """Return the phases with waits for a core as a separate part, once for each of two rules that place these waits.
+
+    Unchanged, and once, if the waits are unknown.
+    """
     block = _block(run, ledger)
     if block is None:
         return [_Placed({name: ms for name, ms in ledger.phase_ms.items() if ms > 0}, {})]
@@ -634,7 +670,10 @@ def _without_waits(run: RunData, ledger: RunLedger) -> list[_Placed]:
 
 
 def _left(block: _Block, weight: Callable[[_Block, str], float]) -> _Placed:
-    """Return each phase without its share of the waits, in proportion to ``weight``, and the sum of the waits."""
+    """Return each phase without its share of the waits for a core, and the sum of these waits.
+
+    ``weight``: function of block and phase; the waits are shared in proportion to it.
+    """
     room = {name: max(0.0, block.wall[name] - block.on_core[name]) for name in block.wall}
     waits = dict.fromkeys(block.wall, 0.0)
     remaining = min(block.waited, sum(room.values()))
@@ -693,7 +732,7 @@ def _on_core_ms(run: RunData, steps: pa.Table) -> dict[str, float] | None:
 
 
 def _without_inner(starts: NDArray[np.int64], ends: NDArray[np.int64], cpu_ns: Float) -> Float:
-    """Return the CPU time of each span without that of the spans directly inside it."""
+    """Return the CPU time (ns) of each span without that of the spans directly inside it."""
     own_ns = cpu_ns.copy()
     order = np.lexsort((-ends, starts))
     around: list[int] = []

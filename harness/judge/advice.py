@@ -56,7 +56,12 @@ NO_TOKENIZING = "tokenize=0"
 
 @dataclass(frozen=True)
 class _Option:
-    """Replayed change. ``tried_by``: the arm that already has it, if any."""
+    """One change of an arm with its replay.
+
+    ``change``: edit text such as ``workers=2``, or the arm whose data path is used.
+    ``tried_by``: the arm that already has the change; None if none has.
+    ``serial``: speed-up if workers share one resource that serves one at a time; None if no different.
+    """
 
     change: str
     cost: AdviceCost
@@ -75,10 +80,13 @@ def advise(
     few_blocks: RemedyKind = "more blocks",
     resolution: float | None = None,
 ) -> ArmAdvice:
-    """Replay the runs of ``arm`` under every change that applies to it. ``runs``: all runs of the study, by arm.
+    """Return the predicted effect of every change that applies to ``arm``, and which of them are worth recommending.
 
+    ``runs``: all runs of the study, by arm. ``ledgers``: function that returns an arm's ledgers by block.
     ``resolution``: the smallest change that the study can detect, if it detected none. Smaller gains are not
     recommended. ``alike``: similarity of neighbouring blocks, which widens the intervals of measured ratios.
+    ``few_blocks``: remedy to report if there are too few blocks. If no replay is possible, the result has no options,
+    and ``refused`` is set.
     """
     arm_runs = runs.get(arm, ())
     if (reason := refusal(arm_runs)) is not None:
@@ -130,7 +138,7 @@ def advise(
 
 
 def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
-    """Yield the doubts that bar single changes: contradicted by an arm, or workers that may share one resource."""
+    """Yield the doubts that bar single changes: another arm contradicts it, or workers may share one resource."""
     for option in options:
         if option.contradicted:
             yield doubt("contradicted", arm, where=option.change)
@@ -139,9 +147,10 @@ def _doubts_of(options: Sequence[Advice], arm: str) -> Iterator[Doubt]:
 
 
 def is_iterable(arm: str, runs: Mapping[str, Sequence[RunData]]) -> bool:
-    """Return True if the arm's dataset is iterable.
+    """Return True if the arm's dataset is iterable, so it has no index.
 
-    If only workers open the source, any run of the study with this source decides.
+    If only workers open the data source, the main process cannot tell, so any run of the study with this source
+    decides.
     """
 
     def source(run: RunData) -> object:
@@ -175,7 +184,10 @@ def _edited(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -
 
 
 def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> Iterator[_Option]:
-    """Yield the arm's steps fed by the loaders of other arms that differ in their data path only."""
+    """Yield the replays of the arm's steps with the loader of each other arm that differs only in its data path.
+
+    The other arm needs a data-only control.
+    """
     data_only = {
         str(group[0].record.of): group
         for group in runs.values()
@@ -189,7 +201,7 @@ def _fed(arm: str, runs: Mapping[str, Sequence[RunData]], replays: Replays) -> I
 
 
 def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
-    """Return the arms that differ from ``arm`` only in having pretokenized documents."""
+    """Return the arms that differ from ``arm`` only in reading pretokenized documents instead of text."""
     plain = [name for name, group in runs.items() if name != arm and group and group[0].record.control is None]
     return [
         name
@@ -200,14 +212,14 @@ def _pretokenized(arm: str, runs: Mapping[str, Sequence[RunData]]) -> list[str]:
 
 
 def _differing(arm: str, other: str, runs: Mapping[str, Sequence[RunData]]) -> dict[str, object]:
-    """Return the values of ``other`` for the keys in which it differs from ``arm``."""
+    """Return the dotted keys in which ``other`` differs from ``arm``, except the seed, with the values of ``other``."""
     config, other_config = (runs[name][0].record.config for name in (arm, other))
     values = flatten(other_config)
     return {key: values.get(key) for key in differing(config, other_config) if key != "seed"}
 
 
 def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceCost]]:
-    """Return the edits that would change these runs, with the cost of each to the user."""
+    """Return the edits (``workers=2``) that change these runs' settings and may help, with what each costs the user."""
     config, facts = runs[0].record.config, runs[0].record.facts
     workers = int(lookup_number(config, "data.workers", 0))
     prefetch = int(lookup_number(config, "data.prefetch", 2))
@@ -230,9 +242,10 @@ def _edits(runs: Sequence[RunData], replays: Replays) -> list[tuple[str, AdviceC
 
 
 def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -> AdviceBar | None:
-    """Return why a change with a predicted speed-up is not recommended; None if it is recommended.
+    """Return why the loader's record bars recommending a change with a predicted speed-up; None if nothing bars it.
 
     "serial": no speed-up remains if workers wait for one shared resource. A run with more workers would show it.
+    ``least``: smallest gain that counts, as a fraction.
     """
     if one.cost in NUMBERS and (bar := bar_of(parse_edits([one.change]), own, replays)) is not None:
         return bar
@@ -240,7 +253,10 @@ def _bar(one: _Option, least: float, own: Sequence[RunData], replays: Replays) -
 
 
 def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
-    """Return why the prediction is not reliable, or None. ``contradicted``: by an arm with any value of the setting."""
+    """Return why the prediction of a change is not reliable; None if it is.
+
+    ``contradicted``: an arm's measurement contradicts this prediction, or that of another value of the same setting.
+    """
     if contradicted:
         return doubt("contradicted", arm, where=one.change)
     validation = one.prediction.validation
@@ -248,7 +264,7 @@ def _refusal(one: _Option, arm: str, *, contradicted: bool) -> Doubt | None:
 
 
 def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar | None:
-    """Return why more workers are not predicted; None if they are, or if data work costs too little to matter."""
+    """Return why more workers cannot be predicted. None if they can, or if data work costs too little to matter."""
     bar = bar_of(parse_edits([f"workers={max(ADVISED_WORKERS[0], 2 * replays.workers)}"]), own, replays)
     if bar is None or not clears(replays.predict(without_stages(STAGES)).speedup, least):
         return None
@@ -256,7 +272,7 @@ def _loader_bar(own: Sequence[RunData], replays: Replays, least: float) -> Bar |
 
 
 def _smallest(options: Sequence[Advice]) -> list[Advice]:
-    """Return the options with at most one number of workers recommended: the smallest that is as good as the best."""
+    """Return all options, with at most one number of workers recommended: the smallest as good as the best."""
     recommended: dict[str, Advice] = {}
     for option in options:
         if option.worth and option.cost == "processes":

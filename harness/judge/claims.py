@@ -45,11 +45,14 @@ Outcome = Literal["holds", "does not hold", "not measurable"]
 
 @dataclass(frozen=True)
 class RunUse:
-    """Shares of the step and cores of one run.
+    """Shares of the step and use of cores of one run; :func:`use_of` makes it.
 
-    ``shares`` and ``cores`` are by :data:`PARTS`; ``cores`` is empty without CPU times. ``tokenizing_ms``: tokenization
-    per 1000 tokens, in any process. ``all_cores``: cores of all its processes. None if they were not sampled, live too
-    short for the sampler (``data.tokenize: processes``) or run on other machines.
+    ``shares`` (of the step, 0 to 1) and ``cores`` are by :data:`PARTS`; ``cores`` is empty without CPU times.
+    ``tokenizing_ms``: tokenization per 1000 tokens, in any process.
+    ``all_cores``: cores of all its processes. It is None if one of these applies:
+
+    - They were not sampled, or they run on other machines.
+    - They live too short for the sampler (``data.tokenize: processes``).
     """
 
     shares: Mapping[str, float]
@@ -68,7 +71,7 @@ class RunUse:
 
 @dataclass(frozen=True)
 class ArmUse:
-    """Use of an arm: medians over its runs."""
+    """Shares of the step and use of cores of an arm: medians over its runs (see :class:`RunUse`)."""
 
     arm: str
     shares: Mapping[str, Estimate]
@@ -83,11 +86,12 @@ class ArmUse:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """Claim about ``arm`` (compared with ``baseline``), its measured figure, and the outcome.
+    """A claim about ``arm`` (compared with ``baseline``), its measured figure, and the outcome; :func:`judge` makes it.
 
-    ``outcome`` uses the figure's interval, widened by ``noise_floor``. This is the difference between the figure of an
-    A/A control and that of its arm; None without a control. ``differs``: other configuration keys in which the arms
-    differ. ``untested``: the strategy that both arms share although the claim compares two strategies.
+    ``outcome`` uses the figure's interval, widened by ``noise_floor``.
+    ``noise_floor``: difference between the figures of an arm and of its A/A control; None without a control.
+    ``differs``: configuration keys in which the arms differ besides those that the claim is about.
+    ``untested``: the tokenizing strategy of both arms, if it is equal although the claim compares two strategies.
     """
 
     claim: ClaimName | None  # name of a common claim; None if the scenario gives the bounds
@@ -106,7 +110,7 @@ class JudgedClaim:
 
 
 def use_of(run: RunData, ledger: RunLedger) -> RunUse:
-    """Return the shares of the step and the cores of ``run``."""
+    """Return the shares of the step (0 to 1), the cores, and the speeds of ``run``, whose ledger is ``ledger``."""
     step = ledger.mean_step_ms
     phase = ledger.phase_ms
     spent = {
@@ -148,7 +152,10 @@ def _stored_per_text(facts: RunFacts) -> float | None:
 
 
 def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[str, float], float | None]:
-    """Return the cores by part (of rank 0), and the sampled cores of all processes of all ranks."""
+    """Return the cores by part (rank 0 only; empty without spans), and the sampled cores of all processes of all ranks.
+
+    The second value is None if not sampled, or if processes lived too short or ran on other machines.
+    """
     spans, steps = run.spans, run.steps
     loads = host_load({ledger.record.arm: [run]})
     roles = {} if not loads else {role.role: role.cores for role in loads[0].roles if role.role != "sampler"}
@@ -191,7 +198,10 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
 
 
 def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
-    """Return the medians of ``uses``, which must not be empty."""
+    """Return the medians over ``uses``, the step shares and cores of an arm's runs. ``uses`` must not be empty.
+
+    ``ranks`` is the largest number. Values that no run measured are None or absent.
+    """
 
     def middle(value: Callable[[RunUse], float | None]) -> Estimate | None:
         return from_amounts([figure for use in uses if (figure := value(use)) is not None])
@@ -216,7 +226,10 @@ def arm_use(arm: str, uses: Sequence[RunUse]) -> ArmUse:
 
 
 def _share(values: Sequence[float]) -> Estimate | None:
-    """Return the median share with its interval cut to 0 to 1, because few scattered blocks may exceed that."""
+    """Return the median share with its interval, cut to 0 to 1 because few scattered blocks may exceed that.
+
+    None without values.
+    """
     estimate = from_block_values(values)
     if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
         return estimate
@@ -224,9 +237,9 @@ def _share(values: Sequence[float]) -> Estimate | None:
 
 
 def own_kind(claim: JsonObject) -> ClaimKind | None:
-    """Return the kind of a claim with its own bounds; None if this version does not know its figure.
+    """Return the kind of a claim of study.json that has its own bounds. Its text is "" if the claim has none.
 
-    A claim without a text has an empty one.
+    None if this version does not know the figure, or if bounds or arms are malformed.
     """
     figure, low, high, arms = (claim.get(key) for key in ("figure", "from", "to", "arms"))
     if figure not in get_args(Figure) or not isinstance(arms, list) or not arms:
@@ -246,9 +259,10 @@ def judge(
     baseline_config: JsonObject | None = None,
     controls: Sequence[tuple[str, str]] = (),
 ) -> JudgedClaim:
-    """Judge one claim by the runs of its arms, paired by block.
+    """Return the outcome of one claim, from the runs of its arms, paired by block.
 
-    ``config``: of ``arm``. ``controls``: pairs of an arm and its A/A control, for both arms where they exist.
+    ``baseline``: None for a claim about one arm. ``uses``: of every arm, by arm and block. ``config``: of ``arm``.
+    ``cores``: number that the runs could use. ``controls``: (arm, its A/A control), for both arms where they exist.
     """
     kind = claim if isinstance(claim, ClaimKind) else CLAIMS[claim]
     common = None if isinstance(claim, ClaimKind) else claim
@@ -298,13 +312,16 @@ def _paired(kind: ClaimKind, theirs: Mapping[int, RunUse], ours: Mapping[int, Ru
 
 
 def _noise_floor(controls: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-    """Return how far from 1 the interval of an arm against its A/A control reaches: the widest of ``controls``."""
+    """Return how far from 1 the interval of an arm's ratio to its A/A control reaches: the widest of ``controls``.
+
+    ``controls``: pairs of figures by control. None without an interval.
+    """
     ratios = [from_blocks([math.log(candidate / base) for base, candidate in pairs]) for pairs in controls]
     return max((reach for ratio in ratios if ratio is not None and (reach := ratio.distance) is not None), default=None)
 
 
 def _same_strategy(config: JsonObject, baseline: JsonObject) -> str | None:
-    """Return ``data.tokenize`` of both arms if it is equal, which means that the claim was not tested."""
+    """Return ``data.tokenize`` of both arms if it is equal, so that the claim was not tested; None if it differs."""
     strategy, base_strategy = (lookup(side, STRATEGY) for side in (config, baseline))
     return str(strategy) if strategy is not None and strategy == base_strategy else None
 
@@ -339,9 +356,10 @@ def _figure(kind: ClaimKind, use: RunUse) -> float | None:
 
 
 def _outcome(figure: Estimate | None, kind: ClaimKind, floor: float) -> Outcome:
-    """Compare the interval, widened by the noise ``floor``, with the range of ``kind``.
+    """Return the outcome of a claim, from the interval of ``figure``, widened by the noise ``floor``.
 
-    Return "holds" if it lies within the range, "does not hold" if outside, "not measurable" if it crosses an end.
+    "holds" if the interval lies within the range of ``kind``, "does not hold" if it lies outside.
+    "not measurable" if the interval includes an end of the range, or is missing.
     """
     if figure is None or figure.ci_low is None or figure.ci_high is None:
         return "not measurable"

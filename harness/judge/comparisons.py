@@ -51,7 +51,7 @@ MissingKind = Literal["no finished run", "no shared block", "no throughput", "no
 
 @dataclass(frozen=True)
 class Absent:
-    """Reason why a figure of a comparison is missing."""
+    """Reason why one figure of a comparison is missing. ``arms``: those that it concerns."""
 
     kind: AbsentKind
     arms: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Missing:
-    """Reason why a comparison has no figures at all. ``failures``: the first failed run of each arm."""
+    """Reason why a comparison has no figures at all. ``failures``: the first failed run of each arm that has one."""
 
     kind: MissingKind
     arms: tuple[str, ...] = ()
@@ -72,7 +72,10 @@ class Missing:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of one comparison, from the ledgers of its runs. ``absent`` gives the reason for each None."""
+    """Figures of one comparison, from the ledgers of its runs; :func:`compare` makes it.
+
+    ``absent`` gives the reason for each figure that is None.
+    """
 
     measure: str  # unit of the rate that ``ratio`` compares
     ratio: Estimate
@@ -110,17 +113,20 @@ class Measured:
 
     @property
     def figure(self) -> Estimate | None:
-        """``ratio`` if a reader may show it; None if the runs were too noisy to detect even a 2x change."""
+        """``ratio`` for display; None if the runs were too noisy to detect even a 2x change."""
         return None if barred(self.doubts, "ratio") else self.ratio
 
     @property
     def measured_per_step(self) -> float | None:
-        """Candidate / baseline of the unit that ``measure`` counts, per step; None if it counts steps."""
+        """Candidate / baseline of the tokens per step that ``measure`` counts; None if it counts steps."""
         ratios = {"trained tokens/s": self.trained_per_step, "tokens/s": self.positions_per_step}
         return ratios.get(self.measure)
 
     def agree(self, one: Estimate, other: Estimate) -> bool:
-        """Return True if both intervals overlap, widened by the noise floor or :data:`WITNESSES_WITHIN`."""
+        """Return True if the intervals of two speed ratios overlap.
+
+        They are first widened by the noise floor or :data:`WITNESSES_WITHIN`, whichever is larger.
+        """
         floor = 1 + max(self.noise_floor or 0.0, policy.WITNESSES_WITHIN)
         (low, high), (other_low, other_high) = (
             (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (one, other)
@@ -131,9 +137,9 @@ class Measured:
     def ceilings(self) -> tuple[float, float] | None:
         """Both estimates of the ceiling, the smaller one first, if they are over :data:`CEILINGS_WITHIN` apart.
 
-        None if they agree, or if only one of them is known. An ideal-data control repeats few batches, which may differ
-        from the rest. A replay does not model cores and caches. On a busy machine both intervals may be wide enough to
-        overlap, so the medians are compared too.
+        The ceiling is the speed-up without any data work. None if both agree, or if only one is known. An ideal-data
+        control repeats few batches, which may differ from the others. A replay does not model cores and caches. On a
+        busy machine both intervals may be wide enough to overlap, so the medians are compared too.
         """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
@@ -143,7 +149,10 @@ class Measured:
 
     @property
     def ceilings_apart(self) -> bool:
-        """True if the two estimates of the ceiling differ by more than their intervals and the noise floor allow."""
+        """True if the two estimates of the ceiling differ by more than their intervals and the noise floor allow.
+
+        False if only one is known. The ceiling is the speed-up without any data work.
+        """
         replayed, ideal = self.from_waits, self.ideal
         if replayed is None or ideal is None or ideal.ci_low is None or ideal.ci_high is None:
             return False
@@ -152,7 +161,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Controls:
-    """Finished runs of the controls by kind and the arm they belong to: ``by[kind, arm]``."""
+    """Finished runs of a study's controls: ``by[kind, arm]``, by kind of control and the arm that it belongs to."""
 
     by: Mapping[tuple[str, str], Blocks]
 
@@ -170,7 +179,7 @@ def compare(
     allowance: float | None = None,
     few_blocks: RemedyKind = "more blocks",
 ) -> Measured | Missing:
-    """Return all ratios and the verdict of one comparison, from ledgers alone.
+    """Return all ratios and the verdict of one comparison, from ledgers alone; Missing if there is nothing to compare.
 
     ``comparisons``: number of comparisons in the study; all verdicts together have a 5 % chance of any error.
     ``allowance``: the noise floor that the scenario declares, as a fraction, used if no A/A control shows it.
@@ -269,7 +278,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _ByRate:
-    """One comparison by one rate: the ratio, the noise floor, and the verdict."""
+    """One comparison by one rate (such as tokens per second): the ratio, the noise floor, and the verdict."""
 
     ratio: Estimate
     together: Estimate | None
@@ -282,7 +291,7 @@ class _ByRate:
 
 @dataclass(frozen=True)
 class _Judging:
-    """Inputs that judge every figure of one comparison; see :func:`compare` and ``verdicts.judge``."""
+    """Inputs that :func:`compare` uses to judge every figure of one comparison; see ``verdicts.judge``."""
 
     names: tuple[str, str]
     arms: Mapping[str, Blocks]
@@ -295,7 +304,10 @@ class _Judging:
     few_blocks: RemedyKind
 
     def by(self, rate: Rate, losses: Losses | None = None, repeated: tuple[float, float] | None = None) -> _ByRate:
-        """Compare both arms by ``rate``, which both must have. Omit ``losses`` and ``repeated`` to judge only speed."""
+        """Return the comparison of both arms by ``rate``, which both must have.
+
+        Omit ``losses`` and ``repeated`` to judge only speed.
+        """
         baseline_runs, candidate_runs = (self.arms[name] for name in self.names)
         ratio = speed(baseline_runs, candidate_runs, rate, alike=self.alike)
         assert ratio is not None
@@ -325,7 +337,10 @@ class _Judging:
 
 
 def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Doubt]:
-    """Yield a doubt for each arm whose main thread waited for a core, or was blocked in untimed code."""
+    """Yield a doubt for each arm whose main thread waited for a core, or was blocked in untimed code.
+
+    ``names`` and ``sides``: the arms and their runs, in the same order.
+    """
     for name, blocks in zip(names, sides, strict=True):
         unseen = unseen_of([run.record.facts for run in blocks.values()])
         for entry in () if unseen is None else unseen.doubts(name):
@@ -336,7 +351,7 @@ def unseen_doubts(names: Sequence[str], sides: Sequence[Blocks]) -> Iterator[Dou
 
 
 def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
-    """Return (cores used by other processes, all cores); None if not recorded.
+    """Return (cores used by other processes, all cores) during the runs of ``sides``; None if not recorded.
 
     Other processes: the median over blocks, of the arm with more. All cores: the largest number of any run.
     """
@@ -348,7 +363,7 @@ def cores_of(sides: Sequence[Blocks]) -> tuple[float, float] | None:
 
 
 def _cores_of(record: RunRecord) -> float | None:
-    """Return the cores that the run could use, or its machine's cores if the record lacks them."""
+    """Return the cores that the run could use, else its machine's cores; None if neither is recorded."""
     cores = record.facts.cores or record.environment.get("cores")
     return float(cores) if isinstance(cores, int | float) else None
 
@@ -360,7 +375,10 @@ def _floor_remedy(same: Estimate | Absent, few_blocks: RemedyKind) -> RemedyKind
 
 
 def used_share(blocks: Blocks) -> float:
-    """Return the share of a step by which an arm may have been faster than it can sustain; 0 if uncertain."""
+    """Return the share of a step by which an arm was faster than it can sustain, by using up prefetched batches.
+
+    It is the upper end of the interval; 0 if it is uncertain that any were used up.
+    """
     use = arm_lead(blocks)
     return use.ci_high if use is not None and use.is_worth_saying else 0.0
 
@@ -380,10 +398,10 @@ def alike_blocks(baseline: str, arms: Mapping[str, Blocks], controls: Controls) 
 
 
 def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | None) -> Estimate | Absent:
-    """Return how many times as fast the steps of ``arm`` are with ideal data, as its control measured it.
+    """Return how many times as fast the steps of ``arm`` are with ideal data, from its ideal-data control.
 
-    ``alike``: from :func:`alike_blocks`. A control with another number of positions per step is rejected: its steps
-    compute something else.
+    ``blocks``: runs of the arm. ``alike``: from :func:`alike_blocks`. Absent without a control.
+    Absent too for a control with another number of positions per step: its steps compute something else.
     """
     control = controls.get("ideal-data", arm)
     ratio = speed(blocks, control, steps_per_s, alike=alike)
@@ -398,10 +416,12 @@ def ideal_speed(arm: str, blocks: Blocks, controls: Controls, alike: Likeness | 
 def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimate | None:
     """Return how many times as fast steps would be without any data work: an estimate, not a bound.
 
-    The ideal-data control measures it; replay computes it from the run alone. The result's interval covers both. They
-    differ where a wait also cools caches and clocks for the compute after it, which replay does not model. If the
-    control's interval is wide and includes both 1 and the replay's interval, the control measured noise: replay's
-    figure is used.
+    None if neither estimate is known.
+    ``ideal``: measured by the ideal-data control. ``from_waits``: computed by replay from the run alone.
+    The result is the control's median with an interval that covers both.
+    They differ where a wait also cools caches and clocks for the compute after it, which replay does not model.
+    If the control's interval is wide and includes both 1 and the replay's interval, the control measured noise.
+    Then the replay's estimate is returned.
     """
     estimates = [ratio for ratio in (ideal, from_waits) if ratio is not None]
     if len(estimates) < 2:
@@ -416,7 +436,10 @@ def without_data(from_waits: Estimate | None, ideal: Estimate | None) -> Estimat
 
 
 def _isolated(baseline: str, candidate: str, controls: Controls) -> Estimate | Absent:
-    """Return the speed ratio of the data paths alone, in positions per second, or else in steps per second."""
+    """Return the speed ratio of the data paths alone, from both arms' data-only controls.
+
+    It is in positions per second, or in steps per second if positions were not counted. Absent without both controls.
+    """
     base_runs, candidate_runs = controls.get("data-only", baseline), controls.get("data-only", candidate)
     ratio = speed(base_runs, candidate_runs, tokens_per_s) or speed(base_runs, candidate_runs, steps_per_s)
     if ratio is not None:
@@ -432,10 +455,10 @@ def _same_again(
     controls: Controls,
     rate: Rate,
 ) -> tuple[Estimate | Absent, str | None]:
-    """Return the ratio of an A/A control to its arm, and that arm's name.
+    """Return (the speed ratio of an A/A control to its arm, that arm's name); (Absent, None) without a usable control.
 
-    The noise floor is the distance of the ratio's interval from 1. The arm is the baseline if it has a control, else
-    another arm on the same device.
+    The noise floor is the distance of the ratio's interval from 1.
+    The arm is the baseline if it has a control, else the candidate, else another arm on the same device.
     """
     reason = Absent("no a-a control")
     device = _device(arms[baseline])
@@ -450,9 +473,10 @@ def _same_again(
 
 
 def arm_floor(arm: str, arms: Mapping[str, Blocks], controls: Controls, allowance: float | None = None) -> float | None:
-    """Return the noise floor of an arm that is in no comparison; None if no control shows it.
+    """Return the noise floor of an arm that is in no comparison, as a fraction.
 
-    ``allowance``: see :func:`compare`.
+    ``allowance``: the declared noise floor, returned if no A/A control shows it.
+    None if neither is known, or without runs.
     """
     for _, rate in MEASURES:
         if arms.get(arm) and rates_of(arms[arm], rate) is not None:

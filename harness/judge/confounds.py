@@ -119,7 +119,7 @@ IN_ALL_BLOCKS: Mapping[str, ConfoundKind] = {
 
 @dataclass(frozen=True)
 class Confound:
-    """One undeclared difference between two arms.
+    """One undeclared difference between two arms, found by :func:`confounds`.
 
     ``values`` (baseline, candidate) depend on ``kind``:
 
@@ -149,10 +149,11 @@ def confounds(
     losses: Losses | None = None,
     repeated: tuple[float, float] | None = None,
 ) -> tuple[Confound, ...]:
-    """Return each undeclared difference between two arms once. ``records``: all runs of each arm, even failed ones.
+    """Return each undeclared difference between two arms once. ``blocks``: number of planned blocks.
 
+    ``records``: all runs of each arm, even failed ones.
     Losses that diverged or differ come first, declared or not, because a speed difference means little without them.
-    Rows that only one arm repeats come next (``repeated``: shares by arm).
+    Rows that only one arm trains repeatedly come next (``repeated``: shares of (baseline, candidate)).
     """
     differences = [
         *_losses(losses, names),
@@ -173,10 +174,10 @@ def confounds(
 
 
 def used_lead(shares: tuple[float, float], effect: float, names: tuple[str, str]) -> tuple[Confound, ...]:
-    """Return a confound if the used-up lead is at least as large as the difference between the arms.
+    """Return one confound if used-up prefetched batches may explain the difference of the arms; else an empty tuple.
 
     ``shares``: by arm, the share of a step by which prefetched batches may have made it faster; 0 if uncertain.
-    ``effect``: relative difference of the arms.
+    ``effect``: relative difference of the arms. A confound needs a share that is at least as large.
     """
     return (Confound("lead", names, values=shares),) if max(shares) > 0 and max(shares) >= abs(effect) else ()
 
@@ -212,12 +213,18 @@ def _declared(*records: RunRecord) -> set[str]:
 
 
 def _covered(key: str, declared: Iterable[str]) -> bool:
-    """Return True if a declared key equals ``key``, contains it, or lies inside it (a section that was None before)."""
+    """Return True if a declared key equals the dotted ``key``, is a section around it, or lies inside it.
+
+    The last case is a section that was None before.
+    """
     return any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in declared)
 
 
 def _absent_section(key: str, first: JsonObject, second: JsonObject) -> str | None:
-    """Return the section around ``key`` that is None on one side. Declaring one of its keys also adds its defaults."""
+    """Return the section around the dotted ``key`` that is None on one side; None without one.
+
+    Declaring one of the section's keys also adds the defaults of its other keys.
+    """
     parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
     return next(
         (parent for parent in parents if any(parent in side and side[parent] is None for side in (first, second))), None
@@ -268,7 +275,10 @@ def _environment(baseline: Blocks, candidate: Blocks) -> list[Confound]:
 
 
 def alike_environment(key: str, one: Json, other: Json) -> bool:
-    """Return True if two values of an environment entry agree. Memory sizes may differ slightly from boot to boot."""
+    """Return True if two values of the environment entry ``key`` agree.
+
+    Memory sizes may differ slightly from boot to boot.
+    """
     if key == "memory_bytes" and isinstance(one, int | float) and isinstance(other, int | float) and other:
         return abs(one / other - 1) < policy.MEMORY_SIZE_WITHIN
     return one == other
@@ -286,7 +296,7 @@ def _useful(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list
 
 
 def useful_fraction(blocks: Blocks) -> float | None:
-    """Return trained tokens / positions over all measured steps; None if either was not counted."""
+    """Return trained tokens / token positions over all measured steps, 0 to 1; None if either was not counted."""
     trained, tokens = [run.trained_tokens for run in blocks.values()], [run.tokens for run in blocks.values()]
     if None in trained or None in tokens or not sum(filter(None, tokens)):
         return None
@@ -294,10 +304,10 @@ def useful_fraction(blocks: Blocks) -> float | None:
 
 
 def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if steps have different numbers of tokens although no setting explains it.
+    """Return a confound if steps of both arms have different numbers of tokens although no setting explains it.
 
-    An arm with more loader workers has more warm-up steps, so it measures later batches of the same order. These may be
-    different work if lengths grow during a training or documents differ much.
+    An arm with more loader workers has more warm-up steps, so it measures later batches of the same order.
+    These may be different work if lengths grow during a training or documents differ much.
     """
     for base, compared in _pairs(baseline, candidate):
         first, second, declared = flatten(base.config), flatten(compared.config), _declared(base, compared)
@@ -313,7 +323,7 @@ def _other_batches(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) 
 
 
 def _other_steps(baseline: Blocks, candidate: Blocks, names: tuple[str, str]) -> list[Confound]:
-    """Return a confound if one arm measured more steps and the runs did not alternate.
+    """Return a confound if one arm measured clearly more steps per block and the runs did not alternate; else none.
 
     The first steps of a run may be unlike its later ones.
     """

@@ -48,7 +48,10 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class DataPath:
-    """One arm's data path; None means not measured. Ratios above 1: faster than ``baseline``."""
+    """One arm's data path, alone (its data-only control) and in training; :func:`data_paths` makes it.
+
+    None means not measured. Ratios above 1: faster than ``baseline``.
+    """
 
     arm: str
     baseline: str
@@ -73,7 +76,10 @@ Compare = Callable[[str, str], Measured | Missing]
 def data_paths(
     scenario: JsonObject, arms: Sequence[str], ledgers: Mapping[str, Blocks], controls: Controls, compared: Compare
 ) -> tuple[DataPath, ...]:
-    """Return one entry for each of ``arms`` (no controls) if ``scenario`` has an ``isolated_baseline``."""
+    """Return one entry for each of ``arms`` (no controls); empty if ``scenario`` has no ``isolated_baseline``.
+
+    ``compared``: function that compares (baseline, arm) by the rules of the study.
+    """
     named = scenario.get("isolated_baseline")
     if not isinstance(named, str):
         return ()
@@ -115,7 +121,10 @@ def _per_block(blocks: Blocks, rate: Rate | None) -> Estimate | None:
 
 
 def _sample_ms(alone: Blocks) -> Rate | None:
-    """Return the rate in milliseconds per row; None if the configuration does not give the length of a row."""
+    """Return a :data:`Rate`: a function that gives (milliseconds, rows) of a repetition.
+
+    None if rows have no fixed length (``data.source``, or no sequence_length).
+    """
     config = next((run.record.config for run in alone.values()), {})
     length = lookup_number(config, "data.sequence_length", 0)
     if not length or lookup(config, "data.source") is not None:
@@ -137,7 +146,10 @@ SAMPLED = ("host", "nvml")  # probes that run in the sampling process
 
 @dataclass(frozen=True)
 class ProbeCost:
-    """Step time added by probes. ``share``: of the step without them (0.01: 1 % longer). ``step_ms``: that step."""
+    """Step time added by probes, from the study's controls.
+
+    ``share``: added time / step without them (0.01: 1 % longer). ``step_ms``: mean step without them.
+    """
 
     probes: tuple[str, ...]  # "ledger", "host", ...; several: all probes of a measured run together
     against: Literal["nothing", "ledger"]  # configuration that the probes were added to
@@ -150,23 +162,24 @@ class ProbeCost:
 
 
 def is_probe_control(control: str | None) -> bool:
-    """Return True if a control exists for the probes: to measure their cost, or to be profiled."""
+    """Return True if a control exists for the probes: to measure the cost of one, or to run under profilers."""
     return control is not None and (control in (BARE, PROFILED) or control.startswith(ALONE))
 
 
 def probe_costs(
     arms: Sequence[ArmRecord], ledgers: Mapping[str, Blocks], runs: Sequence[RunData] = ()
 ) -> list[ProbeCost]:
-    """Return the probe costs that the study's controls measured. ``ledgers``: finished runs by arm.
+    """Return the probe costs that the study's controls measured; empty without such controls.
 
-    A probe that did not run in one of ``runs`` is skipped; the report gives the reason.
+    ``ledgers``: finished runs by arm. A probe that did not run in one of ``runs`` is skipped; the report gives the
+    reason.
     """
     idle = {run.record.arm for run in runs if _idle(run)}
     return list(_costs(arms, {arm: blocks for arm, blocks in ledgers.items() if arm not in idle}))
 
 
 def _idle(run: RunData) -> bool:
-    """Return True if ``run`` measures one probe's cost, but that probe did not run."""
+    """Return True if ``run`` was made to measure one probe's cost, but that probe did not run."""
     control = run.record.control or ""
     if run.record.status != "done" or not control.startswith(ALONE) or control == LEDGER:
         return False
@@ -210,7 +223,10 @@ OF_RANKS = ("launch", "data.batch_size", "optimizer.accumulation", "compute.thre
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Mean losses over a tenth of the tokens, by tokens trained and by seconds of steps."""
+    """Loss of one run, as moving means over a tenth of the tokens. All arrays have one value per mean.
+
+    ``tokens`` and ``seconds``: tokens trained, and seconds of steps, at the end of each mean.
+    """
 
     tokens: Float
     seconds: Float
@@ -220,7 +236,11 @@ class LossCurve:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Two arms with different numbers of ranks. Losses and times: (baseline, candidate), means over blocks."""
+    """Two arms with different numbers of ranks; :func:`scaling` makes it.
+
+    ``losses`` and ``seconds``: (baseline, candidate), means over blocks. They are None if losses are unknown or fell
+    too little.
+    """
 
     baseline: str
     candidate: str
@@ -237,7 +257,7 @@ class Scaling:
 
     @property
     def efficiency(self) -> float:
-        """Share of its speed that each rank keeps."""
+        """Share of its speed that each rank keeps when the ranks grow (1: all of it)."""
         return self.speedup.median * self.ranks[0] / self.ranks[1]
 
     @property
@@ -252,9 +272,10 @@ class Scaling:
 def scaling(
     names: tuple[str, str], runs: tuple[Sequence[RunData], Sequence[RunData]], speedup: Estimate | None
 ) -> Scaling | None:
-    """Return how ``names`` scale; None if both have equal ranks or their speeds were not compared.
+    """Return how training scales from one arm of ``names`` to the other.
 
-    The arm with fewer ranks is the baseline here, even if it is the candidate of the comparison.
+    None if both have equal ranks, their speeds were not compared (``speedup``), or a program is attached. ``runs``: of
+    either arm. The arm with fewer ranks is the baseline here, even if it is the candidate of the comparison.
     """
     ranks = tuple(max((run.record.facts.ranks or 1 for run in arm), default=1) for arm in runs)
     attached = any(run.record.facts.attached is not None for arm in runs for run in arm)
@@ -309,14 +330,20 @@ def _tokens_per_step(runs: tuple[Sequence[RunData], Sequence[RunData]]) -> tuple
 
 
 def _is_weak(batch: float, ranks: float) -> bool | None:
-    """Return True if the global batch grew as the ranks did, False if it stayed equal, None otherwise."""
+    """Return True if the global batch grew as the ranks did, False if it stayed equal, None otherwise.
+
+    ``batch`` and ``ranks``: ratios candidate / baseline.
+    """
     if abs(batch / ranks - 1) <= SAME_BATCH_WITHIN:
         return True
     return False if abs(batch - 1) <= SAME_BATCH_WITHIN else None
 
 
 def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
-    """Return tokens, seconds and loss of every step, warm-up steps included; None if any value is unknown."""
+    """Return (tokens, seconds, loss) of every step, warm-up steps included.
+
+    None if the run did not finish or any value is unknown.
+    """
     if run.record.status != "done":
         return None
     table = run.step_columns(["tokens", "wall_ns", "loss"])
@@ -329,7 +356,7 @@ def _steps(run: RunData) -> tuple[Float, Float, Float] | None:
 
 
 def _curves(one: tuple[Float, Float, Float], other: tuple[Float, Float, Float]) -> tuple[LossCurve, LossCurve] | None:
-    """Return both curves up to the tokens that both arms trained on; None if either is too short."""
+    """Return the loss curves of two runs, up to the tokens that both trained on; None if either is too short."""
     tokens_max = min(one[0].sum(), other[0].sum())
     curves = [_curve(*steps, tokens_max) for steps in (one, other)]
     return (curves[0], curves[1]) if curves[0] is not None and curves[1] is not None else None

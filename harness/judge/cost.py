@@ -47,7 +47,7 @@ Standing = Literal["unfinished", "stopped", "done"]
 
 @dataclass(frozen=True)
 class Spread:
-    """Expected value, bounds of the 95 % interval, and worst case, in seconds or US dollars."""
+    """Expected value, bounds of its 95 % interval, and worst case of a time in seconds or of a cost in US dollars."""
 
     likely: float = 0.0
     low: float = 0.0
@@ -60,7 +60,7 @@ class Spread:
         )
 
     def times(self, count: float) -> Spread:
-        """Return the spread of ``count`` of these in sequence."""
+        """Return the spread of ``count`` such durations in sequence."""
         return Spread(self.likely * count, self.low * count, self.high * count, self.worst * count)
 
 
@@ -68,7 +68,7 @@ NO_TIME = Spread()
 
 
 def exactly(seconds: float) -> Spread:
-    """Return the spread of a duration that was measured once, so its variation is unknown."""
+    """Return a spread whose four values are ``seconds``: a duration measured once, so its variation is unknown."""
     return Spread(seconds, seconds, seconds, seconds)
 
 
@@ -76,9 +76,10 @@ def exactly(seconds: float) -> Spread:
 class ArmMeasurement:
     """Durations of one short run of an arm, in seconds, and its device.
 
-    ``steps_s``: every step from step 0, in order. ``unsettled``: number of first steps, including step 0, whose batches
-    were built during start-up. ``checkpoint``: the step that saved one, if any. The steps after it show how much the
-    writing slows them down.
+    ``steps_s``: every step from step 0, in order.
+    ``unsettled``: number of first steps, including step 0, whose batches were built during start-up.
+    ``checkpoint``: number of the step that saved one; None without a checkpoint.
+    The steps after it show how much the writing slows them down.
     """
 
     arm: str
@@ -104,13 +105,19 @@ class ArmMeasurement:
 
     @property
     def plain_s(self) -> tuple[float, ...]:
-        """Typical steps, in seconds: without step 0, steps on prefetched batches, and steps from the checkpoint on."""
+        """Typical steps, in seconds and in order.
+
+        They exclude step 0, steps on batches built during start-up, and steps from the checkpoint on.
+        """
         end = len(self.steps_s) if self.checkpoint is None else self.checkpoint
         return self.steps_s[max(1, self.unsettled) : end]
 
     @property
     def step(self) -> Spread:
-        """One step: median with interval, and the slowest of the last :data:`WORST_OF_STEPS` as the worst case."""
+        """One step in seconds: median with interval.
+
+        The worst case is the slowest of the last :data:`WORST_OF_STEPS`.
+        """
         estimate = from_amounts(self.plain_s)
         assert estimate is not None, "an arm is measured with at least one settled step"
         slowest = max(self.plain_s[-WORST_OF_STEPS:])
@@ -126,7 +133,10 @@ class ArmMeasurement:
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
-        """:attr:`plain_s` without the long steps before the first usual one, which are caused by the start-up."""
+        """Steps of :attr:`plain_s`, in seconds, from the first usual one on.
+
+        The long steps before it are caused by the start-up.
+        """
         usual_s = COSTED_LONG_RATIO * self.step.likely
         first = next(position for position, seconds in enumerate(self.plain_s) if seconds <= usual_s)
         return self.plain_s[first:]
@@ -138,11 +148,11 @@ class ArmMeasurement:
 
     @property
     def each_of_many(self) -> Spread:
-        """Each step of a long training: based on the mean if some steps are long, else :attr:`step`.
+        """One step of a long training, in seconds: based on the mean if some steps are long, else :attr:`step`.
 
-        The interval of the mean begins at the median's lower bound, because fewer steps may be long. It ends at the
-        mean's own upper bound (Student's t). The worst case is then the slowest recurring step. It is never below the
-        interval's upper end.
+        The interval of the mean begins at the median's lower bound, because fewer steps may be long.
+        It ends at the mean's own upper bound (Student's t).
+        The worst case is then the slowest recurring step. It is never below the interval's upper end.
         """
         step, mean, recurring_s = self.step, self.mean_step_s, self.recurring_s
         if mean <= step.high:
@@ -152,7 +162,7 @@ class ArmMeasurement:
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """Doubts that a report of these steps would have, by precedence. Some bar a prediction."""
+        """Doubts that a report of these steps would have, most important first. Some bar a prediction of the cost."""
         doubts = []
         if self.waiting_share > CORE_WAIT_SHARE_MAX:
             doubts.append(doubt("no core", self.arm, share=self.waiting_share))
@@ -166,7 +176,7 @@ class ArmMeasurement:
 
     @property
     def _drift(self) -> Estimate | None:
-        """Later half of the steps / earlier half. None if the difference may be chance or there are too few steps."""
+        """Time of the later half of the steps / earlier half. None if it may be chance or there are too few steps."""
         steps_s = without_long(np.array(self.plain_s))
         half = len(steps_s) // 2
         if len(steps_s) < DRIFT_STEPS_MIN:
@@ -183,24 +193,28 @@ class ArmMeasurement:
 
     @property
     def evaluation_pass(self) -> Spread:
-        """One pass over held-out data; no time if none was measured.
+        """Seconds of one pass over held-out data; all zero if none was measured.
 
-        The expected time is the last pass, because the first one also builds data for later ones. The slowest pass is
-        the worst case.
+        The expected time is the last pass, because the first one also builds data for later ones.
+        The slowest pass is the worst case.
         """
         return _last_and_slowest(self.passes_s)
 
     @property
     def answering_pass(self) -> Spread:
-        """One pass over multiple-choice questions; no time if none was measured."""
+        """Seconds of one pass over multiple-choice questions; all zero if none was measured.
+
+        The last pass is the expected value, the slowest is the worst case.
+        """
         return _last_and_slowest(self.answers_s)
 
     def one_checkpoint(self, every_s: float | None) -> Spread:
-        """Return the time that a checkpoint within the training adds to the steps, if one is due every ``every_s``.
+        """Return the seconds that a checkpoint within the training adds to the steps; all zero if none was measured.
 
-        The step that saves waits for the copy (asynchronous) or for the whole write. The extra time of the steps after
-        it is the concurrent write, and counts up to the write's full length. If checkpoints are due faster than they
-        are written, each one waits for the one before.
+        ``every_s``: seconds between two checkpoints; None if they are not due regularly.
+        The step that saves waits for the copy (asynchronous) or for the whole write.
+        The extra time of the steps after it is the concurrent write, and counts up to the write's full length.
+        If checkpoints are due faster than they are written, each one waits for the one before.
         """
         if self.checkpoint is None:
             return NO_TIME
@@ -215,7 +229,7 @@ class ArmMeasurement:
 
     @property
     def last_checkpoint(self) -> Spread:
-        """Time of the checkpoint at the end of a training, which waits until it is written."""
+        """Seconds of the checkpoint at the end of a training, which waits until it is written; all zero without one."""
         if self.checkpoint is None:
             return NO_TIME
         return exactly(self.saving_s + (self.writing_s if self.asynchronous else 0.0))
@@ -230,14 +244,14 @@ def _last_and_slowest(seconds: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class ArmWork:
-    """Work of an arm: ``starts`` processes in sequence that take ``steps`` steps in all.
+    """Amount of work whose cost is predicted: ``starts`` processes in sequence that take ``steps`` steps in all.
 
     ``imports`` and ``launches``: how often the libraries are imported and the command is started. Runs of one block of
-    a study share both. ``passes``: over held-out data. ``answers``: over multiple-choice questions. Checkpoints are due
-    every so many steps or seconds within a process; ``last_checkpoint`` adds one at its end. ``other_s``: other time in
-    all, in seconds. ``passed_over``: earlier steps whose data is built and dropped; their cost is not measured.
-    ``most_extra``: the maximum number of extra warm-up steps of an arm that waits for data, counted in the worst case
-    only.
+    a study share both. ``passes``: number over held-out data. ``answers``: number over multiple-choice questions.
+    Checkpoints are due every so many steps or seconds within a process; ``last_checkpoint`` adds one at its end.
+    ``other_s``: other time in all, in seconds. ``passed_over``: earlier steps whose data is built and dropped; their
+    cost is not measured. ``most_extra``: the maximum number of extra warm-up steps of an arm that waits for data. Only
+    the worst case counts them.
     """
 
     steps: int
@@ -257,7 +271,11 @@ class ArmWork:
 def training_work(
     steps: int, evaluates: bool, evaluate_every: int | None, save_every: int | None, save_every_s: float | None
 ) -> ArmWork:
-    """Return the work of a training of ``steps`` steps. If it evaluates, it also evaluates at its end."""
+    """Return the work of a training of ``steps`` steps, with a checkpoint and, if it ``evaluates``, a pass at its end.
+
+    ``evaluate_every``: steps between evaluations; None: only at the end.
+    ``save_every`` steps or ``save_every_s`` seconds lie between checkpoints; None: not due by this measure.
+    """
     return ArmWork(
         steps,
         passes=passes_within(steps, evaluate_every) if evaluates else 0,
@@ -268,13 +286,16 @@ def training_work(
 
 
 def passes_within(steps: int, every: int | None) -> int:
-    """Return the number of passes of a training that evaluates every ``every`` steps and at its end."""
+    """Return the number of evaluation passes of a training that evaluates every ``every`` steps and at its end.
+
+    None: only at its end.
+    """
     return 1 if every is None else -(-steps // every)
 
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Time of ``work`` with an arm by part, in seconds."""
+    """Predicted time of an arm's ``work`` by part, in seconds; :func:`arm_cost` makes it."""
 
     arm: str
     work: ArmWork
@@ -292,7 +313,7 @@ class ArmCost:
 
     @property
     def total(self) -> Spread:
-        """Sum of all parts."""
+        """Sum of all parts and of the work's other time, in seconds."""
         spread = self.startup + self.steps + self.evaluation + self.answering + self.saving + self.ending
         return spread + exactly(self.work.other_s)
 
@@ -303,7 +324,7 @@ class ArmCost:
 
 
 def arm_cost(measured: ArmMeasurement, work: ArmWork) -> ArmCost:
-    """Return the time that ``work`` takes at the speeds in ``measured``."""
+    """Return the predicted time of ``work`` by part, at the durations in ``measured``."""
     later_s, first_s = measured.each_of_many, measured.steps_s[0]
     first = min(work.starts, work.steps)
     steps = exactly(first_s).times(first) + later_s.times(work.steps - first)
@@ -348,9 +369,10 @@ def sum_of(spreads: Iterable[Spread]) -> Spread:
 
 @dataclass(frozen=True)
 class HourlyPrice:
-    """US dollars per hour of one machine or device, and how many of them are paid for.
+    """US dollars per hour of one machine or device, and how many of them are paid for (``devices``).
 
-    ``name``: profile that the price comes from, if any. ``given_usd``: price before it was rounded up.
+    ``source``: where the price is from. ``name``: profile that the price comes from; "" for another source.
+    ``given_usd``: price before it was rounded up; None if it was not.
     """
 
     usd: float
@@ -365,7 +387,7 @@ class HourlyPrice:
         return self.usd * self.devices
 
     def of_seconds(self, seconds: float) -> float:
-        """Return the US dollars for ``seconds``."""
+        """Return the US dollars for ``seconds`` of all devices."""
         return usd_of(seconds, self.per_hour_usd)
 
 
@@ -379,7 +401,10 @@ def usd_of(seconds: float, per_hour_usd: float | None) -> float | None:
 
 
 def rounded_up(price: HourlyPrice, to_usd: float | None) -> HourlyPrice:
-    """Return ``price`` rounded up to a multiple of ``to_usd``: 1.29 to 0.50 is 1.50, and 1.50 stays 1.50."""
+    """Return ``price`` rounded up to a multiple of ``to_usd`` (None: unchanged).
+
+    1.29 to 0.50 is 1.50, and 1.50 stays 1.50.
+    """
     if to_usd is None:
         return price
     usd, unit = Decimal(str(price.usd)), Decimal(str(to_usd))
@@ -406,10 +431,11 @@ class SpendingLimit:
 
 @dataclass(frozen=True)
 class PredictedCost:
-    """Predicted time and cost of trainings or a study, with its limit and the time spent so far.
+    """Predicted time and cost of a training or a study, with its limit and the time spent so far; stored in cost.json.
 
-    ``measured``, ``work`` and ``prices`` are by arm, in the same order. ``spent_s``: of all parts, across resumes.
-    ``measuring_s``: share of ``spent_s`` for measuring the first steps, in seconds; the prediction excludes it.
+    ``measured``, ``work`` and ``prices``: one per arm, in the same order.
+    ``spent_s``: seconds spent so far, across resumes.
+    ``measuring_s``: part of ``spent_s`` that measured the first steps; the prediction excludes it.
     ``standing``: "stopped" means that the limit was reached.
     """
 
@@ -430,22 +456,22 @@ class PredictedCost:
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:
-        """Predicted cost of each arm."""
+        """Predicted cost of each arm, in the order of ``measured``."""
         return tuple(arm_cost(measurement, work) for measurement, work in zip(self.measured, self.work, strict=True))
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
-        """Doubts of every arm, by precedence."""
+        """Doubts about the measured steps of every arm, most important first."""
         return in_order(entry for measurement in self.measured for entry in measurement.doubts)
 
     @property
     def total(self) -> Spread:
-        """Sum over all arms."""
+        """Predicted seconds of all arms together."""
         return sum_of(arm.total for arm in self.arms)
 
     @property
     def per_hour_usd(self) -> float | None:
-        """Price per hour, averaged by expected time if arms differ; None if any price is unknown."""
+        """US dollars per hour, averaged by expected time if arms differ; None if any price is unknown."""
         rates = [price.per_hour_usd for price in self.prices if price is not None]
         if len(rates) < len(self.prices):
             return None
@@ -466,7 +492,7 @@ class PredictedCost:
 
     @property
     def prices_differ(self) -> bool:
-        """True if arms differ in price per hour. Time not recorded by arm is then costed at the average price."""
+        """True if arms differ in price per hour. Time that is not recorded by arm then costs the average price."""
         return len({None if price is None else price.per_hour_usd for price in self.prices}) > 1
 
     def usd(self, seconds: float) -> float | None:
@@ -475,7 +501,7 @@ class PredictedCost:
 
     @property
     def limit_s(self) -> float | None:
-        """Limit in seconds; None without a limit, or for a limit in dollars without a price."""
+        """Spending limit in seconds; None without a limit, or for a limit in dollars without a price."""
         return None if self.limit is None else self.limit.seconds(self.per_hour_usd)
 
     def left_s(self, done: float) -> float:
@@ -488,11 +514,17 @@ class PredictedCost:
         return fixed_s + (total - fixed_s) * (1 - done) if done < 1 else 0.0
 
     def exceeds(self, done: float = 0.0) -> bool:
-        """Return True if the time spent plus the expected rest exceeds the limit."""
+        """Return True if the time spent and the expected remaining time exceed the limit.
+
+        ``done``: share of the steps done.
+        """
         return self.limit_s is not None and self.spent_s + self.left_s(done) > self.limit_s
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction: time without ``measuring_s`` / predicted time - 1; None if unfinished."""
+        """Relative error of the prediction: time without ``measuring_s`` / predicted time - 1.
+
+        None unless it ran to its end.
+        """
         likely = self.total.likely
         return (self.spent_s - self.measuring_s) / likely - 1 if self.standing == "done" and likely else None

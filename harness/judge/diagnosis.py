@@ -1,7 +1,8 @@
 """Diagnose where the wall clock of an attached program goes. :data:`RULES` maps parts of a step to kinds and remedies.
 
-The first diagnosis is the most expensive part, if its share is at least :data:`DIAGNOSED_SHARE_MIN`. If no part is that
-large, the program is bound by its model, or the cause is unknown. The others are findings, ranked by cost.
+The first diagnosis is the most expensive part, if its share of a step is at least :data:`DIAGNOSED_SHARE_MIN`.
+If no part is that large, the program is bound by its model, or the cause is unknown.
+All further diagnoses are findings, the most expensive first.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ Remedy = Callable[[StepPart, ArmReport, ArmAdvice | None], DiagnosisRemedy]
 
 
 class Rule(NamedTuple):
-    """Rule for the parts of a step that have one kind of cause."""
+    """Rule for one kind of cause: which parts of a step it includes, and what remedies them. ``remedy``: function."""
 
     kind: DiagnosisKind
     includes: Callable[[StepPart], bool]
@@ -70,18 +71,21 @@ class Rule(NamedTuple):
 
 
 def saves(part: StepPart) -> bool:
-    """Return True if the line writes a checkpoint, judged by the names of the called and the surrounding function."""
+    """Return True if the part is a line that writes a checkpoint, judged by the names of functions and by its code."""
     call = f"{part.function} {part.called} {part.code.partition('#')[0]}"
     return part.kind == "code" and any(name in call for name in SAVES)
 
 
 def evaluates(part: StepPart) -> bool:
-    """Return True for an evaluation, or for a line of a few long steps that calls modules outside of a forward pass."""
+    """Return True if the part is an evaluation.
+
+    Also True for a line, found in few long steps, that calls modules outside of a forward pass.
+    """
     return part.kind == "evaluation" or (part.kind == CODE and part.rare and part.called in MODULE_CALLS)
 
 
 def computes(part: StepPart) -> bool:
-    """Return True if the line calls a function of the model, so that it is part of the training."""
+    """Return True if the part is a line that calls the model or its backward pass, so it is part of the training."""
     if evaluates(part):
         return False
     package, _, member = part.called.partition(".")
@@ -90,7 +94,10 @@ def computes(part: StepPart) -> bool:
 
 
 def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> DiagnosisRemedy:
-    """Return the remedy for ``part``, the largest part of the time that ``arm`` waits for data."""
+    """Return the remedy for ``part``, the largest part of the time that ``arm`` waits for data.
+
+    ``advice``: predicted effects of settings; None without them.
+    """
     if part.name == RESTART:
         persistent = arm.unseen is not None and arm.unseen.persistent_workers
         return "fewer restarts" if persistent else "persistent workers"
@@ -121,14 +128,17 @@ def loading_remedy(part: StepPart, arm: ArmReport, advice: ArmAdvice | None) -> 
 
 
 def _of_making(arm: ArmReport, *, waits: bool) -> DiagnosisRemedy:
-    """Return the remedy for batches that are slow to build. ``waits``: storage takes longer than the CPU."""
+    """Return the remedy for batches that are slow to build.
+
+    ``waits``: True if most of that time is waiting for storage, not CPU time.
+    """
     if not arm.workers and (waits or arm.free_cores != 0):  # Unknown cores may be free.
         return "use one worker" if arm.iterable else "use workers"
     return "faster storage" if waits else "less work"
 
 
 def remedy_figures(remedy: DiagnosisRemedy, arm: ArmReport) -> Mapping[str, float]:
-    """Return the figures that the text of ``remedy`` uses, by name."""
+    """Return the figures that the text of ``remedy`` uses, by name; empty for most remedies."""
     slow, reads = arm.loading.slow_worker, arm.loading.long_reads
     if remedy == "even workers" and slow is not None:
         return {"worker": float(slow.number), "ms": slow.ms, "others_ms": slow.others_ms}
@@ -203,16 +213,13 @@ RULES = (
 
 
 def padding_remedy(cause: SlowCause) -> DiagnosisRemedy:
-    """Return the remedy for padding.
-
-    "pad less" if columns of padding alone make up most of it, else "batch alike".
-    """
+    """Return "pad less" if columns that contain only padding make up most of the padding, else "batch alike"."""
     figures = cause.figures
     return "pad less" if figures["column_share"] >= COLUMNS_SHARE * figures["share"] else "batch alike"
 
 
 class Noted(NamedTuple):
-    """Diagnosis of a cause that affects the whole program and is no part of a step."""
+    """Rule for a cause that affects the whole program and is no part of a step; see :data:`NOTED`."""
 
     kind: DiagnosisKind
     remedy: Callable[[SlowCause], DiagnosisRemedy]
@@ -229,7 +236,7 @@ NOTED = {
 
 @dataclass(frozen=True)
 class _KindCost:
-    """Parts of one kind of cause, the largest first, with their sum."""
+    """Parts of a step that have one kind of cause, the largest first, with their sum in ms per step."""
 
     rule: Rule
     parts: Sequence[StepPart]
@@ -237,7 +244,10 @@ class _KindCost:
 
 
 def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
-    """Return the diagnosis of ``arm``, then other findings ranked by cost. Empty unless a program is attached."""
+    """Return the diagnosis of ``arm``, then other findings, the most expensive first.
+
+    Empty unless a program is attached and its steps were measured. ``advice``: predicted effects of settings, if any.
+    """
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
         return ()
@@ -262,12 +272,12 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
 
 
 def _model(wall: Wall) -> list[StepPart]:
-    """Return the parts that are the model's work, largest first."""
+    """Return the parts of a step that are the model's work, largest first."""
     return [part for part in wall.parts if (part.kind == "phase" and part.name in MODEL) or computes(part)]
 
 
 def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
-    """Return the diagnoses of causes that make phases longer but are no part of a step."""
+    """Return the diagnoses of causes that make phases longer but are no part of a step: growth and padding."""
     findings = []
     for cause in arm.causes:
         if cause.kind not in NOTED or cause.cost_ms is None:
@@ -291,7 +301,10 @@ def _noted(wall: Wall, arm: ArmReport) -> list[Diagnosis]:
 
 
 def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
-    """Return the lines whose time is mostly growth. They are its place, and not a cause of their own."""
+    """Return the lines of code whose time is mostly the growth that ``growing`` diagnoses.
+
+    They are its place, and get no diagnosis of their own. Empty if less than half of their time is growth.
+    """
     lines = [part for part in wall.parts if part.kind == CODE]
     if growing.part not in lines:  # The growth is within a phase; otherwise any line outside of all phases may grow.
         lines = [part for part in lines if part.name == growing.name]
@@ -299,12 +312,18 @@ def _lines_of(growing: Diagnosis, wall: Wall) -> list[StepPart]:
 
 
 def _above_noise(one: Diagnosis) -> bool:
-    """Return True if it certainly has a cost. A cost in few blocks has a wide interval but may be large."""
+    """Return True if the finding certainly has a cost: its interval is above 0, or unknown.
+
+    A cost in few blocks has a wide interval, so a large share also counts.
+    """
     return one.ms.ci_low is None or one.ms.ci_low > 0 or one.share >= NOISY_SHARE_MIN
 
 
 def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> _KindCost | None:
-    """Return the cost of one kind of cause; None if no part has it. ``but``: names of lines in another diagnosis."""
+    """Return the parts that ``rule`` includes, with their cost per step; None if there are none.
+
+    ``but``: names of lines that another diagnosis covers.
+    """
     parts = [part for part in wall.parts if rule.includes(part) and not (part.kind == CODE and part.name in but)]
     if not parts:
         return None
@@ -317,7 +336,10 @@ def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> 
 
 
 def _sum(values: Sequence[Estimate]) -> Estimate:
-    """Return the sum. Its interval adds the ends, because parts may vary together."""
+    """Return the sum of estimates.
+
+    Its interval adds the ends, because parts may vary together; none if one lacks it.
+    """
     lows, highs = ([getattr(estimate, end) for estimate in values] for end in ("ci_low", "ci_high"))
     total = sum(estimate.median for estimate in values)
     if None in lows or None in highs:
@@ -369,7 +391,7 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
 
 
 def _phase_of(part: StepPart) -> str:
-    """Return the phase whose times show the affected steps of ``part``; "" if no phase does."""
+    """Return the phase whose times show in which steps ``part`` occurs; "" if no phase does."""
     match part.kind:
         case "data":
             return "other" if part.name == IN_LOOP else "fetch"
@@ -392,7 +414,7 @@ def _saved(ratio: Estimate, step_ms: float) -> Estimate:
 def _speedup(saved: Estimate, whole_ms: float) -> Estimate:
     """Return how many times as fast a step of ``whole_ms`` would be without ``saved`` milliseconds.
 
-    Both exclude waits for a core, because removed work no longer waits for one.
+    Both exclude waits for a core, because removed work would not wait for one either.
     """
 
     def times(ms: float | None) -> float | None:
@@ -405,7 +427,10 @@ LARGEST_SAVING = 0.999  # share of a step, because intervals may include the who
 
 
 def _compute_bound(wall: Wall, arm: ArmReport) -> Diagnosis:
-    """Return the diagnosis "compute-bound". Its saving is the most that a step without any data work could gain."""
+    """Return the diagnosis "compute-bound".
+
+    Its saving is the largest speed-up that removing all data work could bring.
+    """
     parts = _model(wall)
     ms = _sum([part.ms for part in parts])
     data = _cost(RULES[0], wall, arm)

@@ -68,7 +68,10 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True)
 class Remedy:
-    """Action that would settle a doubt. ``blocks``, ``steps`` (of a block): estimated numbers, if computable."""
+    """Action that would settle a doubt.
+
+    ``blocks`` and ``steps`` (per block): estimated numbers to run; None if unknown.
+    """
 
     kind: RemedyKind
     blocks: int | None = None
@@ -77,8 +80,9 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Doubt:
-    """One reason to doubt figures of ``arms``. ``share``: its size in the unit of its rule; None if it has no size.
+    """One reason to doubt figures of ``arms``; :func:`doubt` makes it.
 
+    ``share``: its size in the unit of its rule; None if it has no size.
     ``where``: place, key or fact concerned. ``cores``: (used by other processes, all cores).
     """
 
@@ -97,9 +101,10 @@ class Doubt:
 
 @dataclass(frozen=True)
 class DoubtRule:
-    """Rule of one kind of doubt.
+    """Rule of one kind of doubt; the order of :data:`RULES` is the precedence.
 
-    ``applies``: condition, as a sentence for the documentation. ``unit``: of ``Doubt.share``. ``remedy``: the default.
+    ``applies``: condition, as a sentence for the documentation. ``bars``: kind of claims that the doubt bars.
+    ``remedy``: the default. ``unit``: of ``Doubt.share``.
     """
 
     kind: DoubtKind
@@ -178,12 +183,12 @@ _PRECEDENCE = {rule.kind: rank for rank, rule in enumerate(RULES)}
 
 
 def in_order(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
-    """Return ``doubts`` by precedence, without duplicates."""
+    """Return ``doubts`` most important first (the order of :data:`RULES`), without duplicates."""
     return tuple(sorted(dict.fromkeys(doubts), key=lambda entry: _PRECEDENCE[entry.kind]))
 
 
 def barred(doubts: Iterable[Doubt], claim: Claim) -> Doubt | None:
-    """Return the first doubt by precedence that bars ``claim``; None if the claim may be stated."""
+    """Return the most important doubt that bars ``claim``; None if the claim may be stated."""
     return next((entry for entry in in_order(doubts) if claim in CLAIMS_OF[entry.bars]), None)
 
 
@@ -197,7 +202,10 @@ def doubt(
     cores: tuple[float, float] | None = None,
     remedy: RemedyKind | None = None,
 ) -> Doubt:
-    """Return a doubt with ``remedy`` or the usual one of its rule. ``blocks``, ``steps``: see :class:`Remedy`."""
+    """Return a doubt of this kind about ``arms``. ``share``, ``where``, ``cores``: see :class:`Doubt`.
+
+    ``remedy``: replaces the default of the kind's rule. ``blocks``, ``steps``: see :class:`Remedy`.
+    """
     action = remedy or RULE_OF[kind].remedy
     return Doubt(kind, arms, share, None if action is None else Remedy(action, blocks, steps), where, cores)
 
@@ -212,9 +220,9 @@ _REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
 
 @dataclass(frozen=True)
 class Unseen:
-    """Shares of the time of measured steps of an attached program, means over blocks.
+    """Time of an attached program that no timer explains: shares of the measured steps' time, means over blocks.
 
-    ``place``: place of most of the blocked time.
+    ``blocked``: time blocked outside of all timers, mostly at ``place``. ``waiting``: time without a core.
     """
 
     blocked: float = 0.0
@@ -235,7 +243,10 @@ class Unseen:
     evaluating: float = 0.0  # share of the time of dropped and measured steps
 
     def doubts(self, arm: str = "", *, recorded: bool = False) -> tuple[Doubt, ...]:
-        """Return the doubts about unseen time, by precedence. ``recorded``: one stream of the device was recorded."""
+        """Return the doubts about unseen time, most important first. ``arm``: its name, for the doubts.
+
+        ``recorded``: True if the work of one stream of the device was recorded.
+        """
         arms = (arm,) if arm else ()
         entries = []
         if self.waiting > CORE_WAIT_SHARE_MAX:
@@ -252,24 +263,24 @@ class Unseen:
 
     @property
     def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
-        """Reason why the effect of a change cannot be predicted; None if it can."""
+        """Kind of the doubt for which the effect of a change cannot be predicted; None if it can."""
         first = barred(self.doubts(), "prediction")
         return None if first is None else _REASONS[first.kind]
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:
-    """Return the mean share of the time in which the main thread had no core; None unless runs are attached."""
+    """Return the mean share of the time (0 to 1) in which the main thread had no core; None if not attached."""
     shares = [run.waiting_share for run in facts if run.waiting_share is not None]
     return sum(shares) / len(shares) if shares else None
 
 
 def unseen(runs: Sequence[RunData]) -> Unseen | None:
-    """Return :func:`unseen_of` the facts of ``runs``."""
+    """Return :func:`unseen_of` the facts of ``runs``: their unexplained time. None if no run is attached."""
     return unseen_of([run.record.facts for run in runs])
 
 
 def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
-    """Return what was not seen of attached runs; None if no run is attached."""
+    """Return the unexplained time of the attached runs among ``runs``, means over them; None if no run is attached."""
     facts = [run for run in runs if run.attached is not None]
     if not facts:
         return None
@@ -292,7 +303,10 @@ def unseen_of(runs: Sequence[RunFacts]) -> Unseen | None:
 
 
 def _place(facts: Sequence[RunFacts], blocked: float) -> str | None:
-    """Return the sampled line with most of the ``blocked`` share of the time, else the place that the agent noted."""
+    """Return the place with most of the blocked time: a sampled line, or else the place that the agent noted.
+
+    The line counts if it took at least half of the share ``blocked``. None if neither is known.
+    """
     sampled = [cause for cause in slow_causes(facts) if cause.kind == CODE and not cause.phase and cause.place]
     costliest = max(sampled, key=lambda cause: cause.spent_share, default=None)
     if costliest is not None and costliest.spent_share >= blocked / 2:
@@ -320,7 +334,7 @@ class RunFailure:
 
 @dataclass(frozen=True)
 class StudyProblem:
-    """Problem of a study: something is missing, failed or distorted."""
+    """Problem of a study: something is missing, failed or distorted. Each kind sets the fields that name it."""
 
     kind: StudyProblemKind
     # "partial": finished runs; "few blocks": blocks; "diverged", "compiled": affected runs
@@ -346,7 +360,7 @@ class ProbeProblem:
 
 
 def failures(names: Iterable[str], records: Mapping[str, Sequence[RunRecord]]) -> tuple[RunFailure, ...]:
-    """Return the first failure of each arm that has one."""
+    """Return the first failure of each arm of ``names`` that has one. ``records``: all runs, by arm."""
     unfinished = ([record for record in records.get(name, ()) if record.status != "done"] for name in names)
     return tuple(_failure(group[0]) for group in unfinished if group)
 
@@ -358,7 +372,10 @@ def study_problems(
     ledgers: Mapping[str, Mapping[int, RunLedger]],
     blocks: int,
 ) -> tuple[StudyProblem, ...]:
-    """Return the problems of ``study``, most important first. ``records`` and ``ledgers`` are by arm."""
+    """Return the problems of ``study``, most important first: runs that failed or are missing, and distorted figures.
+
+    ``records``: all runs, by arm. ``ledgers``: measured runs, by arm and block. ``blocks``: number of finished blocks.
+    """
     problems = []
     profiled = {arm.name for arm in arms if arm.control == PROFILED}
     names = {arm.name for arm in study.arms}
@@ -405,7 +422,7 @@ def study_problems(
 def _planned(
     study: StudyRecord, arms: Sequence[ArmRecord], records: Mapping[str, Sequence[RunRecord]]
 ) -> list[tuple[str, int]]:
-    """Return (arm, block) of every run of ``study``, in the order of the blocks. An arm is profiled once."""
+    """Return (arm, block) of every planned run of ``study``, in the order of the blocks. An arm is profiled once."""
     blocks = (
         range(study.blocks)
         if study.blocks
@@ -417,7 +434,10 @@ def _planned(
 def _diverged(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> list[StudyProblem]:
-    """Return a problem for each diverged arm outside of all comparisons. Skip a control whose arm diverged too."""
+    """Return a problem for each diverged arm outside of all comparisons.
+
+    A control is skipped if its arm diverged too.
+    """
     times = {name: sum(run.diverged for run in group.values()) for name, group in ledgers.items()}
     compared = {name for pair in study.comparisons for name in (pair.baseline, pair.candidate)}
     return [
@@ -430,7 +450,10 @@ def _diverged(
 def _lead(
     study: StudyRecord, arms: Sequence[ArmRecord], ledgers: Mapping[str, Mapping[int, RunLedger]]
 ) -> Iterator[StudyProblem]:
-    """Yield a problem for each arm that consumed prefetched batches. Skip an A/A control whose arm did so too."""
+    """Yield a problem for each arm that was faster than it can sustain, because it used up prefetched batches.
+
+    An A/A control is skipped if its arm did so too.
+    """
     uses = {arm.name: arm_lead(ledgers.get(arm.name, {})) for arm in arms}
     affected = {name for name, use in uses.items() if use is not None and use.is_worth_saying}
     for arm in arms:
@@ -441,14 +464,14 @@ def _lead(
 
 
 def _compiled(records: Mapping[str, Sequence[RunRecord]]) -> Iterator[StudyProblem]:
-    """Yield a problem for each arm whose measured steps include compile time."""
+    """Yield a problem for each arm with runs whose measured steps include compile time."""
     for name, group in records.items():
         if compiled := sum(bool(record.facts.measured_compilations) for record in group):
             yield StudyProblem("compiled", compiled, len(group), arm=name)
 
 
 def probe_problems(runs: Sequence[RunData]) -> tuple[ProbeProblem, ...]:
-    """Return the problems that probes reported, each once."""
+    """Return the problems that probes reported in ``runs``, each message once with its runs."""
     runs_by_text: dict[str, list[str]] = {}
     for run in runs:
         for problem in dict.fromkeys(run.probes.problems):

@@ -25,7 +25,10 @@ Curve = tuple[tuple[int, float], ...]  # (step, loss), ascending
 
 @dataclass(frozen=True)
 class ChoicePass:
-    """Shares of ``questions`` answered correctly after ``step``; NaN if the model diverged, None if unknown."""
+    """One pass over multiple-choice questions after ``step``. ``acc*``: shares of ``questions`` answered correctly.
+
+    The four shares score answers differently. NaN if the model diverged, None if unknown.
+    """
 
     step: int
     questions: int | None
@@ -37,7 +40,7 @@ class ChoicePass:
 
 @dataclass(frozen=True)
 class RightShare:
-    """Median over runs of the share of correct answers, with the 95 % interval (Wilson) of one such share."""
+    """Share of correct answers (0 to 1): median over runs, with the 95 % interval (Wilson) of one run's share."""
 
     share: float
     ci_low: float
@@ -45,7 +48,7 @@ class RightShare:
 
 
 def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
-    """Return the multiple-choice passes of one run by step, including those of a diverged model."""
+    """Return the multiple-choice passes of one run by step, including those of a diverged model; empty without any."""
     if run.evaluations is None:
         return ()
     names = ("step", "questions", "acc", "acc_norm", "acc_bytes", "acc_tokens")
@@ -54,7 +57,10 @@ def choice_passes(run: RunData) -> tuple[ChoicePass, ...]:
 
 
 def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
-    """Return the median share ``name`` of ``passes``; None if it is unknown for any, or if a run diverged."""
+    """Return the median of the share ``name`` (such as "acc") over ``passes``, one pass per run.
+
+    None if it is unknown for any, if a run diverged, or without passes.
+    """
     values = [getattr(entry, name) for entry in passes]
     if not values or any(share is None or not math.isfinite(share) for share in values):
         return None
@@ -65,7 +71,10 @@ def right_share(passes: Sequence[ChoicePass], name: str) -> RightShare | None:
 
 @dataclass(frozen=True)
 class RunCurves:
-    """Loss curves of one run. ``training`` is thinned; ``validation`` has every pass, even of a diverged model."""
+    """Loss curves of one run, and its evaluation.
+
+    ``training`` is thinned to :data:`CURVE_POINTS_MAX` points; ``validation`` has every pass, even of a diverged model.
+    """
 
     block: int
     training: Curve
@@ -81,14 +90,14 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class ArmCurves:
-    """Evaluated runs of one arm, by block."""
+    """Loss curves of the evaluated runs of one arm, in the order of blocks; one if the blocks are one training."""
 
     arm: str
     runs: tuple[RunCurves, ...]
 
     @property
     def final_loss(self) -> float | None:
-        """Median over blocks of the last validation loss; NaN if any is not finite, None without a pass."""
+        """Median over blocks of the last validation loss; NaN if one is not finite, None if no block was evaluated."""
         last = [run.validation[-1][1] for run in self.runs if run.validation]
         if not last:
             return None
@@ -102,7 +111,7 @@ class ArmCurves:
 
     @property
     def answers(self) -> tuple[ChoicePass, ...]:
-        """Last pass over multiple-choice questions of each run."""
+        """Last multiple-choice pass of each run that has one."""
         return tuple(run.choices[-1] for run in self.runs if run.choices)
 
     @property
@@ -112,7 +121,7 @@ class ArmCurves:
 
     @property
     def final_steps(self) -> tuple[int, ...]:
-        """Numbers of steps after which the last passes ran, without duplicates."""
+        """Numbers of trained steps after which the last evaluation passes ran, ascending, without duplicates."""
         return tuple(sorted({run.validation[-1][0] + 1 for run in self.runs if run.validation}))
 
     @property
@@ -130,13 +139,16 @@ class ArmCurves:
 
     @property
     def share(self) -> float:
-        """Share of the passes in the total time of steps and passes."""
+        """Share of evaluation passes in the total time of steps and passes, 0 to 1."""
         return self.evaluate_s / (self.evaluate_s + sum(run.steps_s for run in self.runs))
 
 
 @dataclass(frozen=True)
 class LossDifference:
-    """First loss that differs between two runs of one block and seed, and the largest difference."""
+    """First loss at which baseline and candidate differ (same block and step).
+
+    ``largest``: largest relative difference over all common steps of all blocks.
+    """
 
     of: Literal["training", "validation"]
     block: int
@@ -148,7 +160,10 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class CurvesCompared:
-    """Losses of two arms at their common steps. ``difference``: None if all losses are equal floats, or NaN in both."""
+    """Agreement of two arms' losses at their common steps.
+
+    ``difference``: None if all are equal floats, or NaN in both.
+    """
 
     baseline: str
     candidate: str
@@ -162,7 +177,7 @@ class CurvesCompared:
 
 @dataclass(frozen=True)
 class Learning:
-    """Loss curves by arm, and the agreement of compared arms."""
+    """Loss curves of every evaluated arm, and the agreement of compared arms; :func:`learning` makes it."""
 
     arms: tuple[ArmCurves, ...]
     compared: tuple[CurvesCompared, ...]
@@ -189,10 +204,10 @@ class Learning:
 def learning(
     runs: Mapping[str, Sequence[RunData]], comparisons: Sequence[ComparisonRecord], one_training: bool = False
 ) -> Learning | None:
-    """Return the curves of all arms that were evaluated; None if no run was.
+    """Return the curves of all arms that were evaluated; None if no run was evaluated.
 
-    ``runs``: of each arm, in the order of blocks. ``one_training``: the blocks of an arm are parts of one training, so
-    they form one curve.
+    ``runs``: of each arm, in the order of blocks.
+    ``one_training``: the blocks of an arm are parts of one training, so they form one curve.
     """
     evaluated = {name: [run for run in group if _passes(run) or choice_passes(run)] for name, group in runs.items()}
     arms = tuple(
@@ -213,7 +228,7 @@ def learning(
 
 
 def _passes(run: RunData) -> Curve:
-    """Return the validation losses of a run, including those of a diverged model."""
+    """Return the validation losses of a run by step, including those of a diverged model; empty without any."""
     if run.evaluations is None:
         return ()
     rows = zip(*(run.evaluations.column(name).to_pylist() for name in ("step", "loss")), strict=True)
@@ -221,7 +236,10 @@ def _passes(run: RunData) -> Curve:
 
 
 def _joined(parts: Sequence[RunCurves]) -> RunCurves:
-    """Return the parts of one training as one run. If a step was repeated after a failure, the last value counts."""
+    """Return the runs that are parts of one training, as one run.
+
+    If a step was repeated after a failure, the last value counts.
+    """
     accuracies = [part.accuracy for part in parts if part.validation]
     return RunCurves(
         parts[0].block,

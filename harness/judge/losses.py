@@ -1,4 +1,7 @@
-"""Compare what two arms learned: a faster run that trains something else, or nothing, is no gain."""
+"""Compare the losses of two arms: a faster run that trains something else, or nothing, is no gain.
+
+Also find when an arm reaches a target loss (:func:`learned`).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ class Losses:
     - ``diverged``: arms with a loss that was NaN or infinite at any measured step, or rose far above its start.
     - ``differ``: True if the losses differ clearly, or by more than the A/A control, kernel rounding and block scatter.
     - ``tokens_ratio``: trained tokens per step, candidate / baseline. If it is not 1, losses at one step may differ.
-    - ``some_blocks``: (blocks that are clearly apart, all blocks). The losses are then those of these blocks. One such
-      block may be chance, so it does not set ``differ``.
+    - ``some_blocks``: (blocks whose losses clearly differ, all blocks); None if not found. The losses are then those of
+      these blocks. One such block may be chance, so it does not set ``differ``.
     """
 
     baseline: float | None = None
@@ -46,7 +49,8 @@ class Losses:
     def _explained(self) -> bool:
         """True if the ratio of tokens explains the difference, because more tokens per step lower the loss at one step.
 
-        If the arm with more tokens has the higher loss, only :data:`OTHER_DOCUMENTS_WITHIN` is explained.
+        Also True without losses. If the arm with more tokens has the higher loss, little is explained.
+        The limit is then :data:`OTHER_DOCUMENTS_WITHIN`.
         """
         if self.baseline is None or self.candidate is None:
             return True
@@ -57,8 +61,9 @@ class Losses:
 
 
 def explained_by(tokens_ratio: float) -> float:
-    """Return the largest relative loss difference at the same step that ``tokens_ratio`` explains.
+    """Return the largest relative loss difference at the same step that different tokens per step explain.
 
+    ``tokens_ratio``: tokens per step, candidate / baseline.
     Losses fall as a power of the tokens, with an exponent below :data:`LOSS_EXPONENT_MAX` (Kaplan et al. 2020; Hoffmann
     et al. 2022). So they differ by at most this exponent times the logarithm of the ratio.
     """
@@ -77,7 +82,10 @@ def compare_losses(
     *,
     tokens_ratio: float = 1.0,
 ) -> Losses:
-    """Compare losses. ``control``: the baseline's A/A control, or empty. ``tokens_ratio``: see :class:`Losses`."""
+    """Return the losses of both arms, and whether they diverged or differ.
+
+    ``control``: runs of the baseline's A/A control, or empty. ``tokens_ratio``: see :class:`Losses`.
+    """
     diverged = tuple(
         name
         for name, runs in zip(names, (baseline, candidate), strict=True)
@@ -103,7 +111,7 @@ def compare_losses(
 def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | None:
     """Return both arms' shares of repeated rows among equally many rows; None if they agree or are unknown.
 
-    Only runs without a loss record them: in other runs the loss shows what they trained on.
+    Only runs without a loss record repeated rows: in other runs the loss shows what they trained on.
     """
     sides = [[run.record.facts.repeated_rows or () for run in blocks.values()] for blocks in (baseline, candidate)]
     last = min((len(counts) for side in sides for counts in side), default=0) - 1
@@ -114,7 +122,7 @@ def repeated_data(baseline: Blocks, candidate: Blocks) -> tuple[float, float] | 
 
 
 def loss_of(runs: Sequence[RunLedger]) -> float | None:
-    """Return the median loss of ``runs``; None if no loss was measured or any loss is not finite."""
+    """Return the median last loss of ``runs``; None if no loss was measured or a run diverged."""
     if any(run.loss is None and run.diverged for run in runs):
         return None
     losses = [run.loss for run in runs if run.loss is not None]
@@ -122,9 +130,9 @@ def loss_of(runs: Sequence[RunLedger]) -> float | None:
 
 
 def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
-    """Return (baseline, other) losses by block, for runs that saw the same documents in the same order.
+    """Return (baseline, other) losses by block, for the steps that both runs trained.
 
-    Both are at the same steps: warm-up steps train too, and arms with more workers have more of them.
+    Warm-up steps train too, and arms with more workers have more of them, so only common steps are comparable.
     """
     pairs = (
         at_common_steps(baseline[block].losses, other[block].losses)
@@ -135,11 +143,12 @@ def _pairs(baseline: Blocks, other: Blocks) -> list[tuple[float, float]]:
 
 
 def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> bool:
-    """Return True if ``pairs`` differ by more than the baseline and its A/A ``control`` do.
+    """Return True if the losses in ``pairs`` differ by more than those of the baseline and its A/A ``control``.
 
-    Either their median certainly does, or every pair does by more than any block of the control, in one direction. By
-    chance, equal arms do the latter in 1 of 80 comparisons of three blocks, the minimum. One of C(6, 3) = 20 orders of
-    six sizes has this pattern, with equal signs in one of four cases. The control is read only if needed.
+    Either their median certainly does, or every pair does by more than any block of the control, in one direction.
+    By chance, equal arms do the latter in 1 of 80 comparisons of three blocks, the minimum.
+    One of C(6, 3) = 20 orders of six sizes has this pattern, with equal signs in one of four cases.
+    The control is read only if needed.
     """
     difference = _difference(pairs)
     if difference is None or difference.ci_low is None or difference.ci_high is None:  # too few blocks
@@ -165,7 +174,10 @@ def _differ(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blo
 
 
 def _apart(pairs: Sequence[tuple[float, float]], baseline: Blocks, control: Blocks) -> list[tuple[float, float]]:
-    """Return the ``pairs`` that are clearly apart, each judged alone, and far beyond the A/A ``control``."""
+    """Return the ``pairs`` of losses that differ clearly, each judged alone, and far beyond the A/A ``control``.
+
+    Empty without a control.
+    """
     far = [
         (base, candidate)
         for base, candidate in pairs
@@ -190,10 +202,11 @@ def _difference(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
 class Learned:
     """Training result of one arm. None: not measured, or target not reached.
 
-    ``loss``: after the last step; None if a run diverged. ``steps``, ``tokens``: trained until the loss reached
-    ``target``, medians over all ``runs``. A run that did not reach it counts as later than any other. So a median
-    exists if most runs reached the target, and an interval if all did. ``trained_steps``: of the shortest run,
-    including warm-up steps because they train too.
+    ``loss``: after the last step; None if a run diverged.
+    ``steps``, ``tokens``: trained until the loss reached ``target``, medians over all ``runs``.
+    A run that did not reach it counts as later than any other.
+    So a median exists if most runs reached the target, and an interval if all did.
+    ``trained_steps``: of the shortest run, including warm-up steps because they train too.
     """
 
     arm: str
@@ -221,7 +234,11 @@ def learned(
     step_ms: float | None,
     failed: int = 0,
 ) -> Learned:
-    """Return one arm's result. ``runs``: by block. ``records``: of these runs. ``failed``: number of other runs."""
+    """Return when one arm reached the ``target`` loss, and its last loss.
+
+    ``runs``: finished ones, by block. ``records``: of these runs. ``failed``: number of other runs.
+    ``tokens_per_step`` and ``step_ms``: convert steps to tokens and seconds; None if unknown.
+    """
     curves = [curve for run in runs.values() if len((curve := run.losses.recorded())[0])]
     last = [float(losses[-LOSS_STEPS:].mean()) for _, losses in curves]
     first = [steps_to(target, steps, losses) for steps, losses in curves]
@@ -246,7 +263,10 @@ def learned(
 
 
 def _steps(first: Sequence[int | None]) -> Estimate | None:
-    """Return the median over runs; None if at least half are None. Without any None, it has an interval."""
+    """Return the median over runs of the steps to the target; None if at least half of the runs never reached it.
+
+    It has an interval only if all runs reached it.
+    """
     if all(count is not None for count in first):
         return from_amounts([float(count) for count in first if count is not None])
     middle = median(math.inf if count is None else count for count in first)
@@ -254,9 +274,9 @@ def _steps(first: Sequence[int | None]) -> Estimate | None:
 
 
 def steps_to(target: float, steps: NDArray[np.int64], losses: NDArray[np.float64]) -> int | None:
-    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if never.
+    """Return the number of steps until a mean of :data:`LOSS_STEPS` losses reaches ``target``; None if it never does.
 
-    A mean that includes NaN does not reach it.
+    ``steps`` and ``losses``: of one run, in order. A mean that includes NaN does not reach it.
     """
     if len(losses) < LOSS_STEPS:
         return None

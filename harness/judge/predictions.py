@@ -39,7 +39,7 @@ BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
 
 
 def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
-    """Return the remedy for too few blocks: finish the study if that gives enough blocks, else more blocks.
+    """Return the remedy for too few blocks: "finish the study" if that gives enough blocks, else "more blocks".
 
     Studies of programs and of two states of the code cannot be resumed (``harness.launch.study.read_resumable``).
     """
@@ -55,7 +55,7 @@ def declared_floor(study: StudyRecord) -> float | None:
 
 
 def refusal(runs: Sequence[RunData]) -> Doubt | None:
-    """Return why ``runs`` support no prediction; None if a replay supports one."""
+    """Return the doubt for which ``runs`` of one arm support no prediction; None if a replay supports one."""
     hidden = unseen(runs)
     if hidden is None:
         return None
@@ -64,7 +64,7 @@ def refusal(runs: Sequence[RunData]) -> Doubt | None:
 
 
 def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
-    """Yield the doubts about a replay of ``runs`` under other loader settings."""
+    """Yield the doubts about predicting other loader settings by a replay of ``runs``."""
     arm = runs[0].record.arm
     if not all(run.record.facts.has_loader for run in runs):
         yield doubt("no loader", arm)
@@ -81,7 +81,7 @@ def loader_doubts(runs: Sequence[RunData], replays: Replays) -> Iterator[Doubt]:
 
 
 def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | None:
-    """Return why ``runs`` cannot be predicted under ``edits``; None if they can."""
+    """Return why ``runs`` cannot be predicted under the loader settings in ``edits``; None if they can."""
     claims: list[Claim] = ["workers"] if edits.workers is not None and edits.workers != replays.workers else []
     claims += ["prefetch"] if edits.prefetch is not None else []
     doubts = [*loader_doubts(runs, replays)] if claims else []
@@ -90,7 +90,10 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
 
 
 def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:
-    """Yield the reasons not to recommend a prediction by the replay of ``unedited``."""
+    """Yield the reasons not to recommend a change predicted by replay: a replay that is off, or too few blocks.
+
+    ``unedited``: prediction with the validation of the unedited replay. ``few_blocks``: remedy for too few blocks.
+    """
     if not unedited.validation.within_tolerance:
         yield doubt("replay off", arm, share=unedited.validation.typical)
     if unedited.interval_from != "blocks":
@@ -100,9 +103,9 @@ def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "
 def serial_speedup(replays: Replays, found: Prediction) -> float | None:
     """Return the speed-up by edits if only one worker at a time gets the resource that its stages wait for.
 
-    Replay lets workers wait side by side. Here a step lasts as long as all stages of its batch wait, but no longer than
-    measured. The reason: if several workers were recorded, their waits already include those for one another. None if
-    no worker is added and no stage is removed, or if the result is equally fast.
+    None if no worker is added and no stage is removed, or if the result is equally fast.
+    Replay lets workers wait side by side. Here a step lasts as long as all stages of its batch wait.
+    It is no longer than measured: if several workers were recorded, their waits include those for one another.
     """
     removed = [name for name, edit in found.edits.stages.items() if edit.removes]
     more_workers = found.edits.workers is not None and found.edits.workers > replays.workers
@@ -114,7 +117,10 @@ def serial_speedup(replays: Replays, found: Prediction) -> float | None:
 
 
 def with_any_handover(replays: Replays, found: Prediction) -> Prediction:
-    """Widen the interval of a prediction of workers if none was recorded, because their hand-over cost is uncertain."""
+    """Return ``found`` with a wider interval if it predicts workers but none was recorded.
+
+    The cost of handing over batches is then uncertain.
+    """
     if replays.workers or not found.edits.workers or "transfer" in found.edits.stages:
         return found
     costs_ms = (0.0, HANDOVER_TIMES_MAX * replays.usual_handover_ms)
@@ -139,18 +145,22 @@ def _covering(likely: Estimate, others: Sequence[Estimate]) -> Estimate:
 
 
 def is_serial(serial: float | None, least: float) -> bool:
-    """Return True if no speed-up beyond ``least`` remains when workers wait for one shared resource."""
+    """Return True if no speed-up beyond ``least`` (a fraction) remains when workers wait for one shared resource.
+
+    ``serial``: result of :func:`serial_speedup`.
+    """
     return serial is not None and serial - 1 <= max(least, REPLAY_ERROR_MAX)
 
 
 def clears(speedup: Estimate, least: float) -> bool:
-    """Return True if the interval of ``speedup`` is above 1, and its median above 1 by more than ``least``."""
+    """Return True if the interval of ``speedup`` is above 1, and its median exceeds 1 by more than ``least``."""
     return speedup.ci_low is not None and speedup.ci_low > 1 and speedup.median - 1 > least
 
 
 def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | None, least: float) -> bool:
     """Return True if an arm's measurement contradicts the prediction: neither interval includes the other's median.
 
+    ``serial``: see :func:`serial_speedup`; it extends the predicted range. False without both intervals.
     ``least``: the fraction by which two measurements of the same program may differ.
     """
     if measured is None or None in (measured.ci_low, measured.ci_high, predicted.ci_low, predicted.ci_high):
@@ -163,24 +173,24 @@ def contradicts(predicted: Estimate, serial: float | None, measured: Estimate | 
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """Runs of a study by arm, controls included, with the context that judges predictions."""
+    """Runs of a study by arm, controls included, with the noise floors and controls that judge predictions."""
 
     study: StudyRecord
     runs: Mapping[str, Sequence[RunData]]
 
     def blocks(self, arm: str) -> Blocks:
-        """Return the ledgers of an arm by block."""
+        """Return the ledgers of an arm's measured runs by block; empty without any."""
         ledgers = ((run.record.block, measure(run)) for run in self.runs.get(arm, ()))
         return {block: ledger for block, ledger in ledgers if ledger is not None}
 
     @property
     def all_blocks(self) -> Mapping[str, Blocks]:
-        """Ledgers of every arm."""
+        """Ledgers of every arm, by arm and block."""
         return {name: self.blocks(name) for name in self.runs}
 
     @property
     def controls(self) -> Controls:
-        """Controls of every arm."""
+        """Measured runs of the controls of every arm."""
         first = {name: runs[0].record for name, runs in self.runs.items() if runs}
         return Controls(
             {
@@ -191,22 +201,25 @@ class StudyRuns:
         )
 
     def floor(self, arm: str) -> float | None:
-        """Return the noise floor of an arm."""
+        """Return the noise floor of an arm as a fraction; None if neither a control nor the scenario gives it."""
         return arm_floor(arm, self.all_blocks, self.controls, declared_floor(self.study))
 
     def alike(self, arm: str) -> Likeness | None:
-        """Return the similarity of neighbouring blocks in comparisons with an arm."""
+        """Return the similarity of neighbouring blocks in comparisons with an arm; it widens their intervals.
+
+        None without runs.
+        """
         return alike_blocks(arm, self.all_blocks, self.controls)
 
     def tried_by(self, arm: str, edits: Edits) -> Sequence[str]:
-        """Return the arms that already have the changes ``edits`` to ``arm``."""
+        """Return the arms that are already ``arm`` with the changes ``edits``."""
         return validation_arms([run.record for runs in self.runs.values() for run in runs], arm, edits)
 
 
 def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate | None:
-    """Return the measured speed-up of an arm that has a change.
+    """Return the measured speed-up from the arm ``own`` to the arm ``other``, which has a change.
 
-    None if its steps have a different number of tokens, or if the interval is useless.
+    None if its steps have a different number of tokens, or if there is no useful interval.
     """
     positions = [per_step_of(blocks, "tokens") for blocks in (own, other)]
     if None not in positions and abs((positions[1] or 0.0) / (positions[0] or 1.0) - 1) > SAME_TOKENS_WITHIN:
@@ -216,7 +229,10 @@ def tried_speed(own: Blocks, other: Blocks, alike: Likeness | None) -> Estimate 
 
 
 def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction) -> tuple[Doubt, ...]:
-    """Return the doubts about the prediction ``found`` for ``arm``, equal for every reader."""
+    """Return all doubts about the prediction ``found`` for ``arm``, most important first.
+
+    Every report and command shows this same list.
+    """
     doubts = [
         *prediction_doubts(found, arm, few_blocks_remedy(among.study)),
         *loader_doubts(among.runs[arm], replays),
@@ -233,8 +249,9 @@ def edit_doubts(among: StudyRuns, arm: str, replays: Replays, found: Prediction)
 
 
 def whatifs(study: StudyRecord, names: tuple[str, str], runs: Mapping[str, Sequence[RunData]]) -> tuple[WhatIf, ...]:
-    """Return the comparison ``names`` unedited (``edits`` empty), then under each of the scenario's edits.
+    """Return the comparison of the two arms ``names`` unedited, then under each of the scenario's what-if edits.
 
+    Empty if the scenario has no edits. ``runs``: by arm.
     A candidate that already is the edited baseline (for example two ranks instead of one) checks the prediction.
     """
     edit_list = [parse_edits(edit_texts(edits)) for edits in objects(study.scenario_text.get("whatif"))]
@@ -269,7 +286,10 @@ def _whatif(among: StudyRuns, names: tuple[str, str], edits: Edits) -> WhatIf:
 
 
 def _predicted(among: StudyRuns, arm: str, edits: Edits) -> tuple[Prediction | None, tuple[Doubt, ...]]:
-    """Return the prediction for an arm and its doubts. The prediction is None if a doubt bars it."""
+    """Return the prediction for an arm and its doubts. The prediction is None if a doubt bars it.
+
+    Raises ReplayError if the runs cannot be replayed.
+    """
     arm_runs = among.runs.get(arm, ())
     if arm_runs and (reason := refusal(arm_runs)) is not None:
         return None, (reason,)
@@ -303,9 +323,10 @@ REPLAYABLE = (
 def explain_arm(
     arm: str, runs: Runs, ledgers: Blocks, controls: Controls, alike: Likeness | None = None
 ) -> ArmExplained:
-    """Return the blocking calls of an arm, and its replays: unedited, and without data work.
+    """Return the blocking calls of an arm, its slowdown injections, and its replays: unedited, and without data work.
 
     ``alike``: similarity of neighbouring blocks, which widens the interval of its ideal-data control.
+    The replays are missing if too much time is unseen or the run lacks spans.
     """
     arm_runs = runs.get(arm, ())
     if not arm_runs:
@@ -350,7 +371,7 @@ def explain_arm(
 
 
 def _by_block(ledgers: Blocks, control: Blocks) -> dict[int, float]:
-    """Return how many times as fast the steps of ``control`` are, by block."""
+    """Return how many times as fast as ``ledgers`` the steps of ``control`` are, by block."""
     speeds = {block: speed({block: ledger}, control, steps_per_s) for block, ledger in ledgers.items()}
     return {block: speedup.median for block, speedup in speeds.items() if speedup is not None}
 
@@ -389,9 +410,10 @@ def _doses(baseline: str, blocks: Blocks, controls: Controls) -> tuple[Dose, ...
 def _data_replaced(
     names: tuple[str, str], measured: Measured, runs: Runs, arms: Mapping[str, Blocks]
 ) -> PredictedRatio | Absent:
-    """Return the replay of the baseline's steps with the loader of the candidate's data-only control.
+    """Return the ratio predicted by replay of the baseline's steps with the loader of the candidate.
 
-    It predicts the ratio before the candidate is trained.
+    The loader is that of the candidate's data-only control, so the candidate need not be trained.
+    Absent with the reason if the replay is not possible.
     """
     baseline, candidate = names
     if (reason := _not_replayable(names, runs)) is not None:
@@ -428,7 +450,10 @@ def _not_replayable(names: tuple[str, str], runs: Runs) -> Absent | None:
 def _in_measure(
     names: tuple[str, str], measured: Measured, found: Prediction, arms: Mapping[str, Blocks]
 ) -> Estimate | None:
-    """Return the predicted speed-up in the comparison's unit: times the ratio of tokens per step, block by block."""
+    """Return the predicted speed-up in the comparison's unit: times the ratio of tokens per step, block by block.
+
+    None if no block has both.
+    """
     name: Literal["trained_tokens", "tokens"] | None = None
     if measured.measure != "steps/s":
         name = "trained_tokens" if measured.measure == "trained tokens/s" else "tokens"
@@ -446,7 +471,7 @@ def _in_measure(
 
 
 def _mean_syncs(found: Sequence[Sequence[SyncCall]]) -> list[SyncCall]:
-    """Return one entry per call site: means over runs."""
+    """Return one entry per call site: means over runs. ``found``: the calls of each run."""
     by_site: dict[str, list[SyncCall]] = {}
     for calls in found:
         for call in calls:

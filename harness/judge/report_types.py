@@ -76,7 +76,10 @@ class ArmTotals:
 
     @property
     def mean_step_ms(self) -> float | None:
-        """Mean of the measured steps, and sum of the phases. A few long steps separate it from the median."""
+        """Mean of the measured steps in ms, equal to the sum of the phases; None without steps.
+
+        A few long steps separate it from the median.
+        """
         return sum(self.phase_ms.values()) or (None if self.step_ms is None else self.step_ms.median)
 
     @property
@@ -86,13 +89,13 @@ class ArmTotals:
 
     @property
     def bound(self) -> Bound | None:
-        """Limit of the steps of all blocks; None if blocks differ."""
+        """Limit of the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
         return agreed(self.bounds)
 
 
 @dataclass(frozen=True)
 class NoMfu:
-    """Reason for a missing share of the peak (MFU). ``detail``: the trainer's own reason, if recorded."""
+    """Reason why the share of the device's peak speed (MFU) is missing. ``detail``: the trainer's own reason, or ""."""
 
     kind: Literal["no run", "no compute", "no flops", "no profile"]
     device: str | None = None
@@ -101,7 +104,7 @@ class NoMfu:
 
 @dataclass(frozen=True)
 class ModelSpeed:
-    """Use of the peak speed of an arm's device."""
+    """Model FLOP/s of an arm, and their share of the device's peak speed (MFU, 0 to 1)."""
 
     device: str | None = None
     emulation: str | None = None  # assumptions behind an emulated device's times
@@ -114,7 +117,10 @@ class ModelSpeed:
 
 @dataclass(frozen=True)
 class ArmExplained:
-    """Blocking calls, slowdown injections and replays of an arm. None: it cannot be replayed."""
+    """Blocking calls, slowdown injections and replays of an arm.
+
+    None: it cannot be replayed, or has no such control.
+    """
 
     syncs: tuple[SyncCall, ...] = ()
     replay_error: float | None = None  # fraction: step time of the unedited replay / measured - 1
@@ -150,8 +156,8 @@ DiagnosisRemedy = Literal[
 class Diagnosis:
     """One finding about the wall clock of an attached program: its cost and remedy.
 
-    ``saving``: speed-up of a step without this cost; None if unknown, or if no later step has the cost. ``at_most``:
-    the saving is an upper bound.
+    ``saving``: speed-up of a step without this cost; None if unknown, or if no later step has the cost.
+    ``at_most``: True if the saving is an upper bound.
     """
 
     kind: DiagnosisKind
@@ -169,7 +175,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class ArmReport:
-    """One arm or control."""
+    """All findings about one arm or control of a study."""
 
     name: str
     control: str | None
@@ -211,12 +217,12 @@ class ArmReport:
 
     @property
     def block_steps(self) -> int:
-        """Measured steps per block."""
+        """Measured steps per block, rounded down."""
         return self.totals.steps // self.blocks
 
     @property
     def waiting(self) -> float:
-        """Share of the time in which the main thread of an attached program waited for a core.
+        """Share of the time (0 to 1) in which the main thread of an attached program waited for a core.
 
         The larger of its share in ``parts`` and the mean over runs, which differ if few blocks waited most.
         """
@@ -233,7 +239,7 @@ class ArmReport:
 class WhatIf:
     """Comparison under edits, by replay of both arms. Step times in ms; ``ratio``: baseline's / candidate's.
 
-    The baseline's part is also set if the candidate cannot be replayed.
+    The baseline's figures are also set if the candidate cannot be replayed.
     """
 
     edits: str  # text such as "ranks=16"; empty: unedited
@@ -249,7 +255,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class PredictedRatio:
-    """Replay of the baseline's steps with the candidate's data path."""
+    """Speed ratio of a comparison, predicted by replay of the baseline's steps with the candidate's data path."""
 
     ratio: Estimate | None  # ratio in the unit of the comparison
     step_time: Estimate  # baseline's / the replay's
@@ -259,7 +265,7 @@ class PredictedRatio:
 
 @dataclass(frozen=True)
 class Explained:
-    """Results of a comparison's spans, doses and replays."""
+    """Explanation of a comparison by spans, slowdown injections (doses) and replays."""
 
     hidden_behind_ms: Mapping[str, float]  # the baseline's hidden data work by kernel or phase, largest first
     doses: tuple[Dose, ...]  # of the baseline
@@ -270,7 +276,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One candidate against its baseline."""
+    """One candidate compared with its baseline: figures, explanation and undeclared differences."""
 
     baseline: str
     candidate: str
@@ -284,7 +290,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class NotCompared:
-    """Comparison without any measurement."""
+    """Comparison without any figures, with the reason."""
 
     baseline: str
     candidate: str
@@ -296,7 +302,8 @@ class Advice:
     """One change and its speed-up of a step, predicted by replay.
 
     - ``change``: as an edit is written (``workers=2``); for "its data path" the name of the arm that has it.
-    - ``measured``: measurement of an arm of the study that already has the change.
+    - ``worth``: True if the change is recommended.
+    - ``measured``: measured speed-up of an arm of the study that already has the change; None without one.
     - ``serial``: speed-up by more workers if their shared resource (a lock, a disk) serves one at a time; None if
       equal.
     - ``contradicted``: ``measured`` disagrees with the prediction, so no other value of the setting is recommended.
@@ -317,7 +324,10 @@ class Advice:
 
 @dataclass(frozen=True)
 class ArmAdvice:
-    """Replayed changes of ``arm``, largest speed-up first. ``refused``: why none could be replayed."""
+    """Replayed changes of ``arm``, largest speed-up first.
+
+    ``refused``: why none could be replayed; None if they were.
+    """
 
     arm: str
     options: tuple[Advice, ...] = ()
@@ -335,7 +345,10 @@ class ArmAdvice:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """Findings of a study. ``problems``: missing or failed parts, most important first."""
+    """All findings of a study; :func:`harness.judge.study.analyse` makes it.
+
+    ``problems``: missing or failed runs and arms, most important first.
+    """
 
     study: StudyRecord
     arms: tuple[ArmReport, ...]

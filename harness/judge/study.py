@@ -78,7 +78,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class _Arms:
-    """Runs of the study by arm, with their ledgers."""
+    """Runs of the study by arm, with their ledgers and what judges them."""
 
     records: Mapping[str, Sequence[RunRecord]]  # records of all runs
     ledgers: Mapping[str, Blocks]  # ledgers of the runs with measured steps, by block
@@ -93,7 +93,10 @@ class _Arms:
         return self.ledgers.get(name, {})
 
     def alike(self, name: str) -> Likeness | None:
-        """Return the similarity of neighbouring blocks in comparisons with this arm."""
+        """Return the similarity of neighbouring blocks in comparisons with this arm; it widens their intervals.
+
+        None without runs.
+        """
         return alike_blocks(name, {arm.name: self.of(arm.name) for arm in self.declared}, self.controls)
 
 
@@ -146,7 +149,7 @@ def analyse(
 
 
 def _uses(study: StudyRecord, arms: _Arms) -> dict[str, dict[int, RunUse]]:
-    """Return the uses by arm and block if the scenario names claims."""
+    """Return the step shares and cores by arm and block (A/A controls too); empty if the scenario names no claims."""
     if not study.scenario_text.get("claims"):
         return {}
     return {
@@ -178,7 +181,10 @@ def _claims(study: StudyRecord, arms: _Arms, uses: Mapping[str, Mapping[int, Run
 
 
 def _claimed(one: JsonObject) -> ClaimName | ClaimKind | None:
-    """Return a claim of study.json, common or with its own bounds; None for a claim of a later version."""
+    """Return a claim of study.json: the name of a common one, or the kind of one with its own bounds.
+
+    None for a claim that only a later version knows.
+    """
     if "figure" in one:
         return own_kind(one)
     name = one.get("claim")
@@ -253,7 +259,10 @@ def _advice(
 
 
 def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
-    """Return the smallest detectable change if no comparison with ``baseline`` found a difference; None otherwise."""
+    """Return the smallest detectable change (a fraction) if no comparison with ``baseline`` found a difference.
+
+    None if one did, or is undecided.
+    """
     ratios = [comparison.measured for comparison in compared if comparison.baseline == baseline]
     if not ratios or any(measured.verdict != "none" for measured in ratios):
         return None
@@ -261,7 +270,7 @@ def _resolution(compared: Sequence[Comparison], baseline: str) -> float | None:
 
 
 def _measured(study: StudyRecord, names: tuple[str, str], arms: _Arms) -> Measured | Missing:
-    """Compare the runs of two arms by the rules for every part of the report."""
+    """Return the comparison of two arms, by the rules for every part of the report; Missing if they have no figures."""
     return compare(
         *names,
         {arm.name: arms.of(arm.name) for arm in arms.declared},
@@ -303,7 +312,10 @@ def _shown(found: Measured | Missing) -> Measured | Missing:
 
 
 def without_doubted(m: Measured) -> Measured:
-    """Drop each figure that a doubt bars, so that no reader can show it. ``ratio`` stays: readers use ``figure``."""
+    """Return ``m`` without the figures that a doubt bars, so that no reader can show them.
+
+    ``ratio`` stays: readers use ``figure``.
+    """
     if (first := barred(m.doubts, "prediction")) is not None:
         m = replace(m, ceiling=None, from_waits=None, absent={**m.absent, "ceiling": Absent("doubted", doubt=first)})
     if barred(m.doubts, "ratio") is not None:
@@ -390,7 +402,7 @@ def _epoch_steps(blocks: Blocks) -> float | None:
 
 
 def _copies(blocks: Blocks) -> int:
-    """Return ``ArmReport.copies``. Recorded values of 1 become 0, because all workers built different batches."""
+    """Return how many workers built the same batches; 0 if all built different ones (recorded as 1)."""
     copies = max((run.record.facts.copies or 0 for run in blocks.values()), default=0)
     return copies if copies > 1 else 0
 
@@ -449,14 +461,17 @@ def _totals(blocks: Blocks) -> ArmTotals:
 
 
 def _launch_bound(runs: Sequence[RunLedger]) -> dict[str, float]:
-    """Return the share of all measured steps in which a piece of the device's work was launch-bound, by its name."""
+    """Return the share of all measured steps in which a piece of device work was launch-bound, by the piece's name."""
     names = dict.fromkeys(name for run in runs for name in run.launch_bound)
     steps = sum(len(run.step_ms) for run in runs)
     return {name: sum(run.launch_bound.get(name, 0.0) * len(run.step_ms) for run in runs) / steps for name in names}
 
 
 def _model_speed(control: str | None, totals: ArmTotals, facts: RunFacts) -> ModelSpeed:
-    """Return model FLOP/s from the trainer's own count. MFU requires a device profile; it is never estimated."""
+    """Return model FLOP/s from the trainer's own count, and MFU or why it is missing.
+
+    MFU requires the peak speed of a device profile; it is never estimated.
+    """
     device = facts.device
     result = ModelSpeed(device, facts.emulation, no_mfu=NoMfu("no profile", device, facts.profile_reason or ""))
     if control == "data-only":
@@ -494,7 +509,10 @@ def arm_doubts(
     blocks: Blocks,
     few_blocks: RemedyKind = "more blocks",
 ) -> tuple[Doubt, ...]:
-    """Return the doubts about the figures of one arm, by precedence."""
+    """Return the doubts about the figures of one arm, most important first.
+
+    ``hidden``: unexplained time of an attached program, else None. ``few_blocks``: remedy for too few blocks.
+    """
     entries = [*hidden.doubts(arm)] if hidden is not None else []
     attached = hidden is not None
     if 0 < len(blocks) < MIN_BLOCKS:  # For an attached program, blocks are parts of its one run.
@@ -522,8 +540,8 @@ def arm_doubts(
 def _enough_steps(base: Blocks, other: Blocks) -> int:
     """Return an estimate of the steps per block that show where costs that change within runs settle.
 
-    A data cache is full after one epoch, so the second one shows its savings. If the epoch is unknown, use
-    :data:`HORIZON_TIMES` the measured steps.
+    A data cache is full after one epoch, so the second one shows its savings.
+    If the epoch is unknown, it is :data:`HORIZON_TIMES` the measured steps.
     """
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
     epochs = [epoch for blocks in (base, other) if (epoch := _epoch_steps(blocks)) is not None]
@@ -531,7 +549,7 @@ def _enough_steps(base: Blocks, other: Blocks) -> int:
 
 
 def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
-    """Return the doubts about the verdict, and the undeclared differences of both arms, by precedence."""
+    """Return the doubts about a comparison's verdict, and its undeclared differences; most important first."""
     m = c.measured
     entries = [*m.doubts]
     for confound in c.confounds:
@@ -545,7 +563,7 @@ def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
 
 
 def study_doubts(report: StudyReport) -> tuple[Doubt, ...]:
-    """Return every doubt about a figure of ``report``, without duplicates."""
+    """Return every doubt about a figure of ``report``, most important first, without duplicates."""
     return in_order(
         [
             *(entry for arm in report.arms for entry in arm.doubts),

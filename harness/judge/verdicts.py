@@ -50,11 +50,11 @@ _UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(Undec
 
 @dataclass(frozen=True)
 class Judged:
-    """Verdict on one ratio.
+    """Verdict on one speed ratio; :func:`judge` makes it.
 
-    ``resolution``: smallest detectable difference, as a fraction; None if nothing can be resolved. ``of``: the ratio
-    with the judged interval; None if not kept. ``doubts``: all, by precedence. ``cause``: the one that bars the
-    verdict; None if there is a verdict.
+    ``resolution``: smallest detectable difference, as a fraction; None if nothing can be resolved.
+    ``of``: the ratio with the judged interval; None if not kept. ``doubts``: all, most important first.
+    ``cause``: the doubt that bars the verdict; None if there is a verdict.
     """
 
     verdict: Verdict
@@ -65,12 +65,12 @@ class Judged:
 
     @property
     def undecided(self) -> UndecidedKind | None:
-        """Kind of the cause; None if there is a verdict."""
+        """Kind of the doubt that bars the verdict; None if there is a verdict."""
         return None if self.cause is None else _UNDECIDED[self.cause.kind]
 
 
 def confidence_of_each(comparisons: int) -> float:
-    """Return the confidence level of each interval that keeps ``comparisons`` together at 95 % (Bonferroni)."""
+    """Return the confidence level of one interval so that ``comparisons`` together hold with 95 % (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
 
 
@@ -90,11 +90,13 @@ def judge(
     no_floor: RemedyKind = "a-a control",
     few_blocks: RemedyKind = "more blocks",
 ) -> Judged:
-    """Judge ``ratio``, whose interval holds for all comparisons of the study together.
+    """Return the verdict on the speed ``ratio``, whose interval holds for all comparisons of the study together.
 
-    The direction is gain or loss if this interval excludes 1 and the median exceeds the noise floor, else no
-    difference. The first doubt by precedence that bars this direction makes the verdict undecided.
+    ``noise_floor``: a fraction; None without one, which leaves the verdict undecided. The direction is gain or loss if
+    this interval excludes 1 and the median exceeds the noise floor, else no difference. The most important doubt that
+    bars this direction makes the verdict undecided.
 
+    - ``losses``: of both arms; None to judge only speed.
     - ``repeated``: shares of rows that the arms train again, if they differ (:func:`repeated_data`).
     - ``doubts``: found elsewhere, for example that other processes took too many cores.
     - ``used_lead``: shares of a step by which (baseline, candidate) may have been faster than they can sustain. It
@@ -105,8 +107,10 @@ def judge(
     - ``in_total``: ratio of total times, without the most extreme block, if it differs from the median. It bars a
       verdict that it contradicts.
     - ``shown``: the ratio with the interval that a reader sees, if different.
-    - ``step_time``: of the same blocks; separates scatter of times from scatter of the work per step.
-    - ``cores``: (used by other processes, all cores). ``no_floor``, ``few_blocks``: remedies for either problem.
+    - ``step_time``: ratio of step times of the same blocks; separates scatter of times from scatter of the work per
+      step.
+    - ``cores``: (used by other processes, all cores).
+    - ``no_floor``, ``few_blocks``: remedies for a missing noise floor and for too few blocks.
     """
     if ratio.distance is None:
         all_doubts = in_order(
@@ -144,13 +148,16 @@ def judge(
 
 
 def is_useless(ratio: Estimate) -> bool:
-    """Return True if the interval includes :data:`USELESS_RATIO` times as fast and as slow."""
+    """Return True if the interval includes both :data:`USELESS_RATIO` times as fast and as many times as slow."""
     low, high = ratio.ci_low, ratio.ci_high
     return low is not None and high is not None and low <= 1 / policy.USELESS_RATIO and high >= policy.USELESS_RATIO
 
 
 def is_apart(same_again: Estimate | None) -> bool:
-    """Return True if an A/A control certainly differs from its arm, by more than :data:`CONTROL_APART_MIN`."""
+    """Return True if an A/A control certainly differs from its arm, by more than :data:`CONTROL_APART_MIN`.
+
+    ``same_again``: speed ratio of the two; None gives False.
+    """
     if same_again is None or same_again.ci_low is None or same_again.ci_high is None:
         return False
     return same_again.ci_low > 1 + policy.CONTROL_APART_MIN or same_again.ci_high < 1 / (1 + policy.CONTROL_APART_MIN)
@@ -167,7 +174,7 @@ def _direction(ratio: Estimate, noise_floor: float) -> Direction:
 def _of_size(
     direction: Direction, ratio: Estimate, noise_floor: float, step_time: Estimate | None, few_blocks: RemedyKind
 ) -> Iterator[Doubt]:
-    """Yield a doubt if no difference was found and none was detectable."""
+    """Yield a doubt if no difference was found and even a large one was not detectable."""
     resolution = max(ratio.distance or 0.0, noise_floor)
     if direction != "none" or resolution <= policy.COARSE_RESOLUTION:
         return
@@ -187,7 +194,7 @@ def _of_noise(
     step_time: Estimate | None,
     cores: tuple[float, float] | None,
 ) -> Iterator[Doubt]:
-    """Yield a doubt if the figure itself is useless, and different work per step is not the reason."""
+    """Yield a doubt if the ratio itself is useless, and different work per step is not the reason."""
     noisy = is_useless(shown) and not holds_other_work(step_time, shown)
     if direction == "none" and (noisy or noise_floor > policy.USELESS_FLOOR):
         yield doubt("too noisy", share=max(shown.distance or 0.0, noise_floor), cores=cores)
@@ -245,7 +252,10 @@ def _of_total(direction: Direction, resolution: float, noise_floor: float, in_to
 
 
 def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
-    """Return True if step times are steady and only the work per step varies. A quieter machine does not help then."""
+    """Return True if step times are steady and only the work per step varies. A quieter machine does not help then.
+
+    ``ratio``: speed ratio by work; ``step_time``: ratio of step times, None if unknown.
+    """
     steps, ratio_spread = (_spread(estimate) for estimate in (step_time, ratio))
     return (
         steps is not None
@@ -256,16 +266,17 @@ def holds_other_work(step_time: Estimate | None, ratio: Estimate) -> bool:
 
 
 def _spread(one: Estimate | None) -> float | None:
-    """Return half the width of the interval, as a fraction."""
+    """Return half the width of the interval, as a fraction; None without an interval."""
     if one is None or not one.ci_low or not one.ci_high:
         return None
     return math.sqrt(one.ci_high / one.ci_low) - 1
 
 
 def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
-    """Return an estimate of the blocks that would decide, or exclude a difference of :data:`COARSE_RESOLUTION`.
+    """Return an estimate of the total number of blocks that would find or exclude a difference.
 
-    None if that takes too many blocks. Interval and floor shrink as Student's quantile / sqrt(blocks).
+    To exclude one of :data:`COARSE_RESOLUTION` is enough. None if that takes too many blocks, or there are too few yet.
+    Interval and floor shrink as Student's quantile / sqrt(blocks).
     """
     if not ratio.ci_low or not ratio.ci_high or ratio.median <= 0 or ratio.n < MIN_BLOCKS:
         return None
@@ -283,7 +294,7 @@ def blocks_to_decide(ratio: Estimate, noise_floor: float) -> int | None:
 
 @dataclass(frozen=True)
 class InTotal:
-    """Comparison by total time.
+    """Comparison by total time, if it differs from the median over blocks; :func:`in_total` makes it.
 
     - ``ratio``: speed ratio in total time, in the comparison's unit.
     - ``least``: ``ratio`` without the block that moves it most, because one long step may be an accident.
@@ -337,7 +348,10 @@ def in_total(baseline: Blocks, candidate: Blocks, steps: float, measured: float)
 
 
 def _long(runs: Sequence[RunLedger], long_ms: float) -> LongSteps | None:
-    """Return the steps above ``long_ms``, including the first of a repetition; None if they are not rare."""
+    """Return the steps longer than ``long_ms``, including the first of a repetition; None without any.
+
+    None too if they are not rare.
+    """
     step_ms = np.concatenate([times for run in runs for times in (run.step_ms, run.left_out.step_ms)])
     longest = np.concatenate([places for run in runs for places in (run.longest, run.left_out.longest)])
     steps = long_steps(step_ms, longest, PHASES, long_ms / LONG_STEP_FACTOR)
@@ -353,7 +367,10 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
-    """Return the number of blocks that deviate from the median by more than half of ``apart``, in its direction."""
+    """Return the number of blocks whose ratio deviates from the median ``steps`` by more than half of ``apart``.
+
+    Only deviations in the direction of ``apart`` (a logarithm) count.
+    """
     logs = [
         math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)
         for base_run, other_run in zip(base, other, strict=True)
@@ -363,7 +380,7 @@ def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float,
 
 @dataclass(frozen=True)
 class _Times:
-    """Steps of the runs of one arm, including those that begin a turn, and their total times; all of shape (runs,).
+    """Numbers and total times of the steps of one arm's runs, including steps that begin a turn; all (runs,).
 
     A step that begins a turn counts with its own time if it is longer than a bound, else as a typical step.
     ``usual_ms``: total with every longer step replaced by a typical one.
@@ -385,7 +402,7 @@ class _Times:
         return cls(*np.array(rows).T)
 
     def mean_ms(self, but: int | None = None) -> float:
-        """Return milliseconds per step. ``but``: index of a run to leave out."""
+        """Return milliseconds per step over all runs. ``but``: index of a run to leave out."""
         used = np.arange(len(self.steps)) != (-1 if but is None else but)
         return float(self.total_ms[used].sum() / self.steps[used].sum())
 
@@ -413,7 +430,10 @@ def drift(base: Blocks, other: Blocks, noise_floor: float | None, comparisons: i
 
 
 def _log_change(run: RunLedger, other: RunLedger) -> float | None:
-    """Return the log change of the step time from the first shared repetition to the last, or between halves of one."""
+    """Return the log change of ``run``'s step time from the first repetition that both runs have to the last.
+
+    With one repetition it is between its halves. None without a common repetition, or with too few steps.
+    """
     shared = sorted(set(run.repetitions) & set(other.repetitions))
     if not shared or (len(shared) < 2 and min(len(run.step_ms), len(other.step_ms)) < DRIFT_STEPS_MIN):
         return None

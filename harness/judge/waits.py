@@ -23,7 +23,10 @@ from harness.judge.policy import UNEVEN_APART_MIN, UNEVEN_BLOCKS_MIN, UNEVEN_KIN
 
 @dataclass(frozen=True)
 class UnevenWaits:
-    """Two kinds of blocks. Times are means per step in milliseconds, over the blocks of a kind."""
+    """Two kinds of blocks of an arm: those that wait longer for data, and the others.
+
+    Times are means per step in milliseconds, over the blocks of a kind.
+    """
 
     blocks: tuple[int, ...]  # the blocks that wait longer
     of: int
@@ -41,14 +44,17 @@ class UnevenWaits:
 
 @dataclass(frozen=True)
 class UnevenSpeed:
-    """Median speed of either kind of blocks: those that wait longer, and the others."""
+    """Median speed ratio of two kinds of blocks: those that wait longer (``more``), and the others."""
 
     more: float
     others: float
 
 
 def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
-    """Return the two kinds of blocks; None if all wait for a similar share of a step, or if any share is unknown."""
+    """Return the two kinds of blocks of an arm, those that wait longer for data and the others.
+
+    None if all wait for a similar share of a step, or if any share is unknown.
+    """
     if not runs or any(run.waited_ms is None for run in runs):
         return None
     typical_ms = median(run.mean_step_ms for run in runs)  # One long step does not shorten a block's wait.
@@ -75,7 +81,7 @@ def uneven_waits(runs: Sequence[RunLedger]) -> UnevenWaits | None:
 
 
 def _two_kinds(shares: Sequence[float], middle: float) -> bool:
-    """Return True if the ``shares`` above and below ``middle`` are far apart, and those of one kind close together."""
+    """Return True if the ``shares`` above and below ``middle`` are far apart, and those on one side close together."""
     low, high = [share for share in shares if share <= middle], [share for share in shares if share > middle]
     if not high or min(len(low), len(high)) < min(UNEVEN_BLOCKS_MIN, len(shares) // 2):
         return False
@@ -85,7 +91,10 @@ def _two_kinds(shares: Sequence[float], middle: float) -> bool:
 
 
 def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> UnevenSpeed | None:
-    """Return the median speeds of both kinds; None if blocks are alike or one kind has none. ``speeds``: by block."""
+    """Return the median speed of the blocks that wait longer and of the others. ``speeds``: speed ratio by block.
+
+    None if blocks are alike (``uneven`` is None) or one kind has no speed.
+    """
     if uneven is None:
         return None
     longer = [value for block, value in speeds.items() if block in uneven.blocks]
@@ -95,7 +104,10 @@ def uneven_speed(uneven: UnevenWaits | None, speeds: Mapping[int, float]) -> Une
 
 @dataclass(frozen=True)
 class Waits:
-    """Waits of one arm for data, in mean milliseconds per step. None and missing stages: not measured."""
+    """Waits of one arm for data, in mean milliseconds per step; :func:`waits_of` makes it.
+
+    None and missing stages: not measured.
+    """
 
     step_ms: float
     waited_ms: float | None
@@ -118,20 +130,21 @@ class Waits:
 
     @property
     def work_ms(self) -> float:
-        """All data work of the host per step, waited for or not."""
+        """All data work of the host in ms per step, waited for or not."""
         return sum(self.stage_work_ms.values())
 
     @property
     def bound(self) -> Bound | None:
-        """Limit of the steps of all blocks; None if blocks differ."""
+        """Limit of the steps (such as "data" or "device") in all blocks; None if blocks differ or it is unknown."""
         return agreed(self.bounds)
 
 
 def gain_from_waits(blocks: Blocks) -> Estimate | None:
-    """Return the largest gain in step time from removing every wait for data: wall / (wall - waited).
+    """Return how many times as fast steps would be without any wait for data: wall / (wall - waited).
 
-    If it is unknown when the device worked, the interval covers both readings. With several ranks, one rank gains
-    nothing from its own shorter waits, so the gain is that of all ranks together; None if it is unknown.
+    None if waits are unknown, or if a run only waits.
+    If it is unknown when the device worked, the interval covers both readings.
+    With several ranks, one rank gains nothing from its own shorter waits, so the gain is that of all ranks together.
     """
     likely: list[float] = []
     lows: list[float] = []
@@ -155,7 +168,7 @@ def gain_from_waits(blocks: Blocks) -> Estimate | None:
 
 
 def open_ranks(blocks: Blocks) -> bool:
-    """Return True if there are several ranks whose common waits are unknown."""
+    """Return True if a run has several ranks, and what data work costs them together is unknown."""
     return any(run.ranks > 1 and run.data_costs_all_ms is None for run in blocks.values())
 
 
@@ -165,17 +178,17 @@ def _least_likely_most(run: RunLedger, waited_ms: float) -> tuple[float, float, 
 
 
 def split_runs(runs: Sequence[RunLedger]) -> list[RunLedger]:
-    """Return the runs for figures of data work: those with waits split by stage, or all if there are none."""
+    """Return the runs for figures of data work: those whose waits are split by stage, or all if there are none."""
     return [run for run in runs if run.exposed_ms] or list(runs)
 
 
 def waited_over(runs: Sequence[RunLedger]) -> float | None:
-    """Return the mean milliseconds that a step waits for data. No single stage costs more."""
+    """Return the mean milliseconds per step that data work costs; None if unknown. No single stage costs more."""
     return part_over(runs, lambda run: run.waited_ms, split_runs(runs))
 
 
 def waited_range(runs: Sequence[RunLedger]) -> tuple[float, float] | None:
-    """Return the bounds of the cost of data work per step, means over ``runs``; None if every cost is exact."""
+    """Return (least, most) ms per step that data work may cost, means over ``runs``; None if every cost is exact."""
     if all(run.waited_range_ms is None for run in runs):
         return None
 
@@ -210,7 +223,10 @@ def waits_of(blocks: Blocks) -> Waits:
 
 
 def bounds_of(runs: Sequence[RunLedger]) -> Mapping[Bound, int]:
-    """Return the number of ``runs`` by bound, most common first; empty without an asynchronous device."""
+    """Return the number of ``runs`` by the limit of their steps (such as "data"), most common first.
+
+    Empty without an asynchronous device.
+    """
     return dict(Counter(run.bound for run in runs if run.bound is not None).most_common())
 
 
@@ -221,7 +237,7 @@ StageFigure = Literal[
 
 
 def stage_means(runs: Sequence[RunLedger], name: StageFigure) -> dict[str, float]:
-    """Return mean milliseconds per step over ``runs`` of every stage or phase that any of them measured.
+    """Return mean milliseconds per step of the figure ``name``, by stage or phase that any of ``runs`` measured.
 
     All means use the same runs, so that they add up to no more than the whole.
     """

@@ -48,7 +48,10 @@ FINGERPRINTED = ("data.corpus.", "data.tokenizer.", "compute.threads")
 
 @dataclass(frozen=True)
 class CommonMove:
-    """Change of all ``arms`` in the same direction, by fractions of their baselines from ``least`` to ``most``."""
+    """Change of the step time of all ``arms`` in one direction; :func:`common_move` finds it.
+
+    ``least`` and ``most``: smallest and largest change, as fractions of the baselines, signed.
+    """
 
     arms: int
     least: float
@@ -57,7 +60,10 @@ class CommonMove:
 
 @dataclass(frozen=True)
 class Across:
-    """Comparison of one arm of two studies. ``refused``: differences that forbid it. ``warned``: all others."""
+    """Comparison of one arm of two studies; :func:`compare_series` makes it.
+
+    ``refused``: differences that forbid the comparison. ``warned``: all others, and those that the user allowed.
+    """
 
     arm: str
     comparison: StateComparison
@@ -72,10 +78,11 @@ def compare_series(
     allowed: Iterable[str] = (),
     days: Days | None = None,
 ) -> Across:
-    """Compare ``candidate`` with ``baseline``; undecided if a difference forbids it that is not ``allowed``.
+    """Compare ``candidate`` with ``baseline``: one arm of two studies of different times.
 
-    ``days``: the kept sessions of this arm; without them the variation between days is assumed. A study compared with
-    itself shows no change.
+    It is undecided if a difference forbids the comparison, unless ``allowed`` has the difference's key.
+    ``days``: the kept sessions of this arm; without them, the variation between days is assumed.
+    A study compared with itself shows no change.
     """
     if is_same_study(baseline, candidate):
         return Across(candidate.arm, _same_study(candidate, limits))
@@ -92,7 +99,7 @@ def compare_series(
 
 
 def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
-    """Return True if both are one arm of one study: same scenario, start, machine, facts and times."""
+    """Return True if both are one arm of one study: equal scenario, start, blocks, step times, machine and facts."""
     first, second = (
         (
             series.scenario,
@@ -109,7 +116,7 @@ def is_same_study(baseline: BlockSeries, candidate: BlockSeries) -> bool:
 
 
 def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
-    """Compare a study with itself: no change, with an interval of width 0."""
+    """Return the comparison of a study with itself: no change, with an interval of width 0."""
     blocks = len(series.blocks)
     step_ms, none = median(series.part_ms[STEP]), Estimate(0.0, 0.0, 0.0, blocks)
     return StateComparison(
@@ -126,7 +133,10 @@ def _same_study(series: BlockSeries, limits: Limits) -> StateComparison:
 
 
 def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Difference]:
-    """Return all differences, those that forbid a comparison first."""
+    """Return all differences between two studies of an arm, those that forbid a comparison first.
+
+    They cover environment, facts, configuration, useful tokens, clocks, load, losses, failed runs, arms and probes.
+    """
     result = []
 
     def check(key: str, one: Any, other: Any, forbids: bool) -> None:
@@ -185,21 +195,24 @@ def differences(baseline: BlockSeries, candidate: BlockSeries) -> list[Differenc
 
 
 def _with_before(config: JsonObject, synchronous: bool) -> JsonObject:
-    """Return ``config`` with the former behaviour for missing keys, which have no effect on synchronous devices."""
+    """Return ``config`` with the former behaviour for missing keys.
+
+    Synchronous devices: these keys have no effect, so all of them are removed instead.
+    """
     if synchronous:
         return {key: value for key, value in config.items() if key not in BEFORE}
     return {**BEFORE, **config}
 
 
 def _alike_losses(ours: float | None, theirs: float | None) -> bool:
-    """Return True if both losses agree, or if one is unknown, as in older baselines."""
+    """Return True if both losses agree within :data:`DAY_LOSSES_WITHIN`, or if one is unknown (older baselines)."""
     return ours is None or theirs is None or abs(theirs - ours) <= DAY_LOSSES_WITHIN * min(abs(ours), abs(theirs))
 
 
 def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
-    """Return the common move if every arm moved alike, else None.
+    """Return the common change of all arms: each surely changed, in one direction and by similar amounts. Else None.
 
-    A common move is caused by the machine or something that the arms share, not by one arm's code.
+    The machine or something that the arms share causes such a change, not one arm's code.
     """
     changes = [
         change.median
@@ -219,7 +232,7 @@ def common_move(comparisons: Sequence[StateComparison]) -> CommonMove | None:
 
 
 def _moved(step: Decision) -> Estimate | None:
-    """Return the change with the interval of the blocks alone, which does not allow for days."""
+    """Return the change of the step with the interval from blocks alone, without the variation between days."""
     return step.change if step.between is None else step.between.blocks_only
 
 
@@ -278,7 +291,7 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
 
 @dataclass(frozen=True)
 class _PartValues:
-    """Values of one part of two studies, one per block."""
+    """Values of one part of a step (or memory, startup) in two studies, one per block."""
 
     part: str
     baseline: Sequence[float]
@@ -286,9 +299,10 @@ class _PartValues:
 
 
 def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level: float, days: Days | None) -> Decision:
-    """Decide from values that did not alternate. ``noisy``: the series with the A/A control that shows the noise.
+    """Decide from values of two studies, which did not alternate. ``within``: fraction that counts as the same.
 
-    ``days``: None if days do not differ.
+    ``noisy``: the series whose A/A control shows the noise; None: no noise floor. ``level``: confidence of the
+    interval. ``days``: sessions that show the variation between days; None if days do not differ.
     """
     base_log, other_log = (
         from_block_values([math.log(value) for value in values if value > 0], level)
@@ -312,7 +326,10 @@ def _decide(sides: _PartValues, within: float, noisy: BlockSeries | None, level:
 
 
 def _difference(first: Estimate | None, second: Estimate | None, allowance: float = 0.0) -> Estimate | None:
-    """Return ``second`` minus ``first``; independent errors add in quadrature. ``n`` is the smaller one."""
+    """Return ``second`` minus ``first`` with its interval; independent errors, and ``allowance``, add in quadrature.
+
+    ``n`` is the smaller one. None if an estimate is missing.
+    """
     if first is None or second is None:
         return None
     centre, n = second.median - first.median, min(first.n, second.n)

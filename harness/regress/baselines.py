@@ -38,16 +38,16 @@ SAVE = "harness baseline save STUDY"  # command that keeps a baseline
 
 
 class NoBaselineError(InputError):
-    """No baseline is comparable: none exists, or only for another environment."""
+    """Raised if no kept baseline is comparable: none exists for the arm, or only for another environment."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """Limits of a check against a baseline: smaller changes may be variation between days, even without block scatter.
+    """Smallest change that a check against a baseline can detect on another day.
 
-    ``slowdown``: the smallest detectable slowdown, as a fraction. ``same``: True if a change can be judged the same.
-    ``known``: True if the sessions show the variation between days, else it is assumed. ``more_sessions``: number of
-    sessions until it is known.
+    Smaller ones may be variation between days. ``slowdown``: the smallest detectable slowdown, as a fraction. ``same``:
+    True if a change can be judged the same. ``known``: True if sessions show the variation, else it is assumed.
+    ``more_sessions``: number of further sessions until it is known.
     """
 
     slowdown: float
@@ -58,9 +58,10 @@ class Detection:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Baseline file: its path, environment and figures.
+    """A baseline file as :func:`read` returns it: its path, the key of its environment, and its figures.
 
-    ``series``: the newest session. ``earlier``: the others, oldest first. ``level``: level of the newest session.
+    ``series``: the newest session. ``earlier``: the others, oldest first.
+    ``level``: number of the newest session's code state; sessions of one level ran code of the same speed.
     """
 
     path: Path
@@ -74,43 +75,52 @@ class Baseline:
         return (*self.earlier, session_of(self.series, self.level))
 
     def limits_of_detection(self, within: float) -> Detection:
-        """Return the changes of the step that a check on another day can detect. ``within`` counts as the same."""
+        """Return the smallest change of the step that a check on another day can detect.
+
+        ``within``: fraction that is the same.
+        """
         allowance, measured = self.days.between(STEP, CONFIDENCE)
         edge = math.log1p(within)
         return Detection(math.expm1(edge + allowance), allowance < edge, measured, self.days.more_sessions)
 
     @property
     def days(self) -> Days:
-        """Sessions to compare a study of another day with."""
+        """All sessions, as the side that a study of another day is compared with."""
         return Days(self.sessions, centred=True)
 
 
 @dataclass(frozen=True)
 class _History:
-    """Content of a file besides the newest session."""
+    """Content of a baseline file besides the newest session: earlier sessions, and the newest code state's number."""
 
     earlier: tuple[Session, ...] = field(default=())
     level: int = 0
 
 
 def environment_of(series: BlockSeries) -> JsonObject:
-    """Return the facts that define a baseline's environment."""
+    """Return the facts that define a baseline's environment, by key: the machine, software versions and the device."""
     return {**_machine_of(series.environment), "device": series.facts.device}
 
 
 def _machine_of(environment: JsonObject) -> JsonObject:
-    """Return the part of a baseline's environment that is known before a run."""
+    """Return the part of a baseline's environment that is known before a run: all except the device.
+
+    Memory is in whole GiB.
+    """
     machine = {key: environment.get(key) for key in KEYS}
     return {**machine, "memory_bytes": whole_gib(machine["memory_bytes"])}
 
 
 def environment_key(series: BlockSeries) -> str:
-    """Return the name of the environment's folder: twelve hex digits."""
+    """Return the name of the environment's folder: twelve hex digits of a hash of :func:`environment_of`."""
     return hashlib.sha256(json.dumps(environment_of(series), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def path_of(folder: Path, series: BlockSeries) -> Path:
-    """Return the path of this arm's baseline. Raise InputError for a name that leads outside of the folder."""
+    """Return the path of this arm's baseline file below ``folder``, whether it exists or not.
+
+    Raise InputError for a name that leads outside of the folder.
+    """
     return folder / environment_key(series) / _file_name(folder, series.scenario, series.arm)
 
 
@@ -121,8 +131,9 @@ def _file_name(folder: Path, scenario: str, arm: str) -> str:
 def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
     """Add ``series`` to the baseline of its arm and environment as the newest session. Return the file's path.
 
-    ``anew``: the code has another speed, so earlier sessions show only the variation between days. A session within
-    :data:`SESSION_APART_H` hours is replaced. Each list is on one line to keep diffs readable.
+    ``anew``: True if the code's speed changed on purpose. Earlier sessions then show only the variation between days.
+    An earlier session within :data:`SESSION_APART_H` hours is replaced. At most :data:`KEPT_SESSIONS` are kept.
+    Each list is on one line to keep diffs readable.
     """
     path = path_of(folder, series)
     history = _after(path, series, anew)
@@ -135,7 +146,7 @@ def save(folder: Path, series: BlockSeries, *, anew: bool = False) -> Path:
 
 
 def _after(path: Path, series: BlockSeries, anew: bool) -> _History:
-    """Return the content of ``path`` to keep when ``series`` becomes the newest session.
+    """Return the sessions of the file ``path`` to keep when ``series`` becomes the newest session; none without a file.
 
     Raise InputError for a damaged file: its sessions took days to collect, so the user must decide to discard them.
     """
@@ -181,7 +192,10 @@ def read(path: Path) -> Baseline:
 
 
 def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[float]]]:
-    """Yield all milliseconds of a baseline with their place in its file. 0 means that a part took no time."""
+    """Yield each place in a baseline's file with its list of times in ms.
+
+    A time of 0 means that a part took no time.
+    """
     yield from ((f"part_ms.{part}", times) for part, times in series.part_ms.items())
     yield "startup_ms", series.startup_ms
     for index, session in enumerate(history.earlier):
@@ -189,20 +203,26 @@ def _times(series: BlockSeries, history: _History) -> Iterator[tuple[str, list[f
 
 
 def every(folder: Path) -> Iterator[Baseline]:
-    """Yield all baselines under ``folder``, by environment and name."""
+    """Yield all baselines under ``folder``, sorted by environment and file name.
+
+    Raise InputError for an invalid one.
+    """
     for path in sorted(folder.glob("*/*.json")):
         yield read(path)
 
 
 def whole_gib(amount: Json) -> Json:
-    """Return bytes of memory rounded to GiB, because kernels differ by a few pages."""
+    """Return ``amount`` (bytes) rounded to whole GiB, still in bytes, because kernels differ by a few pages.
+
+    Other values than integers are returned unchanged.
+    """
     return round(amount / 2**30) * 2**30 if isinstance(amount, int) else amount
 
 
 def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
-    """Return the baseline to compare ``series`` with.
+    """Return the baseline to compare ``series`` with: same arm, same environment.
 
-    Raise NoBaselineError if there is none. Its message names ``command``, which keeps one.
+    Raise NoBaselineError if there is none. ``command``: the command that keeps one, for the message.
     """
     path = path_of(folder, series)
     if path.is_file():
@@ -213,7 +233,8 @@ def find(folder: Path, series: BlockSeries, command: str = SAVE) -> Baseline:
 def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, command: str = SAVE) -> None:
     """Raise NoBaselineError before measuring if this arm has no baseline for ``environment``.
 
-    The device is known only after a run, so :func:`find` compares it.
+    The device is not compared here: it is known only after a run, so :func:`find` compares it.
+    ``command``: the command that keeps a baseline, for the message.
     """
     machine = _machine_of(environment)
     if not any(_machine_of(baseline.series.environment) == machine for baseline in _of_arm(folder, scenario, arm)):
@@ -221,7 +242,7 @@ def check_kept(folder: Path, scenario: str, arm: str, environment: JsonObject, c
 
 
 def _of_arm(folder: Path, scenario: str, arm: str) -> list[Baseline]:
-    """Return the baselines of this arm in every environment."""
+    """Return the baselines of this arm in every environment below ``folder``. Raise InputError if one is not valid."""
     name = _file_name(folder, scenario, arm)
     return [read(path) for path in sorted(folder.glob("*/*.json")) if path.name == name]
 

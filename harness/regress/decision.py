@@ -53,7 +53,10 @@ Undecided = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """Outcome of a check. ``change``: fraction of the baseline's time (0.03: 3 % longer), with its interval."""
+    """Outcome of the check of one quantity, such as the step's time; :func:`judge` makes it.
+
+    ``change``: fraction of the baseline's value (0.03: 3 % more), with its interval; None without any value.
+    """
 
     outcome: Outcome
     within: float  # fraction that counts as the same
@@ -66,7 +69,7 @@ class Decision:
 
 
 def looks() -> Iterator[int]:
-    """Yield the numbers of blocks after which a decision is tried: 4, 6, 9, 14, 21, ..."""
+    """Yield the numbers of blocks after which a decision is tried, without end: 4, 6, 9, 14, 21, ..."""
     blocks = FIRST_LOOK
     while True:
         yield blocks
@@ -74,12 +77,12 @@ def looks() -> Iterator[int]:
 
 
 def is_look(blocks: int) -> bool:
-    """Return True if a decision is tried after ``blocks``."""
+    """Return True if a decision is tried after this number of blocks."""
     return blocks == next(look for look in looks() if look >= blocks)
 
 
 def confidence_at(blocks: int) -> float:
-    """Return the level of the interval at the first look with at least ``blocks`` blocks."""
+    """Return the confidence level (0 to 1) of the interval at the first look with at least ``blocks`` blocks."""
     number = next(i for i, look in enumerate(looks(), 1) if look >= blocks)
     return 1 - (1 - CONFIDENCE) / (number * (number + 1))
 
@@ -91,17 +94,23 @@ def decide(
     confidence: float | None = None,
     estimate: Callable[[Sequence[float], float], Estimate | None] = from_block_values,
 ) -> Decision:
-    """Decide from ``logs``. ``noise``: logs of the baseline's A/A control; both have one value per block.
+    """Decide from ``logs``: log(candidate / baseline), one per block. ``within``: fraction that counts as the same.
 
-    Slower: the interval is beyond ``within``, and the ``estimate`` beyond the noise floor. Same: the interval is inside
-    ``within``. ``confidence``: level of the interval, unless it is that of a look.
+    ``noise``: the same logs for the baseline's A/A control; empty without one.
+    Slower: the interval is beyond ``within``, and the median beyond the noise floor.
+    Same: the interval is inside ``within``. ``confidence``: level of the interval; None: that of the look.
+    ``estimate``: function that returns the median with its interval, from logs and a level.
     """
     level = confidence_at(len(logs)) if confidence is None else confidence
     return judge(estimate(logs, level), within, estimate(noise, CONFIDENCE), level)
 
 
 def judge(found: Estimate | None, within: float, noise: Estimate | None, level: float) -> Decision:
-    """Decide from estimates of logarithms: ``found`` at ``level``, ``noise`` at the usual level."""
+    """Decide from estimates of log(candidate / baseline). Undecided if ``found`` is None or has no interval.
+
+    ``found``: at confidence ``level``. ``noise``: of the baseline's A/A control, at the usual level; None without one.
+    ``within``: fraction of the baseline that counts as the same.
+    """
     change = None if found is None else fractions(found)
     floor = _reach(noise)
     shown = None if floor is None else math.expm1(floor)
@@ -129,9 +138,9 @@ def judge(found: Estimate | None, within: float, noise: Estimate | None, level: 
 
 
 def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
-    """Return the blocks to add until the interval excludes the nearest edge; None if they are too many.
+    """Return how many more blocks would decide, if the median stays. None if over MOST_BLOCKS_WORTH are needed in all.
 
-    The interval shrinks as Student's quantile / sqrt(n).
+    ``edge``: the limit, as a logarithm. The interval shrinks as Student's quantile / sqrt(n).
     """
     assert found.ci_low is not None
     assert found.ci_high is not None
@@ -151,7 +160,7 @@ def _more_blocks(found: Estimate, edge: float, level: float) -> int | None:
 
 
 def fractions(found: Estimate) -> Estimate:
-    """Convert an estimate of logarithms to fractions."""
+    """Convert an estimate of logarithms of ratios to fractions of change (0.03: 3 % more)."""
     low, high = (None if bound is None else math.expm1(bound) for bound in (found.ci_low, found.ci_high))
     return Estimate(math.expm1(found.median), low, high, found.n)
 
@@ -169,7 +178,7 @@ PARTS: Mapping[str, StepKind] = {**dict.fromkeys(PHASES, "phase"), **dict.fromke
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits up to which a change counts as the same, as fractions of the baseline. None: not judged."""
+    """Largest changes that count as the same, as fractions of the baseline's value. None: not judged."""
 
     step: float = STEP_WITHIN
     memory: float | None = MEMORY_WITHIN
@@ -178,7 +187,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Part:
-    """Decision on a phase or a stage, with milliseconds per step of both sides (medians over blocks)."""
+    """Decision on a phase or a stage of the step, with its ms per step on both sides (medians over blocks)."""
 
     name: str
     kind: StepKind
@@ -190,13 +199,16 @@ class Part:
 
     @property
     def hidden(self) -> bool:
-        """True if most of the stage's work runs behind the step."""
+        """True if the step waits for less than half of the stage's work. False if the wait is unknown."""
         return self.exposed_ms is not None and self.exposed_ms < self.candidate_ms / 2
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Decision on a quantity besides the step that must not grow. ``unit``: of both medians."""
+    """Decision on a quantity besides the step that must not grow, such as peak memory.
+
+    ``baseline`` and ``candidate``: medians in ``unit``.
+    """
 
     name: str
     unit: str
@@ -216,9 +228,9 @@ Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", 
 
 @dataclass(frozen=True)
 class WhyUndecided:
-    """Reason why nothing could be compared. ``tokens``: per step, of both sides.
+    """Reason why two sides could not be compared at all. ``tokens``: tokens per step of baseline and candidate.
 
-    ``details``: from a run or a file, for example the first error or the changed folders.
+    ``details``: texts from a run or a file, for example the first error or the changed folders.
     """
 
     kind: MissingKind
@@ -228,7 +240,7 @@ class WhyUndecided:
 
 @dataclass(frozen=True)
 class OneSidedProblem:
-    """Problem that a probe reported in every run of ``arm`` and in no run of the other side."""
+    """Problem that a probe reported in every finished run of ``arm`` and in no run of the other side."""
 
     arm: str
     message: str  # message of the probe
@@ -236,9 +248,9 @@ class OneSidedProblem:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between two studies. ``forbids``: it forbids a comparison, unless the user allows it.
+    """Difference between two studies in ``key``. ``forbids``: it forbids a comparison, unless the user allows it.
 
-    ``unit``: for numbers; empty for configuration values, which are shown unchanged.
+    ``unit``: unit of both values if they are numbers; empty for configuration values, which are shown unchanged.
     """
 
     key: str
@@ -250,7 +262,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class StateComparison:
-    """Comparison of one arm in two states, or of two arms. ``missing``: why nothing could be compared."""
+    """Comparison of one arm in two states of the code, or of two arms: all decisions and what qualifies them.
+
+    ``baseline`` and ``candidate``: labels of the sides. ``missing``: why nothing could be compared; None if it could.
+    """
 
     name: str
     baseline: str
@@ -277,10 +292,10 @@ class StateComparison:
 
     @property
     def verdict(self) -> Outcome:
-        """Worst outcome of everything that must not grow: the typical round, all measured time, and the gates.
+        """Worst outcome of everything that must not grow: the typical step, all measured time, and the gates.
 
-        Other processes that take cores slow both of two alternating sides, so "slower" stays valid. They bar "same" and
-        "faster".
+        A busy machine bars "same" and "faster". "Slower" stays valid if both sides alternated, because it slows both.
+        Different work, or a lead of prefetched batches, bars "same" and "faster" too.
         """
         decisions = [
             self.step,
@@ -312,7 +327,7 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """Undecided checks besides the step whose median is worse than allowed, by name. More blocks may decide."""
+        """Undecided checks besides the step whose median exceeds the limit, by name. More blocks may decide them."""
         checks = {TOTAL: self.total} if self.total is not None else {}
         checks |= {gate.name: gate.decision for gate in self.gates}
         return {name: decision for name, decision in checks.items() if _looks_worse(decision)}
@@ -324,7 +339,7 @@ class StateComparison:
 
     @property
     def rare(self) -> bool:
-        """True if fewer than half of the rounds made it slower: the total is slower, but the typical round is not."""
+        """True if the total time is slower, but the typical round is not: few rounds contain the slow steps."""
         return self.total is not None and self.total.outcome == "slower" and self.step.outcome != "slower"
 
 
@@ -344,7 +359,7 @@ def nothing(
     confounds: Sequence[Confound] = (),
     differences: Sequence[Difference] = (),
 ) -> StateComparison:
-    """Return a comparison in which nothing can be decided."""
+    """Return a comparison in which nothing can be decided, for the reason ``missing``."""
     return StateComparison(
         name,
         baseline,
@@ -363,7 +378,10 @@ _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 def read_share(text: str, what: str) -> float:
-    """Return ``3%`` as 0.03. Raise InputError, naming ``what``, for other text and values outside 0.1 % to 100 %."""
+    """Return a share as a fraction: ``3%`` as 0.03. ``what``: the option, for the message.
+
+    Raise InputError for other text and values outside 0.1 % to 100 %.
+    """
     match = _SHARE.fullmatch(str(text).strip())
     if match is None or not 0.1 <= float(match[1]) <= 100:
         raise InputError(f"{what} {text!r}: allowed: a share such as 3%, from 0.1% to 100%")
@@ -371,12 +389,15 @@ def read_share(text: str, what: str) -> float:
 
 
 def read_limit(text: str, what: str) -> float | None:
-    """Return a share, or None for ``off``."""
+    """Return a share as a fraction, or None for ``off``. ``what`` and errors: as for :func:`read_share`."""
     return None if text == "off" else read_share(text, what)
 
 
 def read_seconds(text: str, what: str) -> float:
-    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. Raise InputError, naming ``what``, otherwise."""
+    """Return ``90s``, ``10m``, ``1.5h`` or plain seconds as seconds. ``what``: the option, for the message.
+
+    Raise InputError for other text and for 0.
+    """
     match = _TIME.fullmatch(str(text).strip())
     if match is None or not float(match[1]) > 0:
         raise InputError(f"{what} {text!r}: allowed: a time such as 90s, 10m or 1h")

@@ -44,7 +44,7 @@ OTHER_WORK_FACTS = frozenset(
 
 @dataclass(frozen=True)
 class _FinishedRun:
-    """Ledger and rounds of a finished run."""
+    """Ledger (times per step) and rounds (times per part) of a finished run."""
 
     ledger: RunLedger
     rounds: Rounds
@@ -60,7 +60,7 @@ class _Sides:
 
 
 def comparisons(study: StudyRecord, runs: Sequence[RunData], limits: Limits) -> list[StateComparison]:
-    """Return every comparison of ``study``, decided from the blocks of ``runs``."""
+    """Return one result for every comparison of ``study``, decided from the blocks that both sides finished."""
     by_arm: dict[str, dict[int, _FinishedRun]] = {}
     records: dict[str, list[RunRecord]] = {}
     for run in runs:
@@ -163,7 +163,7 @@ def _one_sided_problems(runs: Sequence[RunData], names: tuple[str, str]) -> list
 
 
 def _state(arm: ArmRecord) -> str:
-    """Return the label of a side: the state of the code that it runs, else the arm's name."""
+    """Return the label of a side of a comparison: the state of the code that the arm runs, else the arm's name."""
     if arm.code is not None:
         return arm.code.label
     declared = arm.declared.get("code")  # set for commands, which do not run the harness's own trainer
@@ -176,7 +176,10 @@ def _typical(
     control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
 ) -> list[float]:
-    """Return one value for each block that both sides finished."""
+    """Return typical_log() of ``part`` for each block that both sides finished, in order.
+
+    Blocks without this time are skipped. ``control``: runs of the baseline's A/A control, by block.
+    """
     logs = [
         typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
@@ -189,7 +192,10 @@ def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> 
 
 
 def _exposed_ms(side: Mapping[int, Rounds], blocks: Sequence[int], stage: str) -> float | None:
-    """Return median exposed milliseconds; None if no block has them, because its replay was impossible or wrong."""
+    """Return the median time in ms per step that the step waited for ``stage``.
+
+    None if no block has this time, because its replay was impossible or wrong.
+    """
     times_ms = [time_ms for block in blocks if (time_ms := side[block].typical_ms(f"{EXPOSED}{stage}")) is not None]
     return median(times_ms) if times_ms else None
 
@@ -202,7 +208,10 @@ def _parts(
     within: float,
     level: float,
 ) -> list[Part]:
-    """Return the noticeable parts. Their intervals hold for all parts together (Bonferroni)."""
+    """Return the decisions on phases and stages that take at least :data:`NOTICEABLE_PART` of the step on either side.
+
+    Their intervals hold for all of them together (Bonferroni).
+    """
     step_ms = _median_ms(baseline, blocks, STEP)
     noticeable = []
     for name in PARTS:
@@ -253,7 +262,10 @@ def _scaled(amount: int | None, unit: float) -> float | None:
 
 
 def _tokens_per_step(ledgers: Blocks) -> float | None:
-    """Return positions per step over all measured steps; None if they were not counted."""
+    """Return token positions per measured step, padding included.
+
+    None if a run did not count them or no step was measured.
+    """
     steps = sum(len(ledger.step_ms) for ledger in ledgers.values())
     counted = [ledger.tokens for ledger in ledgers.values() if ledger.tokens is not None]
     return sum(counted) / steps if steps and len(counted) == len(ledgers) else None

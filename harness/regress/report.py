@@ -46,7 +46,10 @@ REGRESSION_SCHEMA = 1
 def write(
     folder: StudyFolder, comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True
 ) -> str:
-    """Write all three files into the study's folder, and return the page. ``alternated``: see :func:`markdown`."""
+    """Write the page, JSON and JUnit files into the study's folder, and return the page (Markdown).
+
+    ``alternated``: False if the sides are two studies of different times.
+    """
     page = markdown(comparisons, notes, alternated=alternated)
     write_text(folder.path / MARKDOWN, page)
     write_json(folder.path / JSON, as_json(comparisons, notes))
@@ -55,12 +58,15 @@ def write(
 
 
 def overall(comparisons: Sequence[StateComparison]) -> Outcome:
-    """Return the worst verdict: slower, then undecided, faster, same."""
+    """Return the worst verdict: slower, then undecided, faster, same. Undecided without a comparison."""
     return min((c.verdict for c in comparisons), key=_WORST_FIRST.index, default="undecided")
 
 
 def as_json(comparisons: Sequence[StateComparison], notes: Sequence[str] = ()) -> JsonObject:
-    """Return the dataclasses field by field, with sentences. ``contests`` is the name of comparisons in schema 1."""
+    """Return all fields of the comparisons as JSON, with the verdicts and their sentences.
+
+    Schema 1 calls the comparisons ``contests``.
+    """
     entries = [
         {**_plain(comparison), "verdict": comparison.verdict, "sentence": sentence(comparison)}
         for comparison in comparisons
@@ -88,7 +94,7 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(comparisons: Sequence[StateComparison], notes: Sequence[str] = (), *, alternated: bool = True) -> str:
-    """Return the page: verdict, sentences, table, changed parts of the step, and other differences.
+    """Return the page: verdict, sentences, table, changed parts of the step, and other differences between the sides.
 
     ``alternated``: False if the sides are two studies of different times.
     """

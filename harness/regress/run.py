@@ -37,16 +37,21 @@ ALLOWED_CONTROLS = ("data-only", "ideal-data")
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """Plan with three arms per comparison. ``names``: comparison of each arm."""
+    """Plan of a regression check, with three arms per comparison: baseline, its A/A control and candidate.
+
+    ``names``: name of the comparison of each arm, by arm.
+    """
 
     plan: Plan
     names: Mapping[str, str]
 
 
 def between_states(scenario: Scenario, source: str, patterns: Sequence[str], control: str | None) -> ComparisonPlan:
-    """Plan each arm that ``patterns`` select (all without patterns) at base and at head.
+    """Plan each arm that ``patterns`` select (all without patterns) at two states of the code, base and head.
 
-    The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``. Raise InputError as make_plan does.
+    The arms are named ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``.
+    ``control``: control under which every arm runs (data-only, ideal-data); None: the arm itself.
+    Raise InputError as make_plan does, and for another control.
     """
     selected = {arm.name for arm in make_plan(scenario, source, patterns).arms if arm.control is None}
     arms: list[Arm] = []
@@ -62,7 +67,10 @@ def between_states(scenario: Scenario, source: str, patterns: Sequence[str], con
 def between_arms(
     scenario: Scenario, source: str, baseline: str, candidate: str, control: str | None = None
 ) -> ComparisonPlan:
-    """Plan ``candidate`` against ``baseline``, both under ``control``."""
+    """Plan ``candidate`` against ``baseline``, two arms of the scenario, both under ``control`` (None: without one).
+
+    Raise InputError for an unknown arm or control.
+    """
     by_name = {variant.name: variant for variant in variants(scenario)}
     for name in (baseline, candidate):
         if name not in by_name:
@@ -79,7 +87,10 @@ def unknown_arm(source: str, name: str, known: Iterable[str]) -> InputError:
 
 
 def alone(scenario: Scenario, source: str, arm: str, control: str | None = None) -> ComparisonPlan:
-    """Plan ``arm`` and its A/A control for the scenario's number of blocks, to make or check a baseline."""
+    """Plan ``arm`` (under ``control``, if any) and its A/A control, without a comparison, to make or check a baseline.
+
+    The number of blocks is the scenario's ``repeats``.
+    """
     planned = between_arms(scenario, source, arm, arm, control)
     pair = planned.plan.arms[:2]
     names = {member.name for member in pair}
@@ -89,12 +100,15 @@ def alone(scenario: Scenario, source: str, arm: str, control: str | None = None)
 
 
 def records_of(asked: ComparisonPlan) -> dict[str, ArmRecord]:
-    """Return the records of all arms for study.json, including their comparison."""
+    """Return the records of all arms for study.json, by arm, including the name of their comparison."""
     return {arm.name: replace(arm_record(arm), contest=asked.names[arm.name]) for arm in asked.plan.arms}
 
 
 def with_control(name: str, control: str | None) -> str:
-    """Return the arm's name under a control. Raise InputError for a control that is no variant of an arm."""
+    """Return the name of arm ``name`` under ``control``: ``<arm>+<control>``, or ``name`` for None.
+
+    Raise InputError for a control that is not in :data:`ALLOWED_CONTROLS`.
+    """
     if control is not None and control not in ALLOWED_CONTROLS:
         raise InputError(f"control {control!r}: allowed: {', '.join(ALLOWED_CONTROLS)}")
     return name if control is None else f"{name}+{control}"
@@ -111,9 +125,9 @@ def _three(baseline: Variant, candidate: Variant, ours: str, theirs: str, contro
 
 
 def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
-    """Return the plan.
+    """Return the plan of ``arms``, three per comparison, for :data:`MOST_BLOCKS_PLANNED` blocks.
 
-    Blocks shuffle comparisons. The sides of one stay neighbours, in each of their six orders in turn.
+    Each block shuffles the comparisons. The three arms of one stay neighbours, in each of their six orders in turn.
     """
     order = []
     threes = [arms[start : start + 3] for start in range(0, len(arms), 3)]
@@ -132,10 +146,10 @@ def _plan(scenario: Scenario, arms: Sequence[Arm]) -> Plan:
 
 @dataclass(frozen=True)
 class RegressionResult:
-    """Result of a regression check.
+    """Result of a regression check. ``status``: of the study (done, failed, interrupted).
 
-    ``status``: of the study (done, failed, interrupted). ``spent_s``: time of the budget used at the end of the last
-    block. ``cut``: the run that was ended in the middle of a block when the budget was spent.
+    ``spent_s``: seconds of the budget used at the end of the last block.
+    ``cut``: the run that was ended in the middle of a block when the budget was spent; None if none was.
     """
 
     folder: Path
@@ -146,8 +160,9 @@ class RegressionResult:
 
 
 class UntilDecided:
-    """Decide after each block of a check if it can end: all is decided, or the budget is spent.
+    """Called after each block of a check; returns True if the check can end: all is decided, or the budget is spent.
 
+    It also ends a check in which no comparison has a finished block on both sides after :data:`HOPELESS_BLOCKS` blocks.
     ``spent_s``: seconds of the budget used at the end of the last block.
     """
 
@@ -175,10 +190,11 @@ def run_comparisons(
     asked: ComparisonPlan, out: Path, command: Sequence[str], source: str, limits: Limits, budget_s: float,
     arms: Mapping[str, ArmRecord] | None = None,
 ) -> RegressionResult:  # fmt: skip
-    """Run ``asked`` into a study under ``out``. ``arms``: see :func:`with_codes`; without it all run this code.
+    """Run ``asked`` as a study under ``out`` until all is decided, and return the result.
 
-    A decision is tried at the looks, and at the end, when one more block would not fit into ``budget_s``. A block that
-    is still running when the budget is spent is ended and dropped, because it is slow or hangs.
+    ``arms``: the records from :func:`with_codes`, for arms that run other code; None: all run this code.
+    A decision is tried at the looks, and at the end, when one more block would not fit into ``budget_s`` seconds.
+    A block that still runs when the budget is spent is ended and dropped, because it is slow or hangs.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     arms = records_of(asked) if arms is None else arms
@@ -194,10 +210,10 @@ def run_comparisons(
 def with_codes(
     asked: ComparisonPlan, base: str, head: str, repository: Path, timeout_s: float = EXAMINE_S
 ) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """Find both states of the code and fit every arm to its side. Return the comparisons and the arms' records.
+    """Find the harness's code at ``base`` and ``head``, and adapt each arm's configuration to its side's version.
 
-    Raise InputError if a side is no state of this project, cannot run the scenario, or cannot be imported within
-    ``timeout_s``.
+    Return the plan and the arms' records, by arm.
+    Raise InputError if a side is no state of this project, cannot run the scenario, or cannot be imported in time.
     """
     codes = {BASE: find_code(base, repository), HEAD: find_code(head, repository)}
     if codes[BASE].folder == codes[HEAD].folder:
@@ -229,7 +245,10 @@ def with_codes(
 
 
 def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the defaults that differ. No run shows them, because both states get one configuration."""
+    """Return the configuration defaults that differ between base and head.
+
+    No run shows their effect, because both states get one configuration.
+    """
     base_values, head_values = flatten(base), flatten(head)
     return tuple(
         OtherDefault(key, base_values[key], head_values[key])
@@ -239,7 +258,10 @@ def _other_defaults(base: JsonObject, head: JsonObject) -> tuple[OtherDefault, .
 
 
 def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[OtherDefault, ...]:
-    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour."""
+    """Return the keys that one state lacks, if an arm asks for another value than that state's former behaviour.
+
+    ``base`` and ``head``: the default configurations of both states.
+    """
     differing = []
     for key, former in BEFORE.items():
         lacking = [side for side, defaults in ((BASE, base), (HEAD, head)) if not has(defaults, key)]
@@ -251,14 +273,17 @@ def _before(arms: Sequence[Arm], base: JsonObject, head: JsonObject) -> tuple[Ot
 
 
 def side_of(arm: str) -> str:
-    """Return the state that the arm runs: base, as its A/A control, or head."""
+    """Return the state that the arm named ``arm`` runs: "base" (also for its A/A control) or "head"."""
     return BASE if arm.removesuffix("+a-a").endswith(f"@{BASE}") else HEAD
 
 
 def unless_changed(
     decided: list[StateComparison], before: Mapping[str, object], after: Mapping[str, object], limits: Limits
 ) -> list[StateComparison]:
-    """Return ``decided``, or comparisons without a decision if the fingerprint of any code changed during the check."""
+    """Return ``decided``, or comparisons without a decision if code changed during the check.
+
+    ``before`` and ``after``: fingerprints of the code by folder, from both ends of the check.
+    """
     changed = sorted(path for path in before if after[path] != before[path])
     if not changed:
         return decided
@@ -267,7 +292,10 @@ def unless_changed(
 
 
 def code_fingerprints(arms: Mapping[str, ArmRecord]) -> dict[str, set[str]]:
-    """Return fingerprints of all code that ``arms`` run, by folder. They differ if the code changed."""
+    """Return fingerprints of all code that ``arms`` run, by folder.
+
+    They differ if the code has changed between two calls.
+    """
     codes = [(arm.code, arm.config) for arm in arms.values() if arm.code is not None]
     fingerprints = {folder: {fingerprint(Path(folder))} for folder in {code.folder for code, _ in codes}}
     functions = {

@@ -43,9 +43,11 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rounds:
-    """Mean milliseconds per measured step of one run, by part and round: {part: (rounds,)}.
+    """Mean milliseconds per measured step of one run, by part and round: {part: (rounds,)}; :func:`rounds` makes it.
 
-    Parts are the step, its phases and stages. A stage's work counts even if the step did not wait for it.
+    Parts are the step, its phases, its stages, and the time that the step waited for each stage (prefix
+    :data:`EXPOSED`). A stage's work counts even if the step did not wait for it. ``session``: runs with the same value
+    ran side by side.
     """
 
     parts: Mapping[str, Values]
@@ -64,6 +66,7 @@ class Rounds:
 def rounds(run: RunData) -> Rounds | None:
     """Return the rounds of a finished run; None if it did not finish or has no measured step.
 
+    A round is one repetition, or one of up to :data:`ROUNDS_PER_RUN` equal slices of a run that did not alternate.
     Warm-up steps of the run and of each repetition are left out.
     """
     steps = derived_steps(run).table
@@ -101,11 +104,12 @@ def rounds(run: RunData) -> Rounds | None:
 
 
 def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: Rounds | None = None) -> float | None:
-    """Return the median over rounds of log(candidate / baseline) and log(candidate / control).
+    """Return the median over rounds of log(candidate / baseline) and log(candidate / control) of ``part``.
 
-    The control counts only if it ran in the same rounds. It repeats the baseline, so blocks scatter less (by how much:
-    results/reference/detection-power). The two are not averaged before dividing, because a jump of the machine's speed
-    under either would then spoil the round. None if a side has no such time in over half of the rounds.
+    ``control``: the baseline's A/A run. It counts only if it ran in the same rounds. It repeats the baseline, so blocks
+    scatter less (by how much: results/reference/detection-power). The two are not averaged before dividing, because a
+    jump of the machine's speed under either would then spoil the round. None if a side lacks ``part``, or spent no time
+    on it in over half of the rounds.
     """
     logs = [
         np.log(pair[1][positive] / pair[0][positive])
@@ -118,7 +122,10 @@ def typical_log(baseline: Rounds, candidate: Rounds, part: str = STEP, control: 
 
 
 def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
-    """Return the log of the ratio of total step times. A rare long step moves it. None if a side spent nothing."""
+    """Return the log of candidate's / baseline's total step time, as the sum over rounds. A rare long step moves it.
+
+    None if a side spent no time.
+    """
     pair = _paired(baseline, candidate, STEP)
     if pair is None or not pair[0].sum() > 0 or not pair[1].sum() > 0:
         return None
@@ -126,7 +133,10 @@ def total_log(baseline: Rounds, candidate: Rounds) -> float | None:
 
 
 def _paired(baseline: Rounds, candidate: Rounds, part: str) -> tuple[Values, Values] | None:
-    """Return the rounds of both sides, or each side's median if their numbers of rounds differ."""
+    """Return the times of ``part`` per round of both sides; one median per side if the numbers of rounds differ.
+
+    None if a side did not measure ``part``.
+    """
     first, second = baseline.parts.get(part), candidate.parts.get(part)
     if first is None or second is None:
         return None
@@ -152,10 +162,11 @@ FACTS = (
 
 @dataclass(frozen=True)
 class BlockSeries:
-    """Typical values of every finished block: milliseconds per step by part (the step, phases, stages), and others.
+    """Typical values of one arm, one per finished block; :func:`series_of` makes it, and a baseline file contains one.
 
-    ``twin_logs``: log of the A/A control's step time / the arm's, one per block; empty without a control. The name is
-    kept because baseline files in git use it.
+    ``part_ms``: milliseconds per step by part (the step, phases, stages).
+    ``twin_logs``: log of the A/A control's step time / the arm's, one per block; empty without a control.
+    That name is kept because baseline files in git use it.
     """
 
     scenario: FolderName
@@ -188,7 +199,10 @@ class BlockSeries:
 
 
 def series_of(study: StudyRecord, runs: Sequence[RunData]) -> dict[str, BlockSeries]:
-    """Return the series of every arm that finished a block, by name, including controls with figures of their own."""
+    """Return the series of every arm that finished a block, by arm. Controls other than A/A have series of their own.
+
+    Raise InputError if the blocks of an arm ran in different environments.
+    """
     by_arm: dict[str, dict[int, RunData]] = {}
     for run in runs:
         if run.record.control is None or run.record.control in KEPT:
@@ -274,9 +288,9 @@ STARTUP = "startup"  # name of the startup among the parts of a session
 
 @dataclass(frozen=True)
 class Session:
-    """One study of a baseline: medians over its blocks, in milliseconds per step by part, and of the startup.
+    """One study of a baseline: the medians over its blocks, in ms per step by part, and in ms for the startup.
 
-    ``level``: sessions of one level have the same code state, so only the machine makes them scatter.
+    ``level``: number of a code state. Sessions of one level ran the same state, so only the machine makes them differ.
     """
 
     created_utc: str
@@ -287,10 +301,11 @@ class Session:
 
 @dataclass(frozen=True)
 class BetweenDays:
-    """Allowance of a comparison across days. ``allowance``: a fraction, at the level of the decision.
+    """Allowance for the variation between days in a comparison of studies of different days.
 
-    ``sessions``: number of kept sessions. ``known``: True if the allowance comes from them, else it is assumed.
-    ``blocks_only``: the change with the interval of the blocks alone, without an allowance.
+    ``allowance``: a fraction, at the level of the decision. ``sessions``: number of kept sessions of the newest level.
+    ``known``: True if the allowance comes from them, else it is assumed.
+    ``blocks_only``: the change with the interval from blocks alone, without an allowance.
     """
 
     allowance: float
@@ -301,9 +316,10 @@ class BetweenDays:
 
 @dataclass(frozen=True)
 class Days:
-    """Kept sessions of one arm, oldest first.
+    """Kept sessions of one arm, oldest first, from which the variation between days is estimated.
 
-    ``centred``: True to compare with the mean of the newest level, else with one study, which is itself one day's draw.
+    ``centred``: True to compare with the mean of the newest level's sessions.
+    Else a study is compared with one study, which is itself one day's draw.
     """
 
     sessions: tuple[Session, ...] = ()
@@ -311,26 +327,30 @@ class Days:
 
     @property
     def level(self) -> tuple[Session, ...]:
-        """Sessions of the newest level."""
+        """Sessions of the newest level, which ran the newest code state."""
         newest = max((session.level for session in self.sessions), default=0)
         return tuple(session for session in self.sessions if session.level == newest)
 
     @property
     def more_sessions(self) -> int:
-        """Number of further sessions until :meth:`between` is known."""
+        """Number of further sessions until :meth:`between` is measured instead of assumed."""
         return max(MIN_SESSIONS - 1 - (len(self.sessions) - len(self._levels())), 0)
 
     def centre(self, part: str) -> float | None:
-        """Return the mean log of the newest level's milliseconds; None to compare with one session."""
+        """Return the mean log(ms) of ``part`` over the newest level's sessions.
+
+        None if not ``centred`` or fewer than :data:`MIN_SESSIONS`, so one session is compared.
+        """
         logs = _logs(self.level, part)
         return fmean(logs) if self.centred and len(logs) >= MIN_SESSIONS else None
 
     def between(self, part: str, confidence: float) -> tuple[float, bool]:
-        """Return half the width of the interval of a new day's log around the centre, and True if it is known.
+        """Return half the width of the interval of a new day's log(ms) around the centre, and True if sessions show it.
 
-        This is a prediction interval: the new day is one draw, and the centre is a mean of few days. Levels share a
-        machine, so their scatter is pooled. Similar days in a row hold less information than independent days, so they
-        widen it.
+        False: too few sessions, so :data:`DAY_DEVIATION` is assumed. ``confidence``: level of the interval.
+        This is a prediction interval: the new day is one draw, and the centre is a mean of few days.
+        Levels share a machine, so their scatter is pooled.
+        Similar days in a row hold less information than independent days, so they widen it.
         """
         groups = [
             _logs([session for session in self.sessions if session.level == level], part) for level in self._levels()
@@ -354,7 +374,7 @@ def _logs(sessions: Iterable[Session], part: str) -> list[float]:
 
 
 def session_of(series: BlockSeries, level: int) -> Session:
-    """Return ``series`` as one session."""
+    """Return the medians of ``series`` over its blocks, as one session of the code state ``level``."""
     parts = {part: median(values) for part, values in series.part_ms.items() if values}
     startup = {STARTUP: median(series.startup_ms)} if series.startup_ms else {}
     commit = series.environment.get("git_commit")
@@ -362,7 +382,10 @@ def session_of(series: BlockSeries, level: int) -> Session:
 
 
 def apart(one: str, other: str) -> bool:
-    """Return True if two times (UTC, ISO 8601) belong to two sessions; False if either is unknown."""
+    """Return True if two times (UTC, ISO 8601) are so far apart that their studies are two sessions.
+
+    The limit is :data:`SESSION_APART_H` hours. False if either time is unreadable.
+    """
     try:
         first, second = (datetime.fromisoformat(text).replace(tzinfo=None) for text in (one, other))
     except ValueError:

@@ -55,8 +55,9 @@ _START_S = 60  # seconds to start Python alone
 
 @dataclass(frozen=True)
 class State:
-    """State of the user's code: its folder and its commit (``+changes`` if files differ from the commit).
+    """State of the user's code, found by :func:`find_states`. ``folder``: its working directory.
 
+    ``label``: its commit (``+changes`` if files differ from the commit), or the folder's name without a repository.
     ``root``: the folder that contains all of the repository's files, or ``folder`` without a repository. ``path``:
     folders of this state that replace the repository's folders on Python's path, such as the ``src/`` of ``pip install
     -e``.
@@ -69,9 +70,10 @@ class State:
 
 
 def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
-    """Return both sides of a comparison (folders or revisions), at the current folder's depth in the repository.
+    """Return the states ``base`` and ``head`` (folders or revisions), at the current folder's depth in the repository.
 
-    Revisions are unpacked within ``place``. Raise InputError if a side is neither, or if both are the same.
+    Revisions are unpacked into folders below ``place``.
+    Raise InputError if a side is neither a folder nor a revision, or if both are the same folder.
     """
     imported = _import_folders()
     states = _find_state(base, place / BASE, imported), _find_state(head, place / HEAD, imported)
@@ -81,14 +83,17 @@ def find_states(base: str, head: str, place: Path) -> tuple[State, State]:
 
 
 def note_same_code(states: Sequence[State]) -> None:
-    """Print a note if no file tracked by git differs between ``states``."""
+    """Print a note to stderr if all ``states`` have one label, so no file tracked by git differs between them."""
     labels = {state.label for state in states}
     if len(labels) == 1:
         print(f"note: {same_code_note(labels.pop())}", file=sys.stderr)
 
 
 def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
-    """Return the folder ``where``, or that revision unpacked into ``place``. ``imported``: see :func:`_path`."""
+    """Return the state of the folder ``where``, or of that revision unpacked into ``place``.
+
+    ``imported``: folders on Python's path here. Raise InputError if it is neither, or cannot be unpacked.
+    """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
     current = Path.cwd()
@@ -119,7 +124,7 @@ def _find_state(where: str, place: Path, imported: Sequence[Path]) -> State:
 
 
 def _branches(folder: Path) -> str:
-    """Return some branches of the repository around ``folder``, as the end of a message; empty if there are none."""
+    """Return the names of some branches of the repository around ``folder``, as the end of a message; else ""."""
     try:
         refs = git(
             folder, "for-each-ref", f"--count={_BRANCHES}", "--format=%(refname:short)", "refs/heads", "refs/remotes"
@@ -130,8 +135,9 @@ def _branches(folder: Path) -> str:
 
 
 def check_functions(functions: Iterable[tuple[str, str]], states: Iterable[State]) -> list[str]:
-    """Return which of ``functions`` (a key, and MODULE:FUNCTION) come from a library, so that all states share them.
+    """Return texts ``MODULE:FUNCTION (file)`` for the functions that come from a library, so all states share them.
 
+    ``functions``: pairs of a configuration key and MODULE:FUNCTION.
     Raise InputError if a state lacks a function, because code of another state would run.
     """
     roots = {state: state.root.resolve() for state in states}
@@ -168,7 +174,7 @@ def _top(folder: Path) -> Path:
 
 
 def _import_folders() -> list[Path]:
-    """Return the folders on Python's path here."""
+    """Return the folders on Python's path, as a fresh Python process here has them."""
     # Uses a separate process, because the command adds folders to this one's path (for example a folder of tests).
     command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -177,7 +183,10 @@ def _import_folders() -> list[Path]:
 
 
 def _path(root: Path, stands_for: Path, imported: Sequence[Path]) -> tuple[str, ...]:
-    """Return the folders in ``root`` that replace those of ``imported`` within the repository here."""
+    """Return the folders below ``root`` that replace those of ``imported`` that lie in the repository ``stands_for``.
+
+    Folders of a virtual environment and missing folders are left out.
+    """
     # Packages of an environment within the repository are not the user's code.
     packages = [prefix for prefix in (Path(sys.prefix), Path(sys.base_prefix)) if prefix.is_relative_to(stands_for)]
     folders = []
@@ -196,7 +205,7 @@ def _archive(top: Path, commit: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def is_of_user_code(asked: ComparisonPlan, *states: str) -> bool:
-    """Return True if an arm names user code, and none of ``states`` (folders or revisions) is of the harness."""
+    """Return True if an arm of ``asked`` names user code, and none of ``states`` contains the harness's own code."""
     named = any(arm.config.user_functions for arm in asked.plan.arms)
     return named and not any(holds_code(state, Path.cwd()) for state in states)
 
@@ -207,8 +216,9 @@ def run_user_states(
 ) -> RegressionResult:  # fmt: skip
     """Run the arms of ``asked`` with the user's code at ``base`` (twice) and ``head`` until all is decided.
 
-    Raise InputError if a side is neither a folder nor a revision of the repository around this folder. Raise it too if
-    a side lacks a function that an arm names.
+    The check also ends when ``budget_s`` seconds are spent. ``base`` and ``head``: folders or revisions.
+    Raise InputError if a side is neither a folder nor a revision of the repository around this folder.
+    Raise it too if a side lacks a function that an arm names.
     """
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
@@ -219,8 +229,9 @@ def run_user_states(
 
 
 def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[ComparisonPlan, dict[str, ArmRecord]]:
-    """Return the comparisons of arms that name user code, and the records of these arms for study.json.
+    """Return ``asked`` with only the arms that name user code, and these arms' records for study.json, by arm.
 
+    ``states``: the state of each side, by "base" and "head". Relative file paths of the arms are made absolute.
     Raise InputError if a state lacks a function that an arm names, or if all functions lie outside the two states.
     """
     selected = _only(asked, {arm.name for arm in asked.plan.arms if arm.config.user_functions})
@@ -247,7 +258,7 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
 
 
 def _only(asked: ComparisonPlan, names: set[str]) -> ComparisonPlan:
-    """Return ``asked`` without arms that run the same code on both sides."""
+    """Return ``asked`` with only the arms ``names``. Prints a note on the comparisons that are left out."""
     plan = asked.plan
     if left_out := sorted({asked.names[arm.name] for arm in plan.arms if arm.name not in names}):
         print(left_out_note(left_out), file=sys.stderr)
@@ -300,8 +311,9 @@ def run_command_states(
 ) -> RegressionResult:  # fmt: skip
     """Run each command of ``plan`` at ``base`` (twice) and ``head`` until all is decided, or the budget is spent.
 
-    A block that is still running then is ended and dropped, because it is slow or hangs. Raise InputError if a side is
-    neither a folder nor a revision of the repository around this folder, or lacks a function that trains.
+    A block that is still running then is ended and dropped, because it is slow or hangs.
+    Raise InputError if a side is neither a folder nor a revision of the repository around this folder.
+    Raise it too if a side lacks a function that trains.
     """
     end_ns = time.monotonic_ns() + round(budget_s * 1e9)
     with tempfile.TemporaryDirectory(prefix="harness-states-") as parent:
@@ -320,7 +332,7 @@ def run_command_states(
 
 
 def at_states(plan: CommandPlan, base: State, head: State) -> CommandPlan:
-    """Return each arm of ``plan`` as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``, without its controls."""
+    """Return ``plan`` with each arm as ``<arm>@base``, ``<arm>@base+a-a`` and ``<arm>@head``, without its controls."""
     arms: list[CommandArm] = []
     compared = []
     for arm in (entry for entry in plan.arms if entry.control is None):

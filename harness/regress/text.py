@@ -38,9 +38,10 @@ NO_BLOCK = "no block in which both sides finished"
 
 @dataclass(frozen=True)
 class CauseText:
-    """Text for one cause of "undecided". ``remedy``: action that would decide it.
+    """Text for one cause of "undecided", from :data:`CAUSES` or with its figures filled in.
 
-    The names in braces are those of :func:`_values`.
+    ``cause``: why it is undecided. ``remedy``: action that would decide it; "" for none.
+    Names in braces in the templates are the keys of :func:`_values` and :func:`_more_values`.
     """
 
     cause: str
@@ -87,7 +88,7 @@ NOISE: frozenset[Cause] = frozenset({"within the noise", "both possible", "at th
 
 
 def cause_text(c: StateComparison) -> CauseText:
-    """Return why ``c`` is undecided, and what would decide it; both empty if it is decided."""
+    """Return why the comparison ``c`` is undecided, and what would decide it; both empty if it is decided."""
     if c.cause is None:
         return CauseText("", "")
     return _filled(c.cause, c.step, c)
@@ -99,12 +100,15 @@ def reason(decision: Decision) -> str:
 
 
 def remedy(decision: Decision) -> str:
-    """Return what would decide it; empty if it is decided."""
+    """Return what would decide an undecided ``decision``; empty if it is decided."""
     return "" if decision.why is None else _filled(decision.why, decision).remedy
 
 
 def too_noisy(decision: Decision) -> bool:
-    """Return True if the noise floor or the interval of an undecided check includes 2x, so its figure is useless."""
+    """Return True if an undecided check cannot exclude a change to 2x, by its noise floor or its interval's upper end.
+
+    Its figure is then useless and not shown.
+    """
     if decision.outcome != "undecided" or decision.change is None:
         return False
     return max(decision.floor or 0.0, decision.change.ci_high or 0.0) > USELESS_FLOOR
@@ -183,12 +187,12 @@ def sentence(c: StateComparison) -> str:
 
 
 def _rare(c: StateComparison) -> str:
-    """Return the explanation of a slower total beside a typical round that is not slower."""
+    """Return why the total is slower although the typical round is not, as a clause."""
     return "the typical step alone is undecided" if c.step.outcome == "undecided" else "rare steps got longer"
 
 
 def missing(c: StateComparison) -> str:
-    """Return why nothing could be compared."""
+    """Return why nothing could be compared, as a clause."""
     return cause_text(c).cause
 
 
@@ -206,7 +210,7 @@ def _shown(value: Any, unit: str) -> str:
 
 
 def default(one: OtherDefault) -> str:
-    """Return the text of a default that differs between the two states."""
+    """Return the text of a configuration default that differs between the two states of the code."""
     if one.text:
         return one.text
     if one.lacking:
@@ -218,7 +222,10 @@ def default(one: OtherDefault) -> str:
 
 
 def differing(c: StateComparison) -> list[str]:
-    """Return all other differences between the two sides. :func:`missing` reports what forbids a comparison."""
+    """Return a line for each difference of the two sides: confounds, defaults, probe problems, study differences.
+
+    If nothing was compared, differences that forbid a comparison are left out, because :func:`missing` reports them.
+    """
     shown = c.differences if c.missing is None else [entry for entry in c.differences if not entry.forbids]
     return [
         *confound_lines(c.confounds),
@@ -229,7 +236,10 @@ def differing(c: StateComparison) -> list[str]:
 
 
 def inside(c: StateComparison) -> list[str]:
-    """Return the parts that changed, even if the step did not, and other decisive checks besides the typical round."""
+    """Return a line for each part of the step that changed, even if the step did not.
+
+    Lines for the total, for undecided checks besides the step, and for what bars a verdict follow.
+    """
     changed = [part for part in c.parts if part.decision.outcome in ("slower", "faster") or not part.decision.change]
     lines = [_part(c, part) for part in changed]
     if c.rare and c.total is not None:
@@ -260,7 +270,10 @@ def headline(verdict: Outcome, comparisons: int) -> str:
 
 
 def change(decision: Decision) -> str:
-    """Return ``+3.1 % [+2.2 %, +4.0 %]``, or times the baseline above 100 %: ``2.50x [2.31x, 2.74x]``."""
+    """Format a change with its interval: ``+3.1 % [+2.2 %, +4.0 %]``. Above 100 %, a ratio: ``2.50x [2.31x, 2.74x]``.
+
+    "no figure" without an estimate, and a clause instead of figures if it is too noisy.
+    """
     estimate = decision.change
     if estimate is None:
         return "no figure"
@@ -273,7 +286,7 @@ def change(decision: Decision) -> str:
 
 
 def moved(decision: Decision) -> str:
-    """Return :func:`change` as it follows a verb: ``by +3.1 % [...]``, ``to 2.50x [...]``."""
+    """Format a change to follow a verb: ``by +3.1 % [...]`` or ``to 2.50x [...]``."""
     estimate = decision.change
     if too_noisy(decision):
         return "by an unknown amount (2x is not excluded)"
@@ -302,7 +315,10 @@ def _floor(decision: Decision) -> str:
 
 
 def kept_note(kept: Baseline, within: float) -> str:
-    """Return a note on the changes that a check against ``kept`` can detect, and how to detect smaller ones."""
+    """Return a note on the changes that a check against ``kept`` can detect, and how to detect smaller ones.
+
+    ``within``: fraction that counts as the same.
+    """
     detection = kept.limits_of_detection(within)
     text = f"{count(len(kept.sessions), 'session')} kept. A check on another day detects +{percent(detection.slowdown)}"
     text += f" or more (--within {percent(within)})"
@@ -317,7 +333,7 @@ def kept_note(kept: Baseline, within: float) -> str:
 
 
 def common_move_note(move: CommonMove) -> str:
-    """Return a note for a common move of every arm."""
+    """Return a note that all arms changed alike, so the machine is the likelier cause."""
     return (
         f"All {move.arms} arms changed alike ({move.least * 100:+.1f} % to {move.most * 100:+.1f} %). The machine is "
         "a likelier cause than one arm's code: repeat with harness regress"
@@ -325,7 +341,7 @@ def common_move_note(move: CommonMove) -> str:
 
 
 def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
-    """Return a note if the budget ended a block, or was too short for a first look; else None."""
+    """Return a note if the budget ended the check in the middle of a block, or before the first look; else None."""
     blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
     if result.cut is not None:
         progress = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
@@ -342,7 +358,7 @@ def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
 
 
 def footnote(comparisons: list[StateComparison]) -> str:
-    """Return the explanation of the table of sides that alternated."""
+    """Return the note below the table of a check whose sides alternated: what its figures and intervals mean."""
     levels = dict.fromkeys(
         f"{comparison.step.confidence * 100:.2f} %" for comparison in comparisons if comparison.missing is None
     )
@@ -357,10 +373,10 @@ def footnote(comparisons: list[StateComparison]) -> str:
 
 
 def same_code_note(commit: str) -> str:
-    """Return a note that both sides are one commit."""
+    """Return a note that both sides are the commit ``commit``, so the check measures noise alone."""
     return f"both sides are commit {commit}, so this measures noise alone. For an older state, give --base HEAD~1"
 
 
 def left_out_note(comparisons: Sequence[str]) -> str:
-    """Return a note about the comparisons that do not run."""
+    """Return a note that these comparisons do not run, because they contain no user code."""
     return f"left out, as no code of your own runs in them: {', '.join(comparisons)}"

@@ -20,7 +20,10 @@ MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
 
 
 def problems(scenario: Scenario) -> list[Problem]:
-    """Return all problems, unordered. It stops early where further checks would be expensive or repeat a problem."""
+    """Return all problems of the parsed ``scenario``, unordered; empty if it is valid.
+
+    Too many arms, or a wrong matrix, end the check early: further checks would be expensive or repeat the problem.
+    """
     if too_many := list(_size(scenario)):
         return too_many
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
@@ -66,13 +69,16 @@ def _matrix(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _relative(problem: Problem, key: str) -> str:
-    """Return the message, preceded by the part of the problem's path below the matrix key (for mappings)."""
+    """Return the problem's message, preceded by the keys below the matrix key ``key`` if its value is a mapping."""
     beyond = ".".join(str(part) for part in problem.path[len(key.split(".")) :])
     return f"{beyond}: {problem.message}" if beyond else problem.message
 
 
 def _config(nested: JsonObject, root: KeyPath) -> Iterator[Problem]:
-    """Find the problems of one part of a configuration. Rules between keys are checked on the whole."""
+    """Yield the problems of ``nested``, a part of a trainer configuration that lies at ``root`` in the scenario.
+
+    Rules between keys are not checked here, because they need the whole configuration.
+    """
     try:
         TrainerConfig.model_validate(expand(nested), strict=True)
     except DottedKeyError as error:
@@ -117,7 +123,7 @@ def _whatif(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _overlaps(scenario: Scenario) -> Iterator[Problem]:
-    """Refuse an arm that sets a key of the matrix: it would be the same at every point."""
+    """Yield a problem for each arm that sets a key of the matrix: it would be the same at every matrix point."""
     for name, overrides in scenario.arms.items():
         for key in flatten(expand(overrides or {})):
             for axis in scenario.matrix:
@@ -149,7 +155,10 @@ def _claims(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _named_arms(scenario: Scenario) -> Iterator[Problem]:
-    """Yield the arms named by ``requires`` and ``isolated_baseline`` that do not exist."""
+    """Yield a problem for each arm in ``requires`` or ``isolated_baseline`` that does not exist.
+
+    Also yield one if ``isolated_baseline`` lacks the data-only control.
+    """
     before = list(scenario.arms)
     for name in scenario.requires:
         if name not in scenario.arms:
@@ -167,7 +176,10 @@ def _named_arms(scenario: Scenario) -> Iterator[Problem]:
 
 
 def pair_problems(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:
-    """Yield the problems of two names that exist. ``before``: names of arms before the matrix."""
+    """Yield the problems of ``pair``, whose two arms exist: both are the same, or only one has a matrix point.
+
+    ``index``: place of the pair in ``compare``. ``before``: names of the arms before the matrix.
+    """
     if pair.baseline == pair.candidate:
         yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
     if (pair.baseline in before) != (pair.candidate in before):

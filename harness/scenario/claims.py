@@ -24,7 +24,10 @@ SHARES: tuple[Figure, ...] = ("sync share", "tokenization share", "device use")
 
 @dataclass(frozen=True)
 class ClaimKind:
-    """A common claim: the figure ``of`` an arm, or its ratio to a baseline's, is from ``low`` to ``high``."""
+    """A claim about one figure: the figure ``of`` an arm, or its ratio to the baseline's, is from ``low`` to ``high``.
+
+    :data:`CLAIMS` has the common claims; harness.judge.claims makes one for each claim with its own bounds.
+    """
 
     text: str  # common wording
     of: Figure

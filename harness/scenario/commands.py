@@ -5,8 +5,9 @@
     arms: {inline: {workers: 0}, two: {workers: 2}}
     matrix: {batch: [8, 16]}
 
-A word in braces is replaced by the arm's value. A word whose value is null is removed. Instead of a command, ``loop:
-MODULE:FUNCTION`` names a function that trains. It gets the arm's values as keyword arguments, without nulls.
+A name in braces is replaced by the arm's value. A word of the command is removed if one of its values is null.
+Instead of a command, ``loop: MODULE:FUNCTION`` names a function that trains.
+It gets the arm's values as keyword arguments, without nulls.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class CommandScenario(Config):
 
 @dataclass(frozen=True)
 class CommandArm:
-    """A command to run: an arm or one of its controls."""
+    """An arm of a CommandScenario, or one of its controls, with the command to run; :func:`plan_commands` makes it."""
 
     name: str
     program: tuple[str, ...]
@@ -105,7 +106,10 @@ class CommandArm:
 
     @property
     def declared(self) -> JsonObject:
-        """Entry in study.json: the values, or without values the command itself."""
+        """Entry of this arm in study.json: its values that differ from base, or the command's text if none differs.
+
+        The label of the user's code is added if it is set.
+        """
         entry: JsonObject = {COMMAND: dict(self.values) or self.text}
         return entry if self.code is None else {**entry, "code": self.code}
 
@@ -123,7 +127,11 @@ class CommandPlan:
 def open_scenario(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Scenario | CommandScenario:
-    """Return the scenario of either kind at ``path`` with its overrides. Raises InputError as load_scenario does."""
+    """Return the scenario at ``path``, with its overrides applied.
+
+    It is a CommandScenario if the file has a command or a loop, else a Scenario. Raises InputError as load_scenario
+    does.
+    """
     document = read_overridden(path, sets, repeats=repeats, interleave=interleave)
     return check_scenario(document) if key_of_commands(document) is None else _check_commands(document)
 
@@ -141,7 +149,7 @@ def _check_commands(document: Document) -> CommandScenario:
 
 
 def plan_commands(scenario: CommandScenario) -> CommandPlan:
-    """Return all runs of ``scenario``."""
+    """Return all runs of ``scenario``: arms at each matrix point with their controls, and the order of each block."""
     combinations = list(points(scenario.matrix))
     plain = [_arm(scenario, name, point) for point in combinations for name in scenario.arms]
     comparisons = list(_comparisons(scenario, combinations))
@@ -163,7 +171,7 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
 
 
 def describe_commands(plan: CommandPlan) -> str:
-    """Return a text with every command and the number of runs."""
+    """Return a text with a line ``arm: command`` for each arm and control, and a last line with the number of runs."""
     lines = [f"{arm.name}: {arm.text}" for arm in plan.arms]
     runs = len(plan.arms) * len(plan.blocks)
     return "\n".join([*lines, f"{runs} runs: {len(plan.blocks)} blocks x {len(plan.arms)}"])
@@ -193,7 +201,10 @@ def _arm(scenario: CommandScenario, name: str, point: MatrixPoint) -> CommandArm
 
 
 def _runs(scenario: CommandScenario, values: dict[str, Value]) -> tuple[str, str]:
-    """Return COMMAND or LOOP, and the command or function of an arm. Removes both keys from ``values``."""
+    """Return (COMMAND, command) or (LOOP, function) of an arm; the arm's own entry wins over the scenario's.
+
+    Removes both keys from ``values``. The command is empty if neither is given.
+    """
     arm_entries = {key: values.pop(key, None) for key in (COMMAND, LOOP)}
     for kind, entry in (*arm_entries.items(), (COMMAND, scenario.command), (LOOP, scenario.loop)):
         if entry is not None:

@@ -27,13 +27,13 @@ _MOST_FACTOR = 1e6
 
 
 class StageEdit(NamedTuple):
-    """A change of a stage's durations: multiplied by ``factor``, or set to ``ms`` if that is not None."""
+    """A change of one stage's durations: multiplied by ``factor``, or all set to ``ms`` milliseconds unless None."""
 
     factor: float = 1.0
     ms: float | None = None
 
     def apply(self, durations: Array) -> Array:
-        """Return the changed durations, in nanoseconds."""
+        """Return ``durations`` (ns) with this change."""
         return durations * self.factor if self.ms is None else np.full_like(durations, self.ms * 1e6)
 
     @property
@@ -46,7 +46,7 @@ UNCHANGED = StageEdit()
 
 @dataclass(frozen=True)
 class Edits:
-    """The changes to a recorded run; None means unchanged."""
+    """The changes to a recorded run, parsed from ``KEY=VALUE`` texts; a field that is None stays as recorded."""
 
     stages: Mapping[str, StageEdit] = field(default_factory=dict)  # keys are names in STAGES
     device: float | None = None  # speedup factor
@@ -65,13 +65,16 @@ class Edits:
         return replace(self, texts=()) != Edits()
 
     def with_text(self, text: str) -> Edits:
-        """Return these edits and one more. Of two edits for the same key the later one counts."""
+        """Return these edits and ``text`` (``KEY=VALUE``), which replaces an earlier edit of the same key."""
         key = text.partition("=")[0].strip()
         return parse_edits([*(earlier for earlier in self.texts if earlier.partition("=")[0].strip() != key), text])
 
 
 def parse_edits(texts: Iterable[str]) -> Edits:
-    """Parse ``KEY=VALUE`` texts. Raises InputError (one line) with the key, the allowed values and the nearest key."""
+    """Parse ``KEY=VALUE`` texts.
+
+    Raises InputError (one line) for a wrong key or value, or a key that is given twice.
+    """
     edits = Edits()
     given_keys: set[str] = set()
     for text in texts:

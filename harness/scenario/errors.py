@@ -13,7 +13,7 @@ from trainer.errors import InputError, literal, one_line
 
 
 class Problem(NamedTuple):
-    """One thing wrong at ``path`` (keys into the scenario, dotted keys split)."""
+    """A mistake in a scenario at ``path``: keys from its top level, with dotted keys split. Checks yield these."""
 
     path: KeyPath
     message: str
@@ -26,7 +26,7 @@ def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message: as YAML writes it, short, on one line."""
+    """Format a value for a message as YAML text on one line, cut to 60 characters."""
     spelled = {True: "true", False: "false"}
     text = "null" if value is None else spelled[value] if isinstance(value, bool) else literal(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -40,17 +40,20 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the first pydantic model inside an annotation, or None."""
+    """Return the first pydantic model inside an annotation, or None if it contains no model."""
     return next(iter(models_in(annotation)), None)
 
 
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """Follow ``path`` from ``model`` to a model; None if it leads to a value or nowhere."""
+    """Return the model of the section at ``path`` below ``model``; the first one of a union.
+
+    None for a value or unknown key.
+    """
     return next(iter(sections_at(model, path)), None)
 
 
 def sections_at(model: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
-    """Follow ``path`` from ``model`` to every model that may stand there."""
+    """Return the models that a section at ``path`` below ``model`` may have: several for a union, none for a value."""
     current: list[type[BaseModel]] = [model]
     for part in path:
         if not current or isinstance(part, int):
@@ -75,7 +78,7 @@ _MARKS = {"[key]", "[device]", "[emulated]", "[claim]", "[figure]"}
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> Iterable[tuple[str, Problem]]:
-    """Yield (pydantic's error type, Problem) for each error of validating against ``model``."""
+    """Yield (pydantic's error type, Problem) for each error of ``error``, which validation against ``model`` raised."""
     for detail in error.errors(include_url=False):
         if not detail["loc"]:  # error between keys of different sections; the message names them
             yield detail["type"], Problem((), _message(detail, model, ()))
@@ -132,7 +135,10 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
-    """Return one InputError for all ``problems``: the first by source and line; the others in their order."""
+    """Return one InputError for all ``problems``: its message is the first by source and line, and the others follow.
+
+    None if there is no problem.
+    """
     nowhere = Mark(0, 0, "scenario")
     marked = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
     placed = sorted(marked, key=lambda p: (p[0], dotted(p[1].path)))

@@ -30,7 +30,8 @@ def load_scenario(
     """Read, extend, override and check the scenario file at ``path``, or the shipped scenario of that name.
 
     ``sets`` are ``key=value`` texts: dotted keys of base (``data.batch_size=2``) or settings of the scenario itself
-    (``repeats=3``). Raises InputError, one line: file, line, dotted key, what is allowed.
+    (``repeats=3``). ``repeats`` and ``interleave`` override the file unless None. Raises InputError with file, line,
+    dotted key and the allowed values. It also refuses a scenario whose arms are programs.
     """
     document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
     if (key := key_of_commands(document)) is not None:
@@ -44,7 +45,10 @@ def load_scenario(
 def read_overridden(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Document:
-    """Read and extend the scenario file, and merge the options over it. It is not checked yet."""
+    """Return the document of the scenario file, merged with the files it extends and the options.
+
+    It is not checked yet.
+    """
     document = read_merged(find(path, SCENARIOS))
     for text in sets:
         apply_set(document, text)
@@ -55,7 +59,10 @@ def read_overridden(
 
 
 def check_scenario(document: Document) -> Scenario:
-    """Return the scenario of a document whose arms are trainer configurations. InputError as in load_scenario."""
+    """Return the checked scenario of a document whose arms are trainer configurations.
+
+    Raises InputError for any problem.
+    """
     mistakes: list[Problem] = []
     data = {key: value for key, value in document.data.items() if value is not None}
     try:
@@ -80,9 +87,11 @@ def key_of_commands(document: Document) -> str | None:
 
 
 def read_merged(path: Path, what: str = "a scenario", needs: str = "name, question and arms") -> Document:
-    """Merge the file at ``path`` over the one it extends, and nest the dotted keys of base and arms. Keep marks.
+    """Return the document of the file at ``path``, merged over the files that it extends.
 
-    ``what`` such files are, and ``needs``, the keys that all of them have, appear in messages.
+    Dotted keys of base and arms are nested, and the marks (lines for error messages) are kept.
+    ``what``: kind of file, for messages. ``needs``: keys that such a file must have, for messages.
+    Raises InputError for an unreadable or missing file and for a cycle of ``extends``.
     """
     chain: list[Path] = []
     documents: list[Document] = []
@@ -115,7 +124,10 @@ def read_merged(path: Path, what: str = "a scenario", needs: str = "name, questi
 
 
 def apply_set(document: Document, text: str) -> None:
-    """Merge ``--set key=value`` (a YAML value) over ``document``. Raises InputError if malformed or without effect."""
+    """Merge ``--set key=value`` (a YAML value) over ``document``, in place.
+
+    Raises InputError if the text is malformed, the key may be set only in the file, or the setting has no effect.
+    """
     label = one_line(f"--set {text}")
     key, equals, value_text = text.partition("=")
     key = key.strip()
@@ -141,7 +153,7 @@ def apply_set(document: Document, text: str) -> None:
 
 
 def apply_option(document: Document, option: str, value: Json) -> None:
-    """Merge ``--repeats`` or ``--interleave`` over ``document``."""
+    """Set ``document``'s key ``option`` (repeats or interleave) to the value given on the command line."""
     document.data[option] = value
     document.marks[(option,)] = Mark(_COMMAND_LINE, 0, f"--{option} {value}")
 
@@ -155,7 +167,7 @@ def _check_is_mapping(document: Document, path: Path, what: str, needs: str) -> 
 
 
 def _nest(document: Document) -> None:
-    """Nest the dotted keys of ``base`` and of every arm, and move their marks along."""
+    """Nest the dotted keys of ``base`` and of every arm, in place, and move their marks (source lines) along."""
     data = document.data
     if isinstance(data.get("base"), dict):
         data["base"] = _expand(document, ("base",), data["base"])
@@ -185,7 +197,10 @@ def _expand(document: Document, root: tuple[str, ...], mapping: JsonObject) -> N
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge ``over`` over ``under``: base, probes and arms as configurations, other mappings by key; else replace."""
+    """Merge ``over`` over ``under``. ``base``, ``probes`` and each arm merge recursively, as by :func:`merge`.
+
+    ``strategy`` and values that are not mappings are replaced. Other mappings merge by top-level key.
+    """
     data = dict(under.data)
     for key, value in over.data.items():
         below = data.get(key)
@@ -206,7 +221,10 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _check_effect(data: JsonObject, base: Json, label: str) -> None:
-    """Refuse a --set without effect, because the matrix or every arm sets the same key."""
+    """Raise InputError for a --set without effect, because the matrix or every arm sets the same key.
+
+    ``base``: the keys of base that are set. ``label``: the option, for the message.
+    """
     arms, matrix = (section(data, key) for key in ("arms", "matrix"))
     for leaf in flatten(base) if isinstance(base, dict) else ():
         if leaf in matrix:

@@ -16,7 +16,10 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class MatrixPoint:
-    """One combination of the matrix. ``suffix`` is appended to an arm's name; ``values`` are nested."""
+    """One combination of the matrix values.
+
+    ``suffix`` (``@batch_size=8``) is appended to an arm's name; ``values`` are nested.
+    """
 
     suffix: str
     values: Nested
@@ -24,7 +27,10 @@ class MatrixPoint:
 
 @dataclass(frozen=True)
 class Variant:
-    """One arm at one matrix point. ``declared``: its keys beyond base. ``nested``: the whole configuration."""
+    """One arm at one matrix point; :func:`variants` makes it. ``name``: the arm's name with the point's suffix.
+
+    ``declared``: the point's and the arm's own keys, nested. ``nested``: the whole configuration.
+    """
 
     name: str
     arm: str
@@ -34,12 +40,12 @@ class Variant:
 
 
 def count_arms(scenario: Scenario) -> int:
-    """Count arms times matrix points without building them."""
+    """Return the number of arms times matrix points, without controls. Nothing is built."""
     return len(scenario.arms) * math.prod(len(values) for values in scenario.matrix.values())
 
 
 def points(matrix: Mapping[str, Sequence[Json]]) -> Iterator[MatrixPoint]:
-    """Yield every combination, the last key varying fastest; one empty point without a matrix."""
+    """Yield every combination of the matrix values, the last key varying fastest; one empty point without a matrix."""
     last_parts = [key.rpartition(".")[2] for key in matrix]
     labels = [key if last_parts.count(part) > 1 else part for key, part in zip(matrix, last_parts, strict=True)]
     for values in itertools.product(*matrix.values()):
@@ -49,7 +55,10 @@ def points(matrix: Mapping[str, Sequence[Json]]) -> Iterator[MatrixPoint]:
 
 
 def variants(scenario: Scenario) -> Iterator[Variant]:
-    """Yield every arm at every point: defaults, then base, then the point, then the arm's own overrides."""
+    """Yield every arm at every matrix point, arms in the outer loop.
+
+    Each configuration merges the defaults, then base, then the point, then the arm's own overrides.
+    """
     # The base starts from the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
     base = merge(TrainerConfig().model_dump(), expand(scenario.base))
     combinations = list(points(scenario.matrix))
@@ -61,7 +70,7 @@ def variants(scenario: Scenario) -> Iterator[Variant]:
 
 
 def value_name(value: Json) -> str:
-    """Format a matrix value as part of a folder name."""
+    """Format a matrix value as part of a folder name: at most 40 safe characters, or longer for a mapping."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

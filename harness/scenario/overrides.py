@@ -30,7 +30,10 @@ DOSES: dict[Dosed, str] = {
 
 
 class DottedKeyError(ValueError):
-    """Raised for a dotted key that is malformed or given twice. ``path``: the key, split into its parts."""
+    """Raised by :func:`expand` for a dotted key that is malformed or given twice.
+
+    ``path``: the key, split at its dots.
+    """
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(f"{'.'.join(path)}: {message}")
@@ -39,10 +42,11 @@ class DottedKeyError(ValueError):
 
 
 def expand(mapping: JsonObject, path: tuple[str, ...] = (), split: Callable[..., None] | None = None) -> Nested:
-    """Nest every dotted key of ``mapping``, at any level.
+    """Return ``mapping`` with every dotted key nested, at any level.
 
-    ``split(written, parts)`` is called with each written path and its new place (both as tuples of keys). Raises
-    DottedKeyError for an empty part and for a value that is given twice.
+    ``path``: keys above ``mapping``, for errors and for ``split``.
+    ``split(written, parts)`` is called with each path as written and its nested path (both tuples of keys).
+    Raises DottedKeyError for an empty key part and for a value that is given twice.
     """
     result: Nested = {}
     _expand_into(result, mapping, path, path, split)
@@ -82,7 +86,11 @@ def _expand_into(
 
 
 def merge(under: JsonObject, over: JsonObject, path: tuple[str, ...] = ()) -> Nested:
-    """Merge ``over`` over ``under`` (both nested): mappings merge key by key, anything else is replaced."""
+    """Merge ``over`` over ``under`` (both nested): mappings merge key by key; other values are replaced.
+
+    A member of an :data:`EXCLUSIVE` section drops the section's other members from ``under``.
+    ``path``: place of both mappings in the configuration.
+    """
     members = EXCLUSIVE.get(path, ())
     if any(over.get(member) is not None for member in members):
         under = {key: value for key, value in under.items() if key not in members or key in over}
@@ -97,7 +105,7 @@ def merge(under: JsonObject, over: JsonObject, path: tuple[str, ...] = ()) -> Ne
 
 
 def flatten(nested: JsonObject, prefix: str = "") -> Nested:
-    """Return ``{dotted key: leaf}`` in order. An empty mapping is a leaf."""
+    """Return ``{dotted key: leaf}`` of a nested mapping, in its order. An empty mapping is a leaf."""
     flat: Nested = {}
     for key, value in nested.items():
         dotted = f"{prefix}{key}"
@@ -109,13 +117,16 @@ def flatten(nested: JsonObject, prefix: str = "") -> Nested:
 
 
 def differing(first: JsonObject, second: JsonObject) -> list[str]:
-    """Return the dotted keys in which two configurations differ, in their order."""
+    """Return the dotted keys in which two nested configurations differ.
+
+    Keys of ``first`` come first, in its order; then those that only ``second`` has.
+    """
     ours, theirs = flatten(first), flatten(second)
     return [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
 
 
 def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
-    """Return the value at ``dotted``, or ``default`` if the path ends early."""
+    """Return the value under the dotted key, or ``default`` if the mapping has no such key."""
     *sections, last = dotted.split(".")
     for part in sections:
         below = nested.get(part)
@@ -126,14 +137,14 @@ def lookup(nested: JsonObject, dotted: str, default: Json = None) -> Json:
 
 
 def has(nested: JsonObject, dotted: str) -> bool:
-    """Return True if there is a value at ``dotted``, also if it is null."""
+    """Return True if there is a value under the dotted key, also if it is null."""
     *sections, last = dotted.split(".")
     section = lookup(nested, ".".join(sections)) if sections else nested
     return isinstance(section, Mapping) and last in section
 
 
 def lookup_number(nested: JsonObject, dotted: str, default: float) -> float:
-    """Return the number at ``dotted``, or ``default`` if the value is not a number."""
+    """Return the number under the dotted key, or ``default`` if the key is missing or its value is not a number."""
     value = lookup(nested, dotted)
     return value if isinstance(value, int | float) else default
 

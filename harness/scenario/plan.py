@@ -35,7 +35,10 @@ MAX_EXTRA = 64  # maximum of the keys of DOSES
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration to run. ``declared``: the dotted keys it sets on top of base, with their values."""
+    """One configuration to run, an arm or one of its controls; :func:`make_plan` makes it.
+
+    ``declared``: the dotted keys set on top of base, with their values.
+    """
 
     name: str
     control: str | None
@@ -58,9 +61,10 @@ class Plan:
 def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan:
     """Return all runs of ``scenario``, which load_scenario has checked.
 
-    ``arms`` are glob patterns that select arms, with or without their matrix point. The controls of selected arms are
-    kept, and comparisons with both sides selected. Arms that lack a required module are left out. Raises InputError,
-    naming ``source``, if nothing or too much is selected.
+    ``arms``: glob patterns that select arms by name, with or without their matrix point; empty selects all.
+    Controls of selected arms are kept, and so are comparisons with both sides selected.
+    Arms that lack a required Python module are left out.
+    Raises InputError, naming ``source``, if a pattern matches no arm, no arm is left, or there are more than MAX_ARMS.
     """
     plain = list(variants(scenario))
     comparisons = list(_comparisons(scenario, plain))
@@ -90,7 +94,7 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
 
 
 def _left_out(scenario: Scenario, selected: Sequence[Variant]) -> dict[str, tuple[str, ...]]:
-    """Return the arms that need modules which are not installed here, with these modules. Imports none of them."""
+    """Return the selected arms that need missing Python modules, by name, with these modules. Imports none of them."""
     lacking = {
         arm: tuple(module for module in modules if find_spec(module) is None)
         for arm, modules in scenario.requires.items()
@@ -142,7 +146,10 @@ def _with_controls(scenario: Scenario, source: str, plain: Sequence[Variant], ba
 
 
 def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
-    """Yield the controls that probes need: runs that measure the cost of probes, and the profiled run."""
+    """Yield the names of the extra runs that probes need: those that measure the cost of probes, and the profiled run.
+
+    ``calibrated``: True for the arm on which the cost of probes is measured.
+    """
     if calibrated and probes.calibrate:
         sampled = {"host": probes.host, "nvml": has_nvidia_driver() if probes.nvml == "auto" else probes.nvml}
         disturbing = {"torch_profiler": probes.profiled_run, "py_spy": probes.py_spy}
@@ -153,7 +160,10 @@ def _probe_runs(probes: ProbesConfig, *, calibrated: bool) -> Iterator[str]:
 
 
 def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig) -> Iterator[tuple[str, Nested]]:
-    """Yield a name such as ``dose-tokenize-2`` and its overrides for every dose of work that the arm has."""
+    """Yield a name such as ``dose-tokenize-2`` and its nested overrides, for each dose of the work that the arm does.
+
+    Raises InputError if a dose exceeds MAX_EXTRA repetitions.
+    """
     for kind, key in dict.fromkeys(_dosed(config, dose) for dose in scenario.dose):
         work = 1 + int(lookup_number(one.nested, key, 0))  # an arm may repeat its own work
         for times in DOSE_TIMES if _has_work(config, kind) else ():
@@ -167,13 +177,13 @@ def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig)
 
 
 def _dosed(config: TrainerConfig, asked: Dosed) -> tuple[Dosed | Literal["data"], str]:
-    """Return the work that a dose repeats and its key. For a data source of the user's own it is the whole batch."""
+    """Return the kind of work that a dose repeats, and its key. For a user's own data source, it is the whole batch."""
     is_batch = config.data.source is not None and asked != "device"
     return ("data", DOSES["read"]) if is_batch else (asked, DOSES[asked])
 
 
 def _has_work(config: TrainerConfig, what: Dosed | Literal["data"]) -> bool:
-    """Return True if the arm has work to repeat: real work, or a declared cost of that stage."""
+    """Return True if the arm does this kind of work: real work, or a cost of that stage declared by ``data.inject``."""
     if what == "device":
         return config.compute.work != "none"
     data = config.data
@@ -197,7 +207,10 @@ def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
 
 
 def describe(plan: Plan) -> str:
-    """Return every run in order as an aligned table with the declared keys as columns, and a line of counts."""
+    """Return a table of all runs in order, with the declared keys as columns.
+
+    A line of counts follows, and a line for each arm that is left out.
+    """
     keys = list(dict.fromkeys(key for arm in plan.arms for key in arm.declared))
     cells = {}
     for arm in plan.arms:
@@ -225,7 +238,7 @@ def describe(plan: Plan) -> str:
 
 
 def plan_json(plan: Plan) -> JsonObject:
-    """Return the plan as JSON: every arm with its declared keys, the order of each block's runs, and comparisons."""
+    """Return the plan as JSON: arms with declared keys and configuration, each block's order, and the comparisons."""
     arms: JsonObject = {
         arm.name: {
             "control": arm.control,

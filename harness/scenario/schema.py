@@ -22,7 +22,7 @@ def schema_text() -> str:
 
 
 def scenario_schema() -> JsonObject:
-    """Build the schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists.
+    """Build the JSON Schema. ``base`` and arms take any key of TrainerConfig, nested or dotted; ``matrix`` takes lists.
 
     A file with a ``command`` or a ``loop`` is a CommandScenario.
     """
@@ -63,7 +63,10 @@ def scenario_schema() -> JsonObject:
 
 
 def _subschema(trainer: _Schema, definitions: _Schema, key: str) -> _Schema:
-    """Return the schema of one dotted key. A section may be given partly, so its own default is left out."""
+    """Return the schema of one dotted key, without title and default.
+
+    A section may be given partly, so its own default does not apply.
+    """
     current = trainer
     for part in key.split("."):
         reference = next(iter(_references(current)), None)

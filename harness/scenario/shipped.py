@@ -12,14 +12,15 @@ SCENARIOS, SWEEPS, PUBLISHED = _ROOT / "scenarios", _ROOT / "sweeps", _ROOT / "p
 
 
 def shipped(folder: Path) -> dict[str, Path]:
-    """Return the YAML files of ``folder``, by name."""
+    """Return the YAML files of ``folder``, by name without suffix."""
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find(given: str | Path, folder: Path) -> Path:
-    """Return the file ``given``, ``given``.yaml in this folder, or the shipped file of that name, in this order.
+    """Return the file ``given``, ``given``.yaml in the current folder, or the file of that name in ``folder``.
 
-    Raises InputError for a plain name (no suffix, no folder) that is none of them.
+    They are tried in this order. Raises InputError for a plain name (no suffix, no folder) that is none of them.
+    Other paths are returned unchecked.
     """
     path = Path(given)
     if len(path.parts) != 1 or path.suffix or path.is_file():

@@ -29,7 +29,10 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """Place of a value in a source: ``order`` ranks sources (0 is read first), ``line`` counts from 1 (0: unknown)."""
+    """Place of a value in a source.
+
+    ``order``: number of the source (0 is read first). ``line``: counts from 1; 0 if unknown.
+    """
 
     order: int
     line: int
@@ -41,13 +44,13 @@ class Mark:
 
 @dataclass
 class Document:
-    """Plain data (dict, list, str, int, float, bool, None) and the mark of each path into it."""
+    """A parsed YAML file: plain data (dict, list, str, int, float, bool, None) and the source line of each path."""
 
     data: Any
     marks: dict[KeyPath, Mark] = field(default_factory=dict)
 
     def nearest(self, path: KeyPath) -> Mark | None:
-        """Return the mark of ``path`` or of its nearest ancestor that has one."""
+        """Return the mark of ``path`` or of its nearest ancestor that has one; None if none has."""
         for end in range(len(path), -1, -1):
             if mark := self.marks.get(path[:end]):
                 return mark
@@ -55,7 +58,7 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """Return ``("compare", 0, "baseline")`` as ``compare[0].baseline``."""
+    """Format a path of keys and indices: ``("compare", 0, "baseline")`` becomes ``compare[0].baseline``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -76,7 +79,10 @@ _Loader.add_implicit_resolver(
 
 
 def read_document(path: Path, order: int = 0) -> Document:
-    """Read the YAML file at ``path``; InputError (one line) if it is missing, unreadable or not valid YAML."""
+    """Return the parsed YAML file at ``path``. ``order``: number of the file among merged files, kept in its marks.
+
+    Raises InputError (one line) if it is missing, unreadable, too large or not valid YAML.
+    """
     try:
         with path.open("rb") as file:  # a device such as /dev/zero never ends
             content = file.read(MAX_YAML_BYTES + 1)
@@ -97,7 +103,10 @@ def read_document(path: Path, order: int = 0) -> Document:
 
 
 def parse_document(text: str, source: str, order: int = 0, numbered: bool = True) -> Document:
-    """Parse YAML ``text``. Errors name ``source`` and, if ``numbered``, the line. ``data`` is None for empty text."""
+    """Parse YAML ``text``; ``data`` is None for empty text.
+
+    Errors name ``source`` and, if ``numbered``, the line. ``order``: number of the source, kept in its marks.
+    """
     try:
         node = yaml.compose(text, Loader=_Loader) if _shallow(text, source) else None
     except yaml.MarkedYAMLError as error:
@@ -113,7 +122,10 @@ def parse_document(text: str, source: str, order: int = 0, numbered: bool = True
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return the problem as one line. A composer's error names two places, such as an anchor that is given twice."""
+    """Return PyYAML's problem as one line.
+
+    A composer's error names two places, such as an anchor that is given twice.
+    """
     if isinstance(error, yaml.composer.ComposerError) and error.context and error.context_mark:
         return one_line(f"{error.context} (line {error.context_mark.line + 1}), {error.problem}")
     return one_line(error.problem or str(error))

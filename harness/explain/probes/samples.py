@@ -34,7 +34,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Sampled(NamedTuple):
-    """One metric of one source over a run: times (CLOCK_MONOTONIC, ns) and values, each (samples,), in order."""
+    """One metric of one source over a run: times (CLOCK_MONOTONIC, ns) and values, (samples,) each, in time order."""
 
     t_ns: npt.NDArray[np.int64]
     values: Array
@@ -44,7 +44,7 @@ Split = Mapping[tuple[str, str], Sampled]  # keys are (source, metric)
 
 
 def split(samples: pa.Table | None) -> Split:
-    """Return every series of a run's samples table. Rows without a value are left out."""
+    """Return every series of a run's samples table, by (source, metric). Rows without a value are left out."""
     if samples is None or len(samples) == 0:
         return {}
     columns = [samples.column(name).combine_chunks().dictionary_encode() for name in ("source", "metric")]
@@ -62,13 +62,13 @@ def split(samples: pa.Table | None) -> Split:
 
 
 def total(runs: Iterable[Split], source: str, metric: str) -> float | None:
-    """Return the sum over all samples of all runs; None if it was not sampled."""
+    """Return the sum of a metric over all samples of all runs; None if it was not sampled."""
     sums = [float(run[source, metric].values.sum()) for run in runs if (source, metric) in run]
     return sum(sums) if sums else None
 
 
 def pooled(runs: Iterable[Split], source: str, metric: str) -> Array:
-    """Return all values, run after run; empty if it was not sampled."""
+    """Return all values of a metric, run after run; empty if it was not sampled."""
     series = [run[source, metric].values for run in runs if (source, metric) in run]
     return np.concatenate(series) if series else np.empty(0)
 
@@ -89,7 +89,10 @@ _LINE = re.compile(r":\d+\)$")
 
 
 class StackSpan(NamedTuple):
-    """One span of a thread, CLOCK_MONOTONIC."""
+    """Phase or loader stage of one thread, ``start_ns`` to ``end_ns`` (CLOCK_MONOTONIC).
+
+    Stack samples are assigned to it by time.
+    """
 
     start_ns: int
     end_ns: int
@@ -97,7 +100,7 @@ class StackSpan(NamedTuple):
 
 
 class StackRow(TypedDict):
-    """Columns of a row of the samples that are used here."""
+    """Columns of py-spy's samples table that are used here; one row per sampled stack."""
 
     time_ns: int
     role: str
@@ -106,7 +109,10 @@ class StackRow(TypedDict):
 
 @dataclass(frozen=True)
 class Share:
-    """Share of the samples of a place, with its 95 % interval (Wilson's, for independent samples)."""
+    """Share of a place's samples that have one function or stack, with its 95 % interval (Wilson's).
+
+    The interval is that for independent samples. ``share``, ``low``, ``high``: 0 to 1.
+    """
 
     name: str
     samples: int
@@ -117,7 +123,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Place:
-    """One phase or stage of the main thread, or one stage of the loader workers together."""
+    """Samples of one phase or stage of the main thread, or of one stage of all loader workers."""
 
     threads: str  # MAIN or WORKERS
     name: str  # "forward"; an inline stage: "fetch: tokenize"; or OUTSIDE
@@ -129,13 +135,16 @@ class Place:
 
     @property
     def rough(self) -> bool:
-        """True if its shares are rough, because many of its samples may belong elsewhere."""
+        """True if many of its samples are so close to a span's end that they may belong elsewhere.
+
+        Its shares are then rough.
+        """
         return self.near > ROUGH_PLACE_SHARE * self.whole.samples
 
 
 @dataclass(frozen=True)
 class StackReport:
-    """Samples of one run's window, by place."""
+    """Stack samples of one profiled run, by phase and stage; :func:`explain` makes it."""
 
     places: tuple[Place, ...]  # main thread first; largest first; OUTSIDE last
     samples: Mapping[str, int]  # keys MAIN, WORKERS, or "other threads" for threads without spans
@@ -147,7 +156,7 @@ class StackReport:
 
     @property
     def tokenization(self) -> tuple[Place, ...]:
-        """Tokenization by the main thread and by the workers, for each if it has most of their samples."""
+        """Tokenization by the main thread and by the workers, each only if most samples inside spans are in it."""
         places = []
         for threads in (MAIN, WORKERS):
             largest = next((place for place in self.places if place.threads == threads and place.name != OUTSIDE), None)
@@ -164,7 +173,10 @@ class _Met(NamedTuple):
 
 
 def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
-    """Return the role (main or loader-K) by process id, from the columns pid and role of the spans table."""
+    """Return the role ("main" or "loader-K") of each process, by process id.
+
+    ``spans``: batches of the spans table with the columns pid and role.
+    """
     import pyarrow as pa
 
     pairs: set[tuple[int, str | None]] = set()
@@ -177,7 +189,10 @@ def process_roles(spans: Iterable[pa.RecordBatch]) -> dict[int, str]:
 
 
 def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackReport:
-    """Join sampled stacks with the spans table. Samples in the ledger's own recorder count for its caller."""
+    """Assign sampled stacks to the phases and stages in the spans table, and count them.
+
+    Samples in the ledger's own recorder count for its caller. ``facts``: settings and time window of py-spy.
+    """
     clock = clock_of(samples)
     native = facts.native
     rows = samples.to_pylist()
@@ -219,7 +234,7 @@ def explain(samples: pa.Table, spans: pa.Table, facts: PySpyRecord) -> StackRepo
 
 
 def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Return the times at which the innermost span changes, and its name from then on (None: no span).
+    """Return the times (ns) at which the innermost span changes, and its name from then on (None: no span).
 
     The span that began last is the innermost.
     """
@@ -242,7 +257,10 @@ def segments(spans: Iterable[StackSpan]) -> tuple[NDArray[np.int64], list[str | 
 
 
 def names_at(times: NDArray[np.int64], edges: NDArray[np.int64], names: Sequence[str | None]) -> list[str | None]:
-    """Return the name of the segment that includes each time."""
+    """Return the name of the innermost span at each time; None outside of all spans.
+
+    ``edges``, ``names``: from segments().
+    """
     places = np.searchsorted(edges, times, side="right") - 1
     return [names[place] if place >= 0 else None for place in places]
 
@@ -259,7 +277,10 @@ def _spans_by_role(spans: pa.Table, roles: Iterable[str]) -> dict[str, list[Stac
 
 
 def _distance(times: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distance of each time to the nearest edge in ns; the largest int64 without edges."""
+    """Return the distance in ns of each time to the nearest edge (start or end of a span).
+
+    The largest int64 without edges.
+    """
     if not len(edges):
         return np.full(len(times), np.iinfo(np.int64).max)
     after = np.clip(np.searchsorted(edges, times), 0, len(edges) - 1)
@@ -288,7 +309,7 @@ def _function(frames: Sequence[str]) -> str:
 
 
 def _without_recorder(stack: tuple[str, ...], native: bool) -> tuple[str, ...]:
-    """Return the stack up to the function that called the ledger's recorder; the whole stack elsewhere."""
+    """Return the stack up to the function that called the ledger's recorder; all of it if it does not end there."""
     python = [place for place, frame in enumerate(stack) if _is_python(frame, native)]
     outside = [place for place in python if not _file(stack[place]).startswith(RECORDER)]
     return stack[: outside[-1] + 1] if outside and outside[-1] != python[-1] else stack

@@ -36,10 +36,11 @@ Integers = NDArray[np.int64]
 
 
 def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
-    """Return for each event the index of the one around it on its thread (-1: none), and its end in nanoseconds.
+    """Return for each event the index of the event around it on its thread (-1: none), and its end in nanoseconds.
 
-    An event that outlasts the one around it is cut to end with it. If events start together, the longest is the outer
-    one; of equal events the earlier in order. An event without duration is inside nothing and around nothing.
+    An event that outlasts the one around it is cut to end with it.
+    If events start together, the longest is the outer one; of equal events the earlier in order.
+    An event without duration is inside nothing and around nothing.
 
         thread 1   |--- a ---------------|  |-- d --|      a -1, b a, c b, d -1
                      |- b -------|
@@ -72,7 +73,10 @@ def enclosing(start: Integers, end: Integers, thread: Integers) -> tuple[Integer
 
 
 def _innermost(begins: Integers, stops: Integers) -> Integers:
-    """Return for each event, by start, the position of the last earlier event that is one level further out."""
+    """Return for each event, in order of start, the position of the last earlier event that is one level further out.
+
+    The level of an event is the number of events open at its start. -1 without such an event.
+    """
     depth = np.arange(len(begins)) - np.searchsorted(np.sort(stops), begins, side="right")  # number of open events
     around = np.full(len(begins), -1, dtype=np.int64)
     by_depth = np.argsort(depth, kind="stable")  # stable: events of one depth stay in order
@@ -83,7 +87,10 @@ def _innermost(begins: Integers, stops: Integers) -> Integers:
 
 
 def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Integers, Integers]:
-    """Return the nanoseconds of each event outside the events directly inside it, and its parent."""
+    """Return the self time of each event in ns, and the index of the event around it (-1: none).
+
+    The self time excludes the events directly inside.
+    """
     parents, ends = enclosing(start, end, thread)
     lasted = ends - start
     inside = parents >= 0
@@ -92,7 +99,7 @@ def self_times(start: Integers, end: Integers, thread: Integers) -> tuple[Intege
 
 
 def together(*columns: Integers) -> Integers:
-    """Return one number per distinct combination of values, from 0."""
+    """Return one number per distinct combination of the columns' values, counted from 0."""
     codes = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, ranks = np.unique(column, return_inverse=True)
@@ -112,7 +119,10 @@ _IDS = ("correlation", "external_id")
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one name in one process, host ms. A call directly inside one of its name does not count again."""
+    """All calls of one operator in one process, host time in ms.
+
+    ``calls`` and ``total_ms`` exclude calls directly inside another call of the same operator.
+    """
 
     name: str
     kind: str  # a value of KINDS
@@ -124,7 +134,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """All runs of one kernel (or copy) on the device."""
+    """All runs of one kernel or copy on the device; times in ms."""
 
     name: str
     calls: int
@@ -134,7 +144,7 @@ class KernelUse:
 
 @dataclass(frozen=True)
 class RoleOperators:
-    """One process of the profile: main or loader-K."""
+    """Operators of one process of the profile: main or loader-K."""
 
     role: str
     span_ms: float  # base of shares: the profiled steps, or for a worker from its first to its last event
@@ -151,7 +161,7 @@ class ProfiledOperators:
 
 @dataclass(frozen=True)
 class Events:
-    """Columns of a profile as numpy arrays; texts are codes into lists."""
+    """All events of a profile as numpy columns, one row per event; times in ns. Texts are codes into lists."""
 
     category: Integers
     categories: list[str]
@@ -166,13 +176,16 @@ class Events:
     external: Integers
 
     def of(self, categories: tuple[str, ...]) -> Integers:
-        """Return the rows of these categories."""
+        """Return the row numbers of the events of these categories."""
         codes = [code for code, word in enumerate(self.categories) if word in categories]
         return np.flatnonzero(np.isin(self.category, codes))
 
 
 class LaunchedWork(NamedTuple):
-    """Kernels and copies, all (works,) in nanoseconds. ``launched`` is -1 if the profile lacks the launch."""
+    """Kernels and copies of a profile, all (works,) in nanoseconds.
+
+    ``launched``: start of the launch; -1 if unknown.
+    """
 
     launched: Integers
     starts: Integers
@@ -180,7 +193,10 @@ class LaunchedWork(NamedTuple):
 
 
 def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> ProfiledOperators:
-    """Return the operators of at least one profile. ``profiled_ns``: time of its profiled steps; 0 if not known."""
+    """Return the operators and kernels in one or more ``profiles``.
+
+    ``profiled_ns``: time of the profiled steps; 0 if not known.
+    """
     events = read_events(profiles)
     host, device = events.of(tuple(KINDS)), events.of(DEVICE_WORK)
     lasted = events.end - events.start
@@ -202,7 +218,7 @@ def profiled_operators(profiles: Sequence[pa.Table], profiled_ns: int) -> Profil
 
 
 def read_events(profiles: Sequence[pa.Table]) -> Events:
-    """Return all events of ``profiles``, with one number per thread. Ids are made unique across files."""
+    """Return all events of ``profiles``, with one number per thread. Ids are made unique across profiles."""
     import pyarrow as pa
 
     table = pa.concat_tables(profiles).unify_dictionaries()
@@ -229,8 +245,9 @@ def read_events(profiles: Sequence[pa.Table]) -> Events:
 def _launchers(events: Events, host: Integers, device: Integers, parents: Integers) -> Integers:
     """Return for each event of ``device`` the position in ``host`` of the operator that launched it; -1: unknown.
 
-    The profiler writes the operator's id beside the kernel. Without an id (a launch by a library's own thread, a graph)
-    the operator is the one around the runtime call with the kernel's correlation.
+    The profiler writes the operator's id beside the kernel.
+    Without an id (a launch by a library's own thread, a graph) the operator is the one around the runtime call with the
+    kernel's correlation.
     """
     operators = events.of(("cpu_op",))
     place = np.full(len(events.start), -1, dtype=np.int64)
@@ -243,7 +260,7 @@ def _launchers(events: Events, host: Integers, device: Integers, parents: Intege
 
 
 def launched_work(events: Events) -> LaunchedWork:
-    """Return the device's work by start, and when the host launched each kernel or copy.
+    """Return the device's work in order of start, and when the host launched each kernel or copy.
 
     Work that was already queued begins as the work before it ends: the time in between is not a wait for a launch.
     """
@@ -260,7 +277,7 @@ def launched_work(events: Events) -> LaunchedWork:
 
 
 def _match(wanted: Integers, keys: Integers, values: Integers) -> Integers:
-    """Return the value of the equal key for each of ``wanted``; -1 without such a key or if ``wanted`` is negative."""
+    """Return for each of ``wanted`` the value whose key is equal; -1 without such a key or if it is negative."""
     if not keys.size:
         return np.full(len(wanted), -1, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
@@ -322,7 +339,7 @@ def _main_first(role: str) -> tuple[bool, int, str]:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Memory of one process on one device. Times in CLOCK_MONOTONIC nanoseconds."""
+    """Allocated memory of one process on one device over time. Times in CLOCK_MONOTONIC nanoseconds."""
 
     role: str
     device: str  # for example "CPU" or "CUDA 0"
@@ -392,7 +409,10 @@ def _timeline(role: str, device: str, time: Integers, total: Integers, steps: St
 
 
 def _marks(table: pa.Table, role: str, windows: Sequence[Sequence[int]]) -> tuple[Steps, Spans]:
-    """Return the profiled steps, and the phases and stages, of one process from the marks in its profile."""
+    """Return the profiled steps of one process, and its phases and stages, from the marks in its profile.
+
+    ``windows``: as in :func:`memory_timelines`. Steps are empty for a worker.
+    """
     import pyarrow.compute as pc
 
     marks = table.filter(
@@ -424,14 +444,14 @@ Window = tuple[int, int, int, int]  # start_ns, end_ns (CLOCK_MONOTONIC), first 
 
 @dataclass(frozen=True)
 class CutProfile:
-    """A profile that is cut or belongs to no window. It is not analysed."""
+    """A profile that is incomplete or belongs to no window, so it is not analysed."""
 
     steps: int  # number of steps that it has marks of
 
 
 @dataclass(frozen=True)
 class LostProfile:
-    """Profiled steps without a whole profile."""
+    """Profiled steps (``first`` to ``last``) without a complete profile."""
 
     first: int
     last: int
@@ -439,7 +459,10 @@ class LostProfile:
 
 @dataclass(frozen=True)
 class TorchProfile:
-    """Analysis of one profiled run. Its steps ran under the profiler, so their times only compare with each other."""
+    """Analysis of one run under torch.profiler; :func:`torch_profile` makes it.
+
+    The profiler slows its steps, so their times only compare with each other.
+    """
 
     arm: str
     windows: tuple[Window, ...]  # windows with whole profiles
@@ -473,7 +496,7 @@ def torch_profile(
 
 
 def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float | None:
-    """Return the device ms of work launched within ``windows``; None if no launch is known."""
+    """Return the device time in ms of the work launched within ``windows``; None if no launch is known."""
     work = launched_work(read_events(full))
     inside = np.zeros(len(work.launched), dtype=np.bool_)
     for since, until, _, _ in windows:
@@ -484,7 +507,7 @@ def _launched_ms(full: Sequence[pa.Table], windows: Sequence[Window]) -> float |
 def whole_profiles(
     profiles: Sequence[pa.Table], windows: Sequence[Window]
 ) -> tuple[list[pa.Table], list[Window], list[CutProfile | LostProfile]]:
-    """Return the profiles and windows that belong together, and a record of each one without its counterpart.
+    """Return the complete profiles, their windows, and a record of each profile or window without its counterpart.
 
     A window's profile has one mark per step and was not cut. Without recorded windows all profiles count.
     """

@@ -1,7 +1,8 @@
-"""Simulates the loop over the recorded durations of a run: as it was, or edited to predict what would have been.
+"""Simulates the training loop over the recorded durations of a run, unedited or with edits, to predict step times.
 
-``recording`` turns a run's tables into durations (``batches``) and programs of the host (``programs``). ``pipeline``
-applies edits to them, and ``simulate`` runs them. ``predict`` returns an interval and its validation error.
+``recording`` turns a run's tables into durations (``batches``) and programs of the host (``programs``).
+``pipeline`` applies edits to them, and ``simulate`` runs them.
+``predict`` returns an interval and its validation error.
 """
 
 from harness.explain.replay.predict import Replays, predict, replace_data, unedited_error

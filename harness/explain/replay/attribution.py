@@ -67,14 +67,17 @@ LinkKind = Literal["stage", "phase", "kernel", "launch", "return"]
 
 
 class PathLink(NamedTuple):
-    """Link of the path: stage of a builder, phase of the host, kernel, launch, or return of a blocking call."""
+    """Link of the critical path: builder's stage, host phase, kernel, launch, or return of a blocking call."""
 
     kind: LinkKind
     name: str
 
 
 class PathTime(NamedTuple):
-    """Contribution of a link to a step in ms, and its range if events leave open when the device worked."""
+    """Contribution of a link of the critical path to a step in ms.
+
+    ``least_ms`` to ``most_ms``: its range if events leave open when the device worked.
+    """
 
     likely_ms: float
     least_ms: float
@@ -82,7 +85,10 @@ class PathTime(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """A moment, the link that led to it, and the moment before. The link lasts from the moment before to this one."""
+    """A moment of the simulation, the link that led to it, and the moment before.
+
+    The link lasts from the moment before to this one. ``before`` is None at the start.
+    """
 
     time: float
     link: PathLink
@@ -97,7 +103,7 @@ RETURN = PathLink("return", "blocking call")
 
 
 def critical_path_ms(recording: Recording) -> dict[PathLink, float]:
-    """Return the milliseconds per measured step by link of the critical path."""
+    """Return the milliseconds per measured step by link of the critical path of one run. They sum to the step."""
     pipeline = build(recording, Edits(), exact=True, most_steps=PREDICTED_STEPS_MAX, merged=False)
     total: dict[PathLink, float] = {}
     for began, end in _Walk(pipeline).windows():
@@ -144,7 +150,7 @@ class _Batch(NamedTuple):
 
 
 class _Walk:
-    """Simulation of one run (see ``simulate``), with every moment linked to the moment that caused it."""
+    """Simulation of one run in the recorded order (see ``simulate``) that links each moment to its cause."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.p = pipeline
@@ -160,7 +166,7 @@ class _Walk:
         self.unpacked: set[int] = set()  # numbers of batches unpacked before their turn
 
     def windows(self) -> list[tuple[float, _Reached]]:
-        """Return the start of each stretch of consecutive measured steps, and the moment of its end."""
+        """Return (start in ns, moment of the end) of each group of consecutive measured steps."""
         windows: list[tuple[float, _Reached]] = []
         follows = False
         p = self.p
@@ -264,7 +270,7 @@ class _Walk:
 
 
 def _built(begun: _Reached, costs: _Cost) -> _Reached:
-    """Return the moment at which a batch that is begun at ``begun`` is built."""
+    """Return the moment at which a batch is built whose building starts at ``begun``."""
     moment = begun
     for name in ("read", "tokenize", "pack"):
         moment = _after(moment, getattr(costs, name), PathLink("stage", name))
@@ -289,7 +295,7 @@ DATA, SYNC = "data", "sync"
 
 @dataclass(frozen=True)
 class Removal:
-    """Saving per step and speedup of a step if one part were removed. Medians over blocks."""
+    """Time saved per step, and speedup of a step, if one part of it were removed. Medians over blocks."""
 
     kind: PartKind
     name: str
@@ -298,7 +304,10 @@ class Removal:
 
 
 class _Removed(NamedTuple):
-    """Step time of one block in ms: with the part, without it, without it by the other reading, and as measured."""
+    """Step time of one block in ms. ``was_ms``: unedited replay; ``now_ms``: replay without the part.
+
+    ``other_ms``: without the part by the other reading of the record.
+    """
 
     was_ms: float
     now_ms: float
@@ -307,7 +316,7 @@ class _Removed(NamedTuple):
 
 
 def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
-    """Return the time saved and the speedup over (before, after) of each block, in ms."""
+    """Return (ms saved, speedup) as medians over blocks. ``pairs``: step time (before, after) of each block, in ms."""
     saving = from_block_values([before - after for before, after in pairs])
     speedup = from_blocks([math.log(before / after) for before, after in pairs])
     assert saving is not None
@@ -316,9 +325,10 @@ def _saving(pairs: Sequence[tuple[float, float]]) -> tuple[Estimate, Estimate]:
 
 
 def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
-    """Return what each part of ``runs`` costs, the largest saving first.
+    """Return the saving by removal of each part of the steps of ``runs``, the largest first.
 
-    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few stretches of that length are drawn.
+    ``runs``: recording and contention of each run of one arm.
+    Of a run with more than :data:`PREDICTED_STEPS_MAX` measured steps, a few sequences of that length are drawn.
     Intervals include the step as measured, and the cases that a recording leaves open (:func:`_otherwise_ms`).
     """
     times: dict[tuple[PartKind, str], list[_Removed]] = {}
@@ -350,11 +360,12 @@ def removals(runs: Sequence[tuple[Recording, Stretch]]) -> tuple[Removal, ...]:
 
 
 def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: float, now_ms: float) -> float:
-    """Return the step time without ``part`` in the opposite case of what a recording leaves open.
+    """Return the step time in ms without ``part`` in the opposite case of what a recording leaves open.
 
-    Stages of several workers may wait for something that serves one at a time. A step then lasts as long as those
-    waits. A full queue may hold the host within a launch. A step may then be shorter by all of a kernel, and by nothing
-    without a phase.
+    ``was_ms`` and ``now_ms``: step time with the part and without it.
+    Stages of several workers may wait for something that serves one at a time.
+    A step then lasts as long as those waits. A full queue may hold the host within a launch.
+    A step may then be shorter by all of a kernel, and by nothing without a phase.
     """
     kind, name = part
     if recording.busy_workers > 1 and part != ("cause", DATA):
@@ -371,7 +382,10 @@ def _otherwise_ms(recording: Recording, part: tuple[PartKind, str], was_ms: floa
 
 
 def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Removal]]) -> tuple[Removal, ...]:
-    """Return ``likely`` with intervals that include those of ``others``, which are the same runs by other readings."""
+    """Return ``likely`` with intervals that include those of ``others``.
+
+    These are the same runs by other readings of what the recordings leave open.
+    """
     result = []
     for removal in likely:
         matches = [
@@ -385,19 +399,19 @@ def widened_removals(likely: Sequence[Removal], others: Sequence[Sequence[Remova
 
 
 def present_stages(recording: Recording) -> list[str]:
-    """Return the stages that take any time."""
+    """Return the names of the stages that take any time in the recording, in the order of STAGES."""
     built = recording.batches
     times = {name: [built.stage[name]] for name in BUILT} | {"transfer": [built.receive, built.handover, built.after]}
     return [stage for stage in STAGES if any(bool((values > 0).any()) for values in times[stage])]
 
 
 def without_stages(stages: Sequence[str]) -> Edits:
-    """Return the edits that remove ``stages``."""
+    """Return the edits that remove the named stages."""
     return Edits(stages={stage: StageEdit(0.0) for stage in stages})
 
 
 def _parts(recording: Recording) -> Iterator[tuple[tuple[PartKind, str], Edits]]:
-    """Yield every part of the run's steps, and the edits that remove it."""
+    """Yield (kind, name) of every part of the run's steps that can be removed, and the edits that remove it."""
     stages = present_stages(recording)
     for stage in stages:
         yield ("stage", stage), without_stages([stage])
@@ -442,14 +456,20 @@ _SEED_SHARE = 1e-3  # share of a step's wait that follows the whole repetition, 
 
 @dataclass(frozen=True)
 class Split:
-    """Cost of each stage, ns, (steps, stages); ``otherwise``: cost of all by other readings, (readings, steps)."""
+    """Cost of each stage for each step in ns, (steps, stages); :func:`split` makes it.
+
+    ``otherwise``: cost of all stages together by each other reading of when the device worked, (readings, steps).
+    """
 
     exposed: Int
     otherwise: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
-    """Return the split of a run with these waits by step, or the reason why its replay cannot give one."""
+    """Return what each stage cost each step, or the reason why the run's replay cannot give it.
+
+    ``waits_ns``: wait for data of each step; on a synchronous device the costs of a step sum to it.
+    """
     if recording.device_not_recorded:
         return "device not recorded"
     present = present_stages(recording)
@@ -472,7 +492,7 @@ def split(recording: Recording, waits_ns: Int) -> Split | Unsplit:
 
 
 def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
-    """Return the step times in the recorded order without each of these sets of stages, (sets, steps)."""
+    """Return the step times in ns of replays in the recorded order, (sets, steps), each without one set of stages."""
     pipelines = [
         build(recording, without_stages(stages), exact=True, most_steps=REPLAYED_STEPS_MAX) for stages in removed
     ]
@@ -481,7 +501,10 @@ def _replayed(recording: Recording, removed: list[list[str]]) -> Array:
 
 
 def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Array:
-    """Return the Shapley value of one of ``count`` stages in the saving from removing all of them."""
+    """Return the Shapley value of stage number ``place`` in the saving from removing all ``count`` stages, by step.
+
+    ``saved``: saving by step for each set of removed stages.
+    """
     total: Array = np.zeros_like(saved[()])
     for chosen, before in saved.items():
         if place in chosen:
@@ -492,14 +515,14 @@ def _shapley(saved: dict[tuple[int, ...], Array], place: int, count: int) -> Arr
 
 
 def _repetitions(recording: Recording, steps: int) -> Int:
-    """Return the number of each step's repetition, from 0."""
+    """Return the number of the repetition of each of the first ``steps`` steps, from 0."""
     begins = np.zeros(steps, dtype=np.int64)
     begins[[step for step, resume in recording.resumes.items() if resume.repetition and 0 < step < steps]] = 1
     return np.cumsum(begins)
 
 
 def _kept(delays: Array, repetition: Int) -> Array:
-    """Return the part of each step's delay that no later step of its repetition makes up for."""
+    """Return how much of each step's delay no later step of its repetition makes up for."""
     kept = np.zeros_like(delays)
     for number in np.unique(repetition):
         members = repetition == number
@@ -510,7 +533,10 @@ def _kept(delays: Array, repetition: Int) -> Array:
 
 
 def _summing_to(waits_ns: Int, shares: Array, group: Int) -> Int:
-    """Return whole numbers that sum to each step's wait and to the group's ``shares``, by proportional fitting."""
+    """Return whole ns by step and stage that sum to each step's wait and are proportional to ``shares`` in each group.
+
+    Proportional fitting is used. ``group``: number of each step's group.
+    """
     parts = np.zeros_like(shares)
     for number in np.unique(group):
         members = group == number

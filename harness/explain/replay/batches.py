@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 
 class Transport(NamedTuple):
-    """Hand-over of batches between processes, with default costs for recordings that do not show them."""
+    """Way of handing batches from worker to main process, with default costs for recordings that do not show them."""
 
     tensor_ms: float  # hand-over cost of each tensor, whatever its size
     after_ms: float  # time until a worker that sent a batch begins its next one
@@ -57,7 +57,10 @@ RING = Transport(tensor_ms=0.04, after_ms=0.05, own_connections=True)
 
 @dataclass(frozen=True)
 class Seen:
-    """Builder stages and main-thread wait of every batch; all (batches,), CLOCK_MONOTONIC ns."""
+    """Recorded times of every batch: stages of its builder, and the main thread's wait.
+
+    All (batches,), CLOCK_MONOTONIC ns.
+    """
 
     first: Array  # start of its first stage
     last: Array  # end of its last stage
@@ -73,14 +76,14 @@ class Seen:
 
     @property
     def handed_over(self) -> Array:
-        """Time at which the main thread had each batch. A sampler then chooses items for the next request."""
+        """Time (ns) at which the main thread had each batch. A sampler then chooses items for the next request."""
         moments: Array = self.wait_end - self.drawn
         return moments
 
 
 @dataclass(frozen=True)
 class AssumedCost:
-    """Cost per batch that the recording does not show, with the median of the values assumed for it in ms."""
+    """Cost per batch that the recording does not show. ``ms``: median of the values assumed for it."""
 
     part: Literal["receive", "hand-over"]
     ms: float
@@ -89,10 +92,12 @@ class AssumedCost:
 def handed_over(
     seen: Seen, makers: Makers, prefetch: int, tensors: int, declared_ns: float, transport: Transport = DATALOADER
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Estimate after, wake, handover, its bound, receive and unpack of every batch, and list the assumed costs.
+    """Return the hand-over costs of every batch in ns, by name, and the costs that had to be assumed.
 
-    An unobserved cost is copied from the nearest earlier batch that shows it, so no value is NaN. ``declared_ns``: a
-    cost that the configuration adds in the worker after the last stage.
+    Names: after, wake, handover, most_handover (its upper bound), receive and unpack; see :class:`RecordedBatches`.
+    An unobserved cost is copied from the nearest earlier batch that shows it, so no value is NaN.
+    ``tensors``: number per batch. ``prefetch``: batches in flight per worker.
+    ``declared_ns``: a cost that the configuration adds in the worker after the last stage.
     """
     ahead = makers.in_flight(prefetch)
     after, wake, most_after, most_wake = _around(seen, makers.before(), ahead)
@@ -117,7 +122,10 @@ def arrivals_recorded(seen: Seen) -> bool:
 
 
 def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return the costs from recorded arrivals. An awaited arrival is exact; others only bound the time from above."""
+    """Return the hand-over costs from recorded arrivals, and the assumed ones, as in :func:`handed_over`.
+
+    An arrival that the main thread waited for is exact; others only bound the time from above.
+    """
     unpack = _unpacked(seen)
     in_fetch = seen.arrived >= seen.wait_start
     receive = unpack + np.maximum(0.0, seen.handed_over - np.where(in_fetch, seen.unpacked, seen.wait_start))
@@ -140,10 +148,10 @@ def _observed(seen: Seen, declared_ns: float) -> tuple[dict[str, Array], tuple[A
 
 
 def _unpacked(seen: Seen) -> Array:
-    """Return how long the main thread unpacked each batch; NaN if not recorded.
+    """Return how many ns the main thread unpacked each batch; NaN if not recorded.
 
-    The main thread reads messages one after the other. It reads a message that has arrived at the start of a fetch or
-    right after the previous message.
+    The main thread reads messages one after the other.
+    It reads a message that has arrived at the start of a fetch or right after the previous message.
     """
     unpack = np.full_like(seen.arrived, np.nan)
     numbers = np.flatnonzero(~np.isnan(seen.arrived))
@@ -159,7 +167,10 @@ def _unpacked(seen: Seen) -> Array:
 def _estimated(
     seen: Seen, ahead: int, default: float, declared_ns: float
 ) -> tuple[dict[str, Array], tuple[AssumedCost, ...]]:
-    """Return the costs from the waits, for recordings without arrivals. ``default``: assumed hand-over cost in ns."""
+    """Return the hand-over costs from the waits, for recordings without arrivals, as in :func:`handed_over`.
+
+    ``ahead``: batches in flight. ``default``: assumed hand-over cost in ns.
+    """
     waited = seen.handed_over - seen.wait_start
     latency = np.maximum(0.0, seen.handed_over - seen.last)
     # The first batches are excluded because the workers had only just started.
@@ -195,7 +206,7 @@ def _estimated(
 
 
 def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return True where the run was suspended between start and end. ``pauses`` are sorted and disjoint."""
+    """Return True for each interval during which the run was suspended. ``pauses`` are sorted and disjoint."""
     if not pauses:
         return np.zeros(len(starts), dtype=np.bool_)
     since, until = np.array(pauses, dtype=np.float64).T
@@ -206,7 +217,10 @@ def crosses(starts: Array, ends: Array, pauses: Sequence[tuple[int, int]]) -> ND
 
 
 def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the index of the nearest known value at or before each position, or of the first known value."""
+    """Return for each position the index of the nearest known value at or before it, else of the first known value.
+
+    The position itself if no value is known.
+    """
     if not known.any():
         return np.arange(len(known))
     positions = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
@@ -214,8 +228,9 @@ def nearest(known: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _around(seen: Seen, before: Int, ahead: int) -> tuple[Array, Array, Array, Array]:
-    """Measure the time between two batches of one worker: (after, wake, the upper bounds of both); NaN is unknown.
+    """Return the time between two batches of one worker: (after, wake, the upper bounds of both) in ns; NaN is unknown.
 
+    ``before``: each batch's previous batch of the same worker, or -1. ``ahead``: batches in flight.
     A worker whose next batch was already requested shows ``after``. One that waited for a request shows ``wake``.
     """
     count = len(seen.first)
@@ -241,18 +256,24 @@ def _typical(values: Array, chosen: NDArray[np.bool_]) -> float | None:
 
 
 def _unlike(values: Array, typical: float) -> Array:
-    """Return the distance of ``values`` from ``typical`` as an absolute log ratio."""
+    """Return how far each of ``values`` is from ``typical``, as an absolute logarithm of their ratio."""
     distance: Array = np.abs(np.log(np.maximum(values, 1.0) / max(typical, 1.0)))
     return distance
 
 
 def _unknown(values: Array, measured: NDArray[np.bool_]) -> bool:
-    """Return True if :func:`_filled` uses the default, because too few values of measured steps are known."""
+    """Return True if fewer than HANDOVERS_SEEN_MIN values of measured steps are known.
+
+    The function _filled() then uses its default.
+    """
     return bool(np.count_nonzero(~np.isnan(values) & measured) < HANDOVERS_SEEN_MIN)
 
 
 def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Array) -> Array:
-    """Replace NaN by the nearest value of a measured step, or by the default if few are known; capped at ``most``."""
+    """Return ``values`` with NaN replaced by the nearest value of a measured step, or by the default if few are known.
+
+    Replacements are capped at ``most``.
+    """
     observed = ~np.isnan(values)
     lenders = observed & measured
     lent = (
@@ -262,7 +283,7 @@ def _filled(values: Array, measured: NDArray[np.bool_], default: float, most: Ar
 
 
 class StageRow(NamedTuple):
-    """One stage span of one batch; ``cpu_ns`` is None if it was not measured."""
+    """One recorded stage of one batch; ``cpu_ns`` is None if it was not measured."""
 
     name: str
     start_ns: int
@@ -271,7 +292,7 @@ class StageRow(NamedTuple):
 
 
 class Unpacking(NamedTuple):
-    """Times at which a batch's message arrived in the main thread and was unpacked."""
+    """Times of a batch's message in the main thread: its arrival, and the end of its unpacking."""
 
     arrived_ns: int
     unpacked_ns: int
@@ -279,7 +300,10 @@ class Unpacking(NamedTuple):
 
 
 class FetchWait(NamedTuple):
-    """One wait of the main thread for its next batch."""
+    """One wait of the main thread for its next batch.
+
+    ``measured``: True if the step counts, so it is no warm-up step.
+    """
 
     start_ns: int
     end_ns: int
@@ -288,7 +312,10 @@ class FetchWait(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedBatches:
-    """Costs of all batches in ns, (batches,) in order of receipt. Unobserved values are estimated."""
+    """Costs of all batches of a run in ns, (batches,) in order of receipt; :func:`batches` makes it.
+
+    Unobserved values are estimated.
+    """
 
     stage: Mapping[str, Array]  # read, tokenize, pack
     cpu: Mapping[str, Array]  # CPU time of the builder's thread in each stage, at most the stage's time
@@ -324,10 +351,13 @@ def batches(
     transport: Transport = DATALOADER,
     drawn: Array | None = None,
 ) -> RecordedBatches:
-    """Reconstruct the costs of the loader from its ``stages`` by batch number.
+    """Reconstruct the costs of each batch (ns) from fetch waits and ``stages`` by batch number.
 
-    ``pauses``: (start, end) of each suspension of the loop. ``drawn``: ns of a sampler in each fetch; None: not
-    recorded.
+    ``makers``: worker of each batch. ``prefetch``: batches in flight per worker. ``tensors``: number per batch.
+    ``pauses``: (start_ns, end_ns) of each suspension of the loop.
+    ``transport``: default hand-over costs where none were recorded.
+    ``declared_transfer_ms``: cost that the configuration adds to each hand-over.
+    ``drawn``: sampler time (ns) in each fetch; None: not recorded.
     """
     count = len(fetches)
     rows = [[row for row in stages.get(number, ()) if row.name in BUILT] for number in range(count)]
@@ -378,7 +408,7 @@ def batches(
 
 
 def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
-    """Return the unpacking fields of ``count`` batches, (3, batches); NaN if unknown."""
+    """Return the fields of :class:`Unpacking` for ``count`` batches, (3, batches); NaN if unknown."""
     columns = np.full((3, count), np.nan)
     for number, unpacking in unpackings.items():
         if 0 <= number < count:
@@ -389,9 +419,10 @@ def _columns(unpackings: Mapping[int, Unpacking], count: int) -> Array:
 def _mended(
     wall: Array, cpu: Array, clean: NDArray[np.bool_], has_cpu: NDArray[np.bool_], source: NDArray[np.int64]
 ) -> Array:
-    """Replace the durations of batches whose builder was suspended.
+    """Return the durations of one stage with those of batches replaced whose builder was suspended.
 
-    A stage that mostly computes uses its CPU time. Other stages use the nearest earlier batch that was not suspended.
+    ``clean``: True for batches without a suspension. ``source``: nearest such batch of each batch.
+    A stage that mostly computes is replaced by its CPU time, scaled. Other stages use the nearest clean batch.
     """
     share = cpu[clean].sum() / wall[clean].sum() if wall[clean].sum() else 0.0
     if share < MOSTLY_CPU_SHARE:
@@ -402,8 +433,10 @@ def _mended(
 def _worked(first: Array, last: Array, needed: Array, pause: tuple[int, int]) -> float | None:
     """Return the builders' mean progress during ``pause`` in ns; None if no batch shows it.
 
-    A run is suspended a moment after its loop pauses, so builders get further. Only batches that were unfinished at the
-    end of the pause count: the work that they needed, minus their time before and after the pause.
+    ``needed``: ns of work of each batch.
+    A run is suspended a moment after its loop pauses, so builders get further.
+    Only batches that were unfinished at the end of the pause count.
+    Their progress is the work that they needed, minus their time before and after the pause.
     """
     since, until = pause
     progress_ns = [

@@ -34,7 +34,7 @@ STRETCH_CLOSE = 1e-6
 
 @dataclass(frozen=True)
 class Demand:
-    """CPU time needed per step in ns if every thread had a core of its own."""
+    """CPU time that a step needs in ns if every thread had a core of its own, and the cores that there are."""
 
     main_ns: float  # main thread; each of its helpers needs as much
     workers_ns: float  # all loader workers together
@@ -50,7 +50,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Factors by which CPU work takes longer."""
+    """Factors by which CPU work takes longer because cores are short, for the main thread and for a worker.
+
+    1: no longer.
+    """
 
     main: float = 1.0
     worker: float = 1.0
@@ -60,7 +63,10 @@ ALONE = Stretch()
 
 
 def stretch(demand: Demand, step_ns: float) -> Stretch:
-    """Return the stretch at which demand and step time agree; 1 if there are cores for all threads."""
+    """Return the factors by which CPU work takes longer in a step of ``step_ns``, which they must agree with.
+
+    1 if there are cores for all threads.
+    """
     current = Stretch()
     if not demand.scarce or step_ns <= 0:
         return current
@@ -83,7 +89,10 @@ def stretch(demand: Demand, step_ns: float) -> Stretch:
 
 
 def stretched(wall: Array, cpu: Array, stretch: tuple[float, float]) -> Array:
-    """Return ``wall`` with its CPU part stretched by the second factor instead of the first. The rest is unchanged."""
+    """Return ``wall`` with its CPU time multiplied by the second factor of ``stretch`` instead of the first.
+
+    Other time is unchanged. ``cpu``: CPU time without contention.
+    """
     then, now = stretch
     return wall + np.minimum(wall, cpu * then) * (now / then - 1)
 
@@ -98,7 +107,10 @@ def _expected(wanting: int, others: int, share: float, cores: int) -> float:
 
 
 class Costs(NamedTuple):
-    """Costs of every batch in ns, each (batches,). They are rows of one matrix, so one lookup returns all of them."""
+    """Costs of every batch in ns, each (batches,).
+
+    :func:`build` stacks them in this order as rows of :attr:`Pipeline.costs`.
+    """
 
     read: Array
     tokenize: Array
@@ -115,8 +127,9 @@ class Costs(NamedTuple):
 def batch_costs(
     recording: Recording, edits: Edits, workers: int, scale: float, stretch: tuple[float, float], chosen: Int
 ) -> tuple[Costs, float]:
-    """Return the costs of the ``chosen`` batches under ``edits``, and the mean CPU time to build one, unstretched.
+    """Return the costs of the ``chosen`` batches under ``edits``, and the mean CPU time (ns) to build one, unstretched.
 
+    ``workers``: number under the edits. ``stretch``: contention factor (recorded, under the edits) of the workers.
     A batch ``scale`` times as large combines that many consecutive batches: stages add up, other costs stay.
     """
     recorded = recording.batches
@@ -139,7 +152,10 @@ def batch_costs(
 
 
 def _combined(values: Array, scale: float) -> Array:
-    """Return batches ``scale`` times as large: batch i covers the recorded ones, repeated, from i x scale."""
+    """Return the costs of batches ``scale`` times as large.
+
+    Batch i combines the recorded ones, repeated without end, from i x scale on.
+    """
     if scale == 1:
         return values
     count = len(values)
@@ -151,7 +167,7 @@ def _combined(values: Array, scale: float) -> Array:
 
 
 def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
-    """Return the costs of a batch besides its stages, for the number of workers under the edits."""
+    """Return the costs of a batch besides its stages, by name, for the number of workers under the edits."""
     recorded, workers_then = recording.batches, recording.workers
     nothing, after = np.zeros(len(recorded)), recording.transport.after_ms * 1e6
     if workers_now and workers_then:
@@ -167,7 +183,7 @@ def _between(recording: Recording, workers_now: int) -> dict[str, Array]:
 
 
 def _transferred(parts: dict[str, Array], change: StageEdit, *, inline: bool) -> dict[str, Array]:
-    """Return ``parts`` under a change of the transfer stage, which scales the hand-over on both sides."""
+    """Return the costs in ``parts`` under a change of the transfer stage, which scales the hand-over on both sides."""
     if change == UNCHANGED:
         return parts
     main = "receive" if inline else "handover"

@@ -30,7 +30,10 @@ USUAL_PERIODS = (12, 6, 4, 3, 2)
 
 
 class Tape(NamedTuple):
-    """Rows of the recording and numbers of batches. ``aligned``: every step has the same number of batches."""
+    """Order in which recorded steps and batches repeat in a replay: rows of steps, and numbers of batches.
+
+    ``aligned``: every step has the same number of batches, so both advance together.
+    """
 
     steps: Int
     batches: Int
@@ -38,7 +41,10 @@ class Tape(NamedTuple):
 
 
 def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
-    """Return the tape for a replay with so many ``workers``. ``exact``: everything, in the recorded order."""
+    """Return the order of steps and batches for a replay with this number of ``workers``.
+
+    ``exact``: all of them, in the recorded order; else measured steps and usable batches only.
+    """
     if exact:
         return Tape(np.arange(len(recording.step_class)), np.arange(len(recording.batches)), aligned=True)
     usable = recording.batches.usable
@@ -58,7 +64,11 @@ def tape_of(recording: Recording, workers: int, *, exact: bool) -> Tape:
 
 
 def _in_rounds(steps: Int, ordinals: Int, workers_then: int, workers_now: int, fetches: int) -> Int:
-    """Return ``steps`` in whole rounds of all workers. ``ordinals``: positions in the whole run."""
+    """Return those of ``steps`` that form whole rounds of all workers, spread evenly; all if there are too few.
+
+    ``ordinals``: their positions in the whole run. ``fetches``: batches per step.
+    ``workers_then``, ``workers_now``: numbers of workers as recorded and under the edits.
+    """
     cycle = math.lcm(workers_then, workers_now)
     longer = [math.lcm(cycle, period) for period in USUAL_PERIODS]
     for period in dict.fromkeys((*longer, cycle, workers_then)):
@@ -86,10 +96,10 @@ LAUNCHING, QUEUE_LIMIT = ("cause", "launching"), ("cause", "queue limit")
 
 
 class Operation(NamedTuple):
-    """One operation of a program.
+    """One operation of a program. ``first`` and ``second`` are rows of :attr:`Program.durations` (ns).
 
-    host: ``first`` on the host. launch: ``first`` on the device, ``second`` to queue it. sync: ``first`` after the end
-    of what it waits for. reduce: all ranks wait for one another.
+    host: host time. fetch: take the next batch. launch: device time, time to queue it.
+    sync: host time after the awaited device work ends. reduce: barrier of all ranks.
     """
 
     kind: Literal["host", "fetch", "launch", "sync", "reduce"]
@@ -100,7 +110,10 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One class of steps: operations, durations in ns (rows, variants, members), tape positions of its members."""
+    """One class of steps: its operations, and its durations in ns, (rows, variants, members of the class).
+
+    ``places``: position of each member on the :class:`Tape`.
+    """
 
     operations: tuple[Operation, ...]
     durations: Array
@@ -109,7 +122,10 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Input of ``simulate``. Batches and members of a class repeat without end. Variants differ only in durations."""
+    """Input of ``simulate``, made by :func:`build`. Batches and members of a class repeat without end.
+
+    Variants (see :func:`together`) differ only in durations.
+    """
 
     costs: Array  # (len(Costs._fields), variants, batches)
     tape_steps: int  # number of steps on the :class:`Tape`
@@ -141,11 +157,13 @@ def build(
     most_steps: int = PREDICTED_STEPS_MAX,
     merged: bool = True,
 ) -> Pipeline:
-    """Return the pipeline of ``recording`` under ``edits``, its CPU work stretched by ``now`` instead of by ``then``.
+    """Return the pipeline of ``recording`` under ``edits``.
 
-    ``grown``: size of its batches / size of the batches that its steps had. ``exact``: all steps and batches in the
-    recorded order; else those of measured steps, in any number. ``most_steps``: of a longer run only its beginning. Not
-    ``merged``: every phase of the host is an operation of its own.
+    Its CPU work takes longer by the factors ``now`` instead of by ``then``, those of the recorded run.
+    ``exact``: all steps and batches in the recorded order; else those of measured steps, in any number.
+    ``grown``: size of its batches / size of the batches that its steps had.
+    ``most_steps``: maximum number of measured steps; of a longer run only its beginning.
+    ``merged``: consecutive host phases are one operation; False: every phase is an operation of its own.
     """
     workers = recording.workers if edits.workers is None else edits.workers
     prefetch = recording.prefetch if edits.prefetch is None else edits.prefetch
@@ -203,19 +221,24 @@ def build(
 
 
 def in_order(recording: Recording, edits: Edits, then: Stretch = ALONE, now: Stretch = ALONE) -> Pipeline:
-    """Return the pipeline in the recorded order, in which the loader goes on from the replay's own state."""
+    """Return the pipeline with steps and batches in the recorded order.
+
+    After a pause, the loader continues from the replay's own state instead of the recorded one.
+    """
     return replace(build(recording, edits, then, now, exact=True), exact=False)
 
 
 def _steps(
     recording: Recording, unmeasured: int, most: int, *, exact: bool, every_pause: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[Resume | None, ...]]:
-    """Return the steps in order: their programs, whether they count, and pauses before them; up to ``most`` that count.
+    """Return the steps in order: number of each one's program, True if it counts, and the pause before it (or None).
 
-    A repetition begins with ``unmeasured`` steps, as in launch/block.py. They are one more than the batches in flight,
-    and enough for the host to get ahead of its device. Measured steps replace missing ones. ``every_pause``: a pause in
-    which the loader went on also begins a repetition. Not ``exact``: other work than training within a step becomes a
-    pause after it.
+    ``most``: maximum number of steps that count.
+    A repetition begins with ``unmeasured`` steps, as in launch/block.py.
+    They are one more than the batches in flight, and enough for the host to get ahead of its device.
+    Measured steps replace missing ones.
+    ``every_pause``: a pause in which the loader went on also begins a repetition.
+    Not ``exact``: other work than training within a step becomes a pause after it.
     """
     counting = np.flatnonzero(recording.measured)
     order: list[int] = []
@@ -240,7 +263,10 @@ def _steps(
 
 
 def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the tape positions from which most of ``order`` meet their class. ``classes``: of the tape's steps."""
+    """Return the positions on the tape from which most steps of ``order`` meet a step of their class.
+
+    ``order``: class of each step of the replay. ``classes``: class of each step on the tape.
+    """
     alike = np.zeros(len(classes), dtype=np.int64)
     for step, number in enumerate(order):
         alike += np.roll(classes, -step) == number
@@ -250,7 +276,7 @@ def _starts(order: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.
 def _drained(
     recording: Recording, edits: Edits, measured: NDArray[np.bool_], resumes: tuple[Resume | None, ...]
 ) -> NDArray[np.bool_]:
-    """Return True for steps at whose end the host waits for the device though no recorded step does.
+    """Return True for each step at whose end the host waits for the device though no recorded step does.
 
     Without blocking calls steps would be timed by their launches (launch/child.py, _take).
     """
@@ -273,7 +299,7 @@ def _program(
     exact: bool,
     merged: bool,
 ) -> tuple[Program, float]:
-    """Return the operations of a class under ``edits``, and the main thread's mean CPU time in one of its steps."""
+    """Return the program of class ``number`` under ``edits``, and the main thread's mean CPU time (ns) in its steps."""
     step_class = recording.classes[number]
     every, members = (step_class.events, len(step_class.steps)) if exact else recording.measured_events[number]
     events = [event for event in every if not _goes(event, edits)]
@@ -310,7 +336,10 @@ def _program(
 
 
 def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operation], rows: list[Array]) -> None:
-    """Add the wait of ``compute.sync: late``: after all launches, for the previous step up to its gradient norm."""
+    """Add to ``operations`` and ``rows`` the wait of ``compute.sync: late``.
+
+    It comes after all launches and waits for the previous step up to its gradient norm.
+    """
     blocking = [i for i, event in enumerate(events) if event.kind == "sync" and event.phase == "sync"]
     launches = [i for i, operation in enumerate(operations) if operation.kind == "launch"]
     if not blocking or not launches:
@@ -326,7 +355,10 @@ def _wait_for_the_step_before(events: Sequence[Event], operations: list[Operatio
 def _on_tape(
     recording: Recording, number: int, tape: Tape, members: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the members of a class that lend their durations, and their positions; all if none is on the tape."""
+    """Return the steps of class ``number`` that are on the tape, as indices of its members, and their positions on it.
+
+    All members if none is on the tape: their durations are then used.
+    """
     rows = recording.classes[number].steps
     if members != len(rows):
         rows = rows[recording.measured[rows]]
@@ -341,7 +373,7 @@ def _on_tape(
 
 
 def _goes(event: Event, edits: Edits) -> bool:
-    """Return True if ``edits`` remove the event from its step, and not only its duration."""
+    """Return True if ``edits`` remove the event itself from its step, and not only its duration."""
     if event.phase in ("sync", BOUNDARY) and edits.sync != "on":  # _drained() replaces boundary waits
         return True
     return event.kind == "sync" and event.phase in WHOLE_PHASES and ("phase", event.phase) in edits.without
@@ -354,7 +386,10 @@ def _device_factor(event: Event, edits: Edits, scale: float) -> float:
 
 
 def _host_time(event: Event, edits: Edits, scale: float, asynchronous: bool) -> tuple[Array, Array]:
-    """Return wall and CPU time of a host event. On a synchronous device the computing phases are device time."""
+    """Return wall and CPU time (ns) of a host event under ``edits``, before contention.
+
+    On a synchronous device the computing phases are device time.
+    """
     factor = 1.0
     if ("phase", event.phase) in edits.without or (LAUNCHING in edits.without and event.phase not in WHOLE_PHASES):
         return event.duration * 0.0, event.cpu * 0.0
@@ -372,7 +407,10 @@ def tokens_per_step(recording: Recording, edits: Edits) -> float | None:
 
 
 def together(pipelines: Sequence[Pipeline]) -> Pipeline:
-    """Return pipelines of the same shape (see :func:`shape_of`) as variants of one."""
+    """Return one pipeline in which each of ``pipelines`` is a variant, in their order, so that one simulation runs all.
+
+    All must have the same :func:`shape_of`.
+    """
     first = pipelines[0]
     programs = []
     for variants in zip(*(pipeline.programs for pipeline in pipelines), strict=True):
@@ -391,7 +429,10 @@ def together(pipelines: Sequence[Pipeline]) -> Pipeline:
 
 
 def shape_of(pipeline: Pipeline) -> Hashable:
-    """Return what pipelines must have in common to be variants of one: everything except their durations."""
+    """Return everything about a pipeline except its durations, to compare with others.
+
+    Pipelines with equal values can be combined by :func:`together`.
+    """
     return (
         tuple(program.operations for program in pipeline.programs),
         pipeline.step_program.tobytes(),

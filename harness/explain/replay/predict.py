@@ -41,7 +41,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Run:
-    """One run with its unedited replay, the basis of every prediction about it."""
+    """One run with its unedited replay, the basis of every prediction about it.
+
+    ``offsets``: start positions of the replicates. ``then``: contention as recorded.
+    """
 
     recording: Recording
     offsets: Array  # (replicates, 1)
@@ -53,7 +56,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Edited:
-    """One run with its edited replay."""
+    """One run with its edited replay. ``before``, ``after``: replays without and with the edits."""
 
     run: _Run
     before: Simulated
@@ -79,7 +82,10 @@ class Replays:
         self._by_reading = list(self._of_reading.values())
 
     def recorded(self, key: str) -> float:
-        """Return the recorded value of a key that edits can set to a number."""
+        """Return the recorded value of an edit's key that takes a number, such as "workers".
+
+        It is 1 for "device" and "ranks".
+        """
         first = self._runs[0].recording
         return 1.0 if key in ("device", "ranks") else float(getattr(first, key))
 
@@ -90,7 +96,7 @@ class Replays:
 
     @property
     def busy_workers(self) -> int:
-        """Maximum over runs of the number of workers that made batches."""
+        """Number of workers that made batches, the maximum over runs; 0: inline."""
         return max(run.recording.busy_workers for run in self._runs)
 
     @property
@@ -108,22 +114,28 @@ class Replays:
 
     @property
     def tokenizes(self) -> bool:
-        """True if tokenizing was recorded in the making of batches."""
+        """True if the runs spent time on tokenizing while making batches."""
         return any(bool(run.recording.batches.stage["tokenize"].any()) for run in self._runs)
 
     @property
     def validation(self) -> ReplayValidation:
-        """Errors of the unedited replay against the measured steps, by block."""
+        """Errors of the unedited replays against the measured steps, by block."""
         return _validation([replace(run, before=run.in_order or run.before) for run in self._runs])
 
     def has_cores_for(self, workers: int) -> bool:
-        """Return True if ``workers`` and the main thread have one core each, or need no more CPU time than there is."""
+        """Return True if there are cores for this many workers and the main thread.
+
+        They have one core each, or need no more CPU time than the other cores give.
+        """
         first = self._runs[0].recording
         wall_ns, cpu_ns = _making_ns([run.recording.batches for run in self._runs])
         return workers < first.cores or workers * cpu_ns < (first.cores - 1) * wall_ns
 
     def off_core_ms(self, without: Sequence[str] = ()) -> float:
-        """Return the ms per step that the stages except ``without`` waited off a core, mean over the runs."""
+        """Return the ms per step that stages waited off a core, mean over the runs.
+
+        ``without``: names of stages that do not count.
+        """
         by_run = [run.recording.off_core_ms for run in self._runs]
         return sum(spent for stages in by_run for name, spent in stages.items() if name not in without) / len(by_run)
 
@@ -133,17 +145,20 @@ class Replays:
         return self._runs[0].recording.usual_handover_ms
 
     def predict(self, edits: Edits) -> Prediction:
-        """Return the step time under ``edits``, over all readings; ReplayError for too many batches in flight."""
+        """Return the predicted step time under ``edits``. Raises ReplayError for too many batches in flight.
+
+        Its interval includes all readings of what a record leaves open.
+        """
         likely, *others = (self._predicted(runs, edits) for runs in self._by_reading)
         if self._side_by_side(edits, likely.step_ms.median):
             likely = replace(likely, assumptions=(*likely.assumptions, Assumption("side by side")))
         return widened(likely, others)
 
     def _side_by_side(self, edits: Edits, step_ms: float) -> bool:
-        """Return True if the assumption that workers wait side by side matters.
+        """Return True if the assumption that workers wait side by side changes the prediction of ``step_ms``.
 
-        If workers wait one at a time, a step lasts as long as all of these waits. Fewer workers would not wait for one
-        another.
+        If workers wait one at a time, a step lasts as long as all of these waits.
+        Fewer workers would not wait for one another.
         """
         waited_ms = self.off_core_ms([name for name, edit in edits.stages.items() if edit.removes])
         workers, busy = _either(edits.workers, self.busy_workers), self.busy_workers
@@ -165,9 +180,10 @@ class Replays:
         return _prediction(edited_runs, edits, tuple(assumptions(self._runs[0].recording, edits)))
 
     def fed_by(self, data_runs: Sequence[RunData]) -> Prediction:
-        """Return the step time if the loader of ``data_runs`` (another arm) had fed the runs, block by block.
+        """Return the step time if the loader of another arm had fed the runs, block by block.
 
-        The interval includes every reading of the runs and of that loader. ReplayError if no block has both.
+        ``data_runs``: runs of that arm. The interval includes every reading of the runs and of that loader.
+        Raises ReplayError if no block has both.
         """
         feeders = {feeder.block: feeder for _, feeder in _recordings(data_runs)}
         readings = {block: {"likely": feeder, **feeder.all_readings} for block, feeder in feeders.items()}
@@ -207,12 +223,12 @@ class Replays:
         return _prediction(edited_runs, Edits(), (Assumption("loader alone"), *assumptions(fed_first, Edits())))
 
     def removals(self) -> tuple[Removal, ...]:
-        """Return the cost of each stage, phase, kernel and cause of the runs, the largest saving first."""
+        """Return the saving by removal of each stage, phase, kernel and cause of the steps, the largest first."""
         likely, *others = (removals([(run.recording, run.then) for run in runs]) for runs in self._by_reading)
         return widened_removals(likely, others)
 
     def critical_path_ms(self) -> dict[PathLink, PathTime]:
-        """Return the milliseconds per step by link of the critical path, means over the runs, the longest first."""
+        """Return the ms per step by link of the critical path, means over the runs, the longest first."""
         likely, *others = (_mean_path([run.recording for run in runs]) for runs in self._by_reading)
         links = dict.fromkeys(link for path in (likely, *others) for link in path)
         times = {}
@@ -229,7 +245,10 @@ def _mean_path(recordings: Sequence[Recording]) -> dict[PathLink, float]:
 
 
 def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[str, _Run]:
-    """Return the unedited replay of the run by reading, cached for comparisons, the arm itself and its advice."""
+    """Return the unedited replay of ``run`` by reading of what its record leaves open.
+
+    It is cached for comparisons, the arm itself and its advice.
+    """
 
     def replay() -> Mapping[str, _Run]:
         offsets = spread_offsets(recording.block, replicates, 1)
@@ -244,7 +263,10 @@ def _replayed(run: RunData, recording: Recording, replicates: int) -> Mapping[st
 
 
 def _keeps_order(recording: Recording, edits: Edits) -> bool:
-    """Return True if ``edits`` keep the number of batches in flight, the batch size and a single rank."""
+    """Return True if ``edits`` leave the loader alone: workers, prefetch and batch size as recorded, and a single rank.
+
+    The replay may then keep the recorded order of steps and batches.
+    """
     return (
         (edits.ranks or 1) == 1
         and _either(edits.batch_size, recording.batch_size) == recording.batch_size
@@ -254,7 +276,10 @@ def _keeps_order(recording: Recording, edits: Edits) -> bool:
 
 
 def _in_order(recording: Recording) -> Simulated | None:
-    """Return the replay in the recorded order; None if workers do not fill their queue, or for a long run."""
+    """Return the replay in the recorded order; None if predictions draw steps.
+
+    They do so unless workers fill their queue during other work, and for a long run.
+    """
     if not recording.fills_its_queue or np.count_nonzero(recording.measured) > PREDICTED_STEPS_MAX:
         return None
     return simulate(in_order(recording, Edits()), np.zeros((1, 1)))
@@ -270,7 +295,11 @@ def _edited(
     kept: bool,
     few: bool,
 ) -> _Edited:
-    """Return ``run`` edited. ``makes``: with drawn steps, and in the recorded order (if ``kept``)."""
+    """Return ``run`` with its edited replay.
+
+    ``makes``: functions that build the pipeline, with drawn steps and in the recorded order.
+    ``kept``: True if the edits allow the recorded order. ``few``: True if there are too few blocks for an interval.
+    """
     drawn, ordered = makes
     before = run.in_order if kept else None
     scattered = consistent([drawn], offsets, then)[0] if before is None or few else None
@@ -281,22 +310,31 @@ def _edited(
 
 
 def unedited_error(run: RunData) -> float:
-    """Return replayed / measured step time - 1, in the recorded order; ReplayError if it cannot be replayed."""
+    """Return the error of the unedited replay in the recorded order: replayed / measured step time - 1.
+
+    Raises ReplayError if the run cannot be replayed.
+    """
     return _error_of(run, record(run))
 
 
 def predict(runs: Sequence[RunData], edits: Edits) -> Prediction:
-    """Return the step time of ``runs`` (one arm, one run per block) under ``edits``; see :class:`Replays`."""
+    """Return the predicted step time of ``runs`` (one arm, one run per block) under ``edits``; see :class:`Replays`."""
     return Replays(runs).predict(edits)
 
 
 def replace_data(runs: Sequence[RunData], data_runs: Sequence[RunData]) -> Prediction:
-    """Return the step time of ``runs`` if the loader of ``data_runs`` had fed them; see :meth:`Replays.fed_by`."""
+    """Return the predicted step time of ``runs`` if the loader of ``data_runs`` had fed them.
+
+    See :meth:`Replays.fed_by`.
+    """
     return Replays(runs).fed_by(data_runs)
 
 
 def _recordings(runs: Sequence[RunData]) -> list[tuple[RunData, Recording]]:
-    """Return the runs that can be replayed and their recordings, by block; ReplayError (first reason) if none can."""
+    """Return the runs that can be replayed and their recordings, by block.
+
+    Raises ReplayError (the first reason) if none can.
+    """
     recordings, refusals = [], []
     for run in sorted(runs, key=lambda run: run.record.block):
         try:
@@ -315,7 +353,10 @@ def _error_of(run: RunData, recording: Recording) -> float:
 
 
 def _error(recording: Recording) -> float:
-    """Return the error over the steps that an exact replay covers (for a long run, its beginning)."""
+    """Return replayed / measured step time - 1, over the steps that an exact replay covers.
+
+    Of a long run, these are its beginning.
+    """
     pipeline = build(recording, Edits(), exact=True)
     alone = simulate(pipeline, np.zeros((1, 1)))
     covered = recording.wall_ns[: len(pipeline.measured)][pipeline.measured]
@@ -328,7 +369,7 @@ def _made_by(batches: RecordedBatches) -> MadeBy:
 
 
 def _making_ns(made: Sequence[RecordedBatches]) -> tuple[float, float]:
-    """Return the wall and CPU time in ns of all stages of these batches."""
+    """Return the wall and CPU time in ns of all stages, summed over the usable batches."""
     wall = sum(float(values[batches.usable].sum()) for batches in made for values in batches.stage.values())
     return wall, sum(float(values[batches.usable].sum()) for batches in made for values in batches.cpu.values())
 
@@ -338,14 +379,14 @@ def _either(edited: int | None, recorded: int) -> int:
 
 
 def _as_it_was(recording: Recording, offsets: Array) -> tuple[Simulated, Stretch]:
-    """Return the unedited replay and its contention."""
+    """Return the unedited replay from drawn steps, and the contention that it implies."""
     pipeline = build(recording, Edits())
     result = simulate(pipeline, offsets)
     return result, stretch(pipeline.demand, float(result.step_ms.mean()) * 1e6)
 
 
 def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumption, ...]) -> Prediction:
-    """Return the prediction of ``found``.
+    """Return the prediction from the edited replays ``found``, one per block.
 
     Each interval also covers the figure as corrected by the error of the unedited replay of the same steps.
     """
@@ -360,7 +401,7 @@ def _prediction(found: Sequence[_Edited], edits: Edits, assumed: tuple[Assumptio
         return holding(as_replayed, [corrected])
 
     def over(value: Callable[[_Edited], Array]) -> Estimate:
-        """Return the estimate from one array per block, over its replicates."""
+        """Return the estimate over blocks, from one array of replicates per block."""
         result = from_blocks([math.log(value(edited).mean()) for edited in found])
         assert result is not None
         if len(found) >= MIN_BLOCKS:

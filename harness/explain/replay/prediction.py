@@ -36,7 +36,7 @@ AssumptionKind = Literal[
 
 @dataclass(frozen=True)
 class Assumption:
-    """Assumption of a replay. Each kind sets its own figures; the others are 0."""
+    """Assumption that a prediction by replay depends on. Each kind sets its own figures; the others are 0."""
 
     kind: AssumptionKind
     cost_ms: float = 0.0  # "receive not observed", "hand-over not observed": per batch
@@ -53,7 +53,7 @@ class Assumption:
 
 
 def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
-    """Yield the assumptions of the replay of ``recording`` under ``edits``."""
+    """Yield the assumptions that a replay of ``recording`` under ``edits`` makes."""
     for cost in recording.batches.assumed:
         kind: AssumptionKind = "receive not observed" if cost.part == "receive" else "hand-over not observed"
         yield Assumption(kind, cost_ms=cost.ms)
@@ -91,7 +91,7 @@ def assumptions(recording: Recording, edits: Edits) -> Iterator[Assumption]:
 
 @dataclass(frozen=True)
 class ReplayValidation:
-    """Error of the unedited replay, replayed / measured - 1, by block.
+    """Error of the unedited replay, replayed / measured step time - 1, by block.
 
     ``errors``: in the recorded order. ``resampled``: from steps drawn as in this prediction.
     """
@@ -106,7 +106,7 @@ class ReplayValidation:
 
     @property
     def worst(self) -> float:
-        """Error furthest from 0 of the replay in the recorded order, signed."""
+        """Error of the replay in the recorded order that is furthest from 0, signed."""
         return max(self.errors.values(), key=abs)
 
     @property
@@ -116,7 +116,7 @@ class ReplayValidation:
 
     @property
     def typical(self) -> float:
-        """Median absolute error, in the recorded order or resampled, whichever is larger."""
+        """Median over blocks of the absolute error, in the recorded order or resampled, whichever is larger."""
         return max(float(np.median(np.abs(list(errors.values())))) for errors in (self.errors, self.resampled))
 
     @property
@@ -127,10 +127,11 @@ class ReplayValidation:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Step time of the edited run in milliseconds; ratios are to the measured step time.
+    """Predicted step time of an arm under edits, in ms; ratios are to the measured step time.
 
-    ``waits_ms``, ``starved_ms``: waits by stage and device idle time of the edited replay. The prefixes ``was_`` and
-    ``unedited_`` mark the same figures of the unedited replay. ``tokens_per_s`` counts the positions of all ranks.
+    ``waits_ms``, ``starved_ms``: waits for data by stage, and device idle time, of the edited replay.
+    The prefixes ``was_`` and ``unedited_`` mark the same figures of the unedited replay.
+    ``tokens_per_s`` counts the positions of all ranks; None if tokens were not counted.
     """
 
     edits: Edits
@@ -152,7 +153,7 @@ class Prediction:
 
     @property
     def gain(self) -> Estimate:
-        """Change by the edits alone: unedited replay / edited replay.
+        """Speedup by the edits alone: step time of the unedited replay / of the edited replay.
 
         The interval is that of ``speedup``, which includes the error of the replay, extended to the median.
         """
@@ -167,12 +168,18 @@ class Prediction:
         )
 
     def over_blocks(self, one: Estimate) -> Estimate:
-        """Return the figure ``one``, without an interval from replicates, because that lacks the scatter of blocks."""
+        """Return the estimate ``one`` of this prediction, without its interval if that is only from replicates.
+
+        Such an interval lacks the scatter of blocks.
+        """
         return one if self.interval_from == "blocks" else replace(one, ci_low=None, ci_high=None)
 
 
 def widened(likely: Prediction, others: Sequence[Prediction]) -> Prediction:
-    """Return ``likely`` with intervals that include those of ``others``, which are the same runs by other readings."""
+    """Return ``likely`` with intervals that include those of ``others``.
+
+    These are predictions for the same runs by other readings of what a record leaves open.
+    """
     if not others:
         return likely
     tokens = [prediction.tokens_per_s for prediction in others]

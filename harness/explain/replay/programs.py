@@ -31,7 +31,7 @@ OTHER = "other"  # host time outside of every phase
 
 
 class Phase(NamedTuple):
-    """A phase of the main thread; ``cpu_ns`` is None if it was not measured."""
+    """One recorded phase of the main thread; ``cpu_ns`` is None if it was not measured."""
 
     name: str
     start_ns: int
@@ -40,10 +40,11 @@ class Phase(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Work queued by the host in [start_ns, end_ns] that kept the device busy for ``busy_ns`` until ``done_ns``.
+    """Device work that the host queued in [start_ns, end_ns].
 
-    ``waited``: the device waited for launches, and ``busy_ns`` covers the time after the last one. ``blocked``:
-    launching only waited for the device.
+    It kept the device busy for ``busy_ns`` until ``done_ns``.
+    ``waited``: the device waited for launches, and ``busy_ns`` covers the time after the last one.
+    ``blocked``: launching only waited for the device.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Launch(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """A blocking call of the host."""
+    """A recorded blocking call of the host: it waits for the device."""
 
     start_ns: int
     end_ns: int
@@ -67,7 +68,7 @@ class Sync(NamedTuple):
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a class of steps; arrays (steps of the class,) in ns, 0 if the kind does not use them."""
+    """One event in the program of a class of steps; arrays (steps of the class,) in ns, 0 where the kind has none."""
 
     kind: EventKind
     name: str
@@ -78,14 +79,14 @@ class Event:
     queueing: Array  # launch: minimum time from the start of queueing to the end on the device
 
     def of_members(self, members: NDArray[np.int64]) -> Event:
-        """Return the event with only these steps of its class."""
+        """Return the event with only these steps of its class; ``members``: their indices."""
         columns = (self.duration[members], self.cpu[members], self.queueing[members])
         return Event(self.kind, self.name, self.phase, self.back, *columns)
 
 
 @dataclass(frozen=True)
 class StepClass:
-    """Steps with the same sequence of events. ``steps`` (members,) are their rows, in execution order."""
+    """Steps of a run with the same sequence of events. ``steps`` (members,): their rows, in execution order."""
 
     events: tuple[Event, ...]
     steps: NDArray[np.int64]
@@ -107,7 +108,10 @@ class _Moment(NamedTuple):
 def classes(
     bounds: Sequence[tuple[int, int]], phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> tuple[tuple[StepClass, ...], NDArray[np.int64]]:
-    """Return the classes of the steps with these ``bounds``, and each step's class; rows are sorted by start."""
+    """Return the classes of steps with the same sequence of events, and the number of each step's class.
+
+    ``bounds``: (start, end) of each step in ns. The other rows are sorted by start.
+    """
     by_sequence: dict[tuple[tuple[str, str, str, int], ...], list[tuple[int, list[_Moment]]]] = {}
     for row, (start, end) in enumerate(bounds):
         moments = _program(
@@ -143,13 +147,16 @@ def _program(
     syncs: Sequence[Sync],
     everything: Sequence[Launch],
 ) -> list[_Moment]:
-    """Return the events of one step. Every nanosecond outside of waits becomes host time."""
+    """Return the events of one step in order. Every nanosecond outside of waits becomes host time.
+
+    ``everything``: launches of the whole run; the other rows are those of this step.
+    """
     moments: list[_Moment] = []
     open_phases: list[tuple[str, float]] = [(OTHER, 1.0)]
     cursor = start
 
     def advance(until: int) -> None:
-        """Add host time up to ``until``, joined with the event before if it has the same phase."""
+        """Add an event of host time from the last event up to ``until``, joined with it if it has the same phase."""
         nonlocal cursor
         name, share = open_phases[-1]
         spent = max(0, until - cursor)
@@ -191,7 +198,10 @@ def _program(
 def _walk(
     phases: Sequence[Phase], launches: Sequence[Launch], syncs: Sequence[Sync]
 ) -> list[tuple[int, int, Phase | Launch | Sync, bool]]:
-    """Return (time, order at equal times, row, closes) of everything that happens in a step."""
+    """Return (time, order at equal times, row, closes) for each start and end of what happens in a step.
+
+    ``closes``: True for the end of a phase.
+    """
     walk: list[tuple[int, int, Phase | Launch | Sync, bool]] = []
     for phase in phases:
         walk.append((phase.start_ns, 1, phase, False))
@@ -208,7 +218,7 @@ def _walk(
 
 
 def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
-    """Return the sync event: which work this call waited for, and how long it took to return after that work."""
+    """Return the sync event of a blocking call: which work it waited for, and how long it took to return after that."""
     queued = bisect_left(launches, row.end_ns, key=lambda launch: launch.start_ns)
     waited_for = queued
     while waited_for and launches[waited_for - 1].done_ns > row.end_ns + CLOCK_TOLERANCE_NS:
@@ -224,7 +234,7 @@ def _sync(row: Sync, phase: str, launches: Sequence[Launch]) -> _Moment:
 
 
 def _cpu_share(phase: Phase, syncs: Sequence[Sync]) -> float:
-    """Return CPU time / host time outside of waits, from 0 to 1; 1 if it was not measured."""
+    """Return the phase's CPU time / its host time outside of waits, from 0 to 1; 1 if CPU time was not measured."""
     if phase.cpu_ns is None:
         return 1.0
     blocked = sum(s.end_ns - s.start_ns for s in syncs if phase.start_ns <= s.start_ns and s.end_ns <= phase.end_ns)

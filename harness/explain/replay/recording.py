@@ -68,7 +68,7 @@ ReplayGap = Literal[
 
 
 class ReplayError(InputError):
-    """Error for a run that cannot be replayed. ``gap``: what its record lacks, or which limit an edit exceeds."""
+    """Raised for a run that cannot be replayed. ``gap``: what its record lacks, or which limit an edit exceeds."""
 
     def __init__(self, gap: ReplayGap, line: str) -> None:
         super().__init__(line)
@@ -89,7 +89,7 @@ FULL_QUEUE = "full queue"  # call site in the emulated device that waits for a p
 
 
 class Resume(NamedTuple):
-    """Progress of the loader when the loop resumed after a pause. The device was idle by then."""
+    """State of the loader when the loop resumed after a pause. The device was idle by then."""
 
     repetition: bool  # True: a repetition begins. False: the loop only paused for a moment
     worked_ns: float  # progress of each builder during the pause, ns
@@ -98,7 +98,10 @@ class Resume(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """One run, ready to be replayed. Arrays over steps are (steps,), in execution order; times in ns."""
+    """One run, ready to be replayed; :func:`record` makes it.
+
+    Arrays over steps are (steps,), in execution order; times in ns.
+    """
 
     name: str  # arm and block, for messages
     block: int
@@ -133,7 +136,7 @@ class Recording:
     )  # cache of :meth:`once`
 
     def once(self, key: object, work: Callable[[], Result]) -> Result:
-        """Return the result of ``work``, cached under ``key`` because every edit of a replay needs it."""
+        """Return the result of ``work``, computed once and cached under ``key``, as every edit of a replay needs it."""
         if key not in self._results:
             self._results[key] = work()
         return cast("Result", self._results[key])
@@ -168,7 +171,10 @@ class Recording:
 
     @cached_property
     def all_readings(self) -> Mapping[str, Recording]:
-        """Recordings by all readings of the device's work, and by the least and most cost of unseen hand-overs."""
+        """Recordings by all other readings of what the run's record leaves open, by name.
+
+        They are readings of the device's work, and the least and most cost of hand-overs that were not observed.
+        """
         readings: dict[str, Recording] = dict(self.other_readings.items())
         unseen = {cost.part for cost in self.batches.assumed if cost.ms > 0}
         if unseen:
@@ -190,7 +196,7 @@ class Recording:
 
     @cached_property
     def fills_its_queue(self) -> bool:
-        """True if workers go on while the loop does other work than training, for example an evaluation."""
+        """True if workers go on while the loop does other work than training for long, for example an evaluation."""
         paused_ns = (resume.worked_ns for step, resume in self.resumes.items() if step and not resume.repetition)
         return self.workers > 0 and (self.held_up or any(paused > SUSPENDED_NS_MIN for paused in paused_ns))
 
@@ -210,7 +216,7 @@ class Recording:
 
     @property
     def off_core_ms(self) -> Mapping[str, float]:
-        """Milliseconds per step that each stage waited off a core; 0 where CPU time was not recorded."""
+        """Milliseconds per step that each stage spent off a core, by stage; 0 where CPU time was not recorded."""
         made = self.batches
         return {
             name: float((made.stage[name] - made.cpu[name])[made.usable].mean()) / 1e6 * self.batches_per_step
@@ -219,7 +225,10 @@ class Recording:
 
 
 def record(run: RunData) -> Recording:
-    """Return the recording of a run, cut after REPLAYED_STEPS_MAX measured steps; ReplayError if it has gaps."""
+    """Return the recording of a run, computed once, cut after REPLAYED_STEPS_MAX measured steps.
+
+    Raises ReplayError if it did not finish or its record lacks what a replay needs.
+    """
     result = run.once("recording", lambda: _record(run))
     if isinstance(result, ReplayError):
         raise result
@@ -331,7 +340,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
 def _rows(
     spans: RunSpans, until_ns: int, kernel_times: Mapping[str, KernelTime]
 ) -> tuple[list[Phase], DeviceWork, list[Sync], dict[int, list[StageRow]]]:
-    """Return phases, device work and syncs begun before ``until_ns``, and the stages of their batches."""
+    """Return phases, device work and blocking calls begun before ``until_ns``, and their batches' stages by number."""
     phases = [Phase(*row) for row in _sorted(spans, spans.phases, until_ns) if row[0] in PHASES]
     begun = np.flatnonzero(spans.launches.starts < until_ns)
     early_pieces = slice(int(begun[-1]) + 1 if len(begun) else 0)
@@ -354,7 +363,10 @@ def _rows(
 
 
 def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDArray[np.int64]) -> int:
-    """Return the number of samples per batch in the measured steps; 1 if the program did not report samples."""
+    """Return the mean number of samples per batch in the measured steps; 1 if the program did not report samples.
+
+    ``step_of``: step of each fetch.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -364,7 +376,7 @@ def _samples_a_batch(table: pa.Table, measured: NDArray[np.bool_], step_of: NDAr
 
 
 def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
-    """Return the recorded unpacking by batch."""
+    """Return the recorded arrival and unpacking of batches, by batch number."""
     unpackings = spans.unpackings
     awaited = unpackings.names == spans.code(AWAITED)
     rows = zip(unpackings.starts.tolist(), unpackings.ends.tolist(), awaited.tolist(), strict=True)
@@ -372,13 +384,16 @@ def _unpackings(spans: RunSpans) -> dict[int, Unpacking]:
 
 
 def _drawn_ns(spans: RunSpans, count: int) -> Array:
-    """Return the ns that a sampler chose items in the main thread within each batch's fetch, (count,)."""
+    """Return the ns within each batch's fetch in which a sampler chose items in the main thread, (count,)."""
     draws = spans.draws.where((spans.draws.batches >= 0) & (spans.draws.batches < count))
     return np.bincount(draws.batches, weights=draws.ends - draws.starts, minlength=count).astype(np.float64)
 
 
 def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[Launch]:
-    """Return the pieces of ``work`` by launch. A piece that blocked is split into two."""
+    """Return the pieces of device ``work`` by this reading, in order of launch.
+
+    A piece that blocked is split into two.
+    """
     from_ns, blocked = work.worked_from(reading), work.blocked(reading)
     done_ns = np.where(blocked, np.clip(work.launch_ends, from_ns, work.ends), work.ends)
     columns = (work.launch_starts, work.launch_ends, done_ns - from_ns, done_ns, work.waited(reading), blocked)
@@ -394,7 +409,10 @@ def _launches(names: Sequence[str], work: DeviceWork, reading: Reading) -> list[
 
 
 def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Reading]:
-    """Return the readings that differ from the likely one by OPEN_DEVICE_SHARE of steps without fetches."""
+    """Return the readings of when the device worked that differ noticeably from the likely one.
+
+    The limit is OPEN_DEVICE_SHARE of the steps' time without fetches.
+    """
     least_ns = OPEN_DEVICE_SHARE * max(0, wall_ns - fetch_ns)
     candidates: tuple[Reading, ...] = ("waiting", "working", "blocking")
     if not work.may_block.any():
@@ -403,7 +421,10 @@ def _other_readings(work: DeviceWork, wall_ns: int, fetch_ns: int) -> list[Readi
 
 
 def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
-    """Return the names of unprofiled work that the host was often still launching when the device began it."""
+    """Return the names of device work whose device time is unknown.
+
+    The host was often still launching it when the device began it, and no profile gives its time.
+    """
     pieces = np.bincount(work.names)
     still = np.bincount(work.names, weights=work.still_launching & ~work.profiled)
     return tuple(
@@ -412,7 +433,7 @@ def _busy_not_known(names: Sequence[str], work: DeviceWork) -> tuple[str, ...]:
 
 
 def _behind_full_queue(names: Sequence[str], work: DeviceWork) -> frozenset[str]:
-    """Return the names of work that was often launched onto a queue that may have been full."""
+    """Return the names of device work that was often launched onto a queue that may have been full."""
     pieces, behind = np.bincount(work.names), np.bincount(work.names, weights=work.behind_full_queue)
     return frozenset(names[code] for code in np.flatnonzero(behind > SELDOM_WORK_SHARE * pieces).tolist())
 
@@ -440,7 +461,10 @@ def _resumes(
     built: RecordedBatches,
     ahead: int,
 ) -> dict[int, Resume]:
-    """Describe the loader at the first step and at every step that began after a pause of the loop."""
+    """Return the loader's state at the first step and at every step that began after a pause of the loop, by step.
+
+    ``paused``: these steps. ``suspended``: True if the run was suspended before the step. ``ahead``: batches in flight.
+    """
     known_ns = [worked for worked in built.worked_ns if worked is not None]
     typical = float(np.mean(known_ns)) if known_ns else 0.0
     stops = iter(built.worked_ns)
@@ -462,7 +486,10 @@ def _resumes(
 
 
 def _held_up_ns(classes: Sequence[StepClass], measured: NDArray[np.bool_], held: NDArray[np.bool_]) -> dict[int, float]:
-    """Return ``Recording.held_up_ns``. Extra time below :data:`HELD_WORK_SHARE` of a usual step is left out."""
+    """Return ``Recording.held_up_ns``: by step, the extra host time in ns of the step before, if it had other work.
+
+    Extra time below :data:`HELD_WORK_SHARE` of a usual step is left out.
+    """
     extra_ns: dict[int, float] = {}
     for step_class in classes:
         counted, late = measured[step_class.steps], held[step_class.steps]

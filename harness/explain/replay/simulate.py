@@ -38,10 +38,10 @@ READ, TOKENIZE, PACK, WORK, AFTER, WAKE, HANDOVER, RECEIVE, UNPACK, DRAW = range
 
 @dataclass(frozen=True)
 class Simulated:
-    """Means over the measured steps, (replicates,), in ms; ``step_ns`` (replicates, steps).
+    """Result of a simulation: means over the measured steps, (replicates,), in ms; ``step_ns`` is (replicates, steps).
 
-    ``waits``: waits of the host by stage; beside an asynchronous device only its idle time meanwhile. ``idle``: all
-    device idle time.
+    ``waits``: waits of the host for data by stage; beside an asynchronous device only its idle time meanwhile.
+    ``idle``: all idle time of an asynchronous device, else None.
     """
 
     step_ms: Array
@@ -53,10 +53,11 @@ class Simulated:
 def simulate(
     pipeline: Pipeline, offsets: Array, variants: NDArray[np.int64] | None = None, *, account: bool = True
 ) -> Simulated:
-    """Run ``pipeline`` once per replicate. ``offsets`` (replicates, ranks) in [0, 1): start positions.
+    """Run ``pipeline`` once per replicate and return the results.
 
-    ``variants``: variant of the pipeline by replicate. Without ``account`` waits and idle time stay 0, which saves half
-    the time.
+    ``offsets`` (replicates, ranks): start positions on the tape, from 0 to below 1.
+    ``variants``: number of the pipeline's variant for each replicate; None: the first.
+    ``account``: False leaves waits and idle time at 0, which saves half the time.
     """
     return _Loop(pipeline, offsets, variants, account=account).run()
 
@@ -66,7 +67,7 @@ Worker = int | tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 class _Built:
-    """A batch in flight, (replicates, ranks): ``end`` of its last stage, and where it is already unpacked."""
+    """A batch in flight in all replicates and ranks: costs, ``end`` of its last stage, and where it is unpacked."""
 
     __slots__ = ("_arrived", "costs", "end", "unpacked", "worker")
 
@@ -87,14 +88,20 @@ class _Built:
 
     @property
     def arrived(self) -> Array:
-        """Arrival of its message in the main thread, cached because each fetch reads it for all batches in the pipe."""
+        """Arrival time of its message in the main thread.
+
+        It is cached because each fetch reads it for all batches in the pipe.
+        """
         if self._arrived is None:
             self._arrived = self.delivered - self.costs[RECEIVE]
         return self._arrived
 
 
 class _Fetched(NamedTuple):
-    """A fetch whose wait is not yet split: start, end, when the device was free, end and costs of its batch."""
+    """A fetch whose wait is not yet split by stage.
+
+    Fields: start, end, when the device was free, end of the batch's last stage, and its costs.
+    """
 
     start: Array
     now: Array
@@ -138,7 +145,7 @@ class _Loop:
         self.queued: list[tuple[Array, Array]] = []  # (time of queueing, time when the device was free)
 
     def run(self) -> Simulated:
-        """Run all steps in order."""
+        """Run all steps in order and return the results."""
         walls: list[Array] = []
         p = self.p
         # Without blocking calls, a step lasts until the device has done it. In a step that logs, the host has waited
@@ -171,7 +178,10 @@ class _Loop:
         )
 
     def _durations(self, steps: slice) -> dict[int, Iterator[Array]]:
-        """Return by program the durations of its next steps. The next step of its class on the tape lends them."""
+        """Return by program an iterator over the durations of its next steps.
+
+        Each step takes those of the next step of its class on the tape.
+        """
         durations = {}
         numbers = self.p.step_program[steps]
         for number in np.unique(numbers).tolist():
@@ -236,7 +246,7 @@ class _Loop:
             self.fetched.append(_Fetched(start, self.now, self.device_free, batch.end, batch.costs))
 
     def _unpack_up_to(self, batch: _Built) -> None:
-        """Unpack the messages in the pipe up to that of ``batch``, in the order of arrival."""
+        """Unpack the messages that arrived up to that of ``batch``, in the order of arrival."""
         wanted = None if batch.unpacked is None else ~batch.unpacked
         arrived, costs = [batch.arrived], [batch.costs[UNPACK]]
         own_pipes = self.p.worker_of is None
@@ -272,7 +282,7 @@ class _Loop:
         batch.unpacked = np.ones(self.shape, dtype=np.bool_)
 
     def _add_up(self) -> None:
-        """Add up the waits of the steps since the last call, and the device idle time."""
+        """Add up the waits for data and the device idle time of the steps since the last call."""
         if self.queued:
             now, device_free = map(np.array, zip(*self.queued, strict=True))
             self.idle += np.maximum(0.0, now - device_free).sum(axis=0)
@@ -282,7 +292,10 @@ class _Loop:
             self.fetched.clear()
 
     def _account(self, all_of: _Fetched) -> None:
-        """Split the waits by the stages of the awaited batches. Beside a device, only its idle time counts."""
+        """Split the waits by the stages of the awaited batches.
+
+        Beside an asynchronous device, only its idle time counts.
+        """
         start, now, device_free, end, costs = all_of
         if self.p.asynchronous:
             start = np.minimum(np.maximum(start, device_free), now)
@@ -321,7 +334,7 @@ class _Loop:
             self.in_pipe[worker if isinstance(worker, int) else 0].append(built)
 
     def _worker(self) -> Worker:
-        """Return the worker that makes the next batch."""
+        """Return the worker that makes the next batch, as an index into arrays of workers."""
         worker_of = self.p.worker_of
         if worker_of is None:
             return self.requested % self.p.workers
@@ -331,7 +344,8 @@ class _Loop:
     def _resume(self, resume: Resume, *, first: bool) -> None:
         """Resume after a pause: the device is done, and the loader has got as far as ``resume`` records.
 
-        An exact replay takes over the recorded batches in flight. Shorter pauses also pass for the loader.
+        ``first``: True before the first step. An exact replay takes over the recorded batches in flight.
+        Shorter pauses also pass for the loader.
         """
         while len(self.on_the_way) < self.p.in_flight:
             self._request()
@@ -356,14 +370,20 @@ CONTENTION_CLOSE = 0.005
 
 
 def spread_offsets(block: int, replicates: int, ranks: int) -> Array:
-    """Return the start of each rank of each replicate, (replicates, ranks) in [0, 1): spread evenly, then shuffled."""
+    """Return the start position of each rank of each replicate, (replicates, ranks), from 0 to below 1.
+
+    They are spread evenly over the replicates, then shuffled. ``block``: seed.
+    """
     generator = np.random.default_rng([OFFSETS_SEED, block])
     cells = (np.arange(replicates) + generator.random((ranks, replicates))) / replicates
     return generator.permuted(cells, axis=1).T
 
 
 def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account: bool = True) -> list[Simulated]:
-    """Replay each of ``makes`` until its contention, at first ``then``, agrees with its step time."""
+    """Return a simulation for each of ``makes``, repeated until its contention agrees with its step time.
+
+    ``makes``: functions that build a pipeline for given contention. ``then``: contention to start with.
+    """
     stretches = [then] * len(makes)
     results: list[Simulated | None] = [None] * len(makes)
     pending = list(range(len(makes)))
@@ -385,7 +405,10 @@ def consistent(makes: Sequence[Make], offsets: Array, then: Stretch, *, account:
 
 
 def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool = True) -> list[Simulated]:
-    """Return one result for each of ``pipelines``. Pipelines of the same shape run side by side."""
+    """Return one result for each of ``pipelines``, in their order.
+
+    Pipelines of the same shape run in one simulation.
+    """
     by_shape: dict[object, list[int]] = {}
     for number, pipeline in enumerate(pipelines):
         by_shape.setdefault(shape_of(pipeline), []).append(number)
@@ -399,7 +422,7 @@ def simulate_all(pipelines: Sequence[Pipeline], offsets: Array, *, account: bool
 
 
 def _split(results: Simulated, replicates: int) -> list[Simulated]:
-    """Return the results of each variant."""
+    """Return the results of each variant, in order. ``replicates``: number of rows of one variant in ``results``."""
     count = len(results.step_ms) // replicates
     parts = [slice(first * replicates, (first + 1) * replicates) for first in range(count)]
     return [

@@ -23,7 +23,10 @@ _HALVINGS = 6  # bisections between the neighbours of a crossover
 
 @dataclass(frozen=True)
 class Crossing:
-    """Value at which the cost of tokenization crosses 1 % of the step, between two neighbours of the given values."""
+    """Value of a swept key at which the cost of tokenization crosses 1 % of the step.
+
+    It lies between two neighbours of the given values.
+    """
 
     at: float  # first value on the other side
     between: tuple[str, str]  # neighbours, as given
@@ -32,7 +35,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Predictions at each of ``values``, in rising order."""
+    """Predictions for several values of one edit key, in rising order, with and without tokenization."""
 
     key: str
     was: float  # recorded value
@@ -44,12 +47,16 @@ class Sweep:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of the step that tokenization costs, at each value."""
+        """Share of the step (0 to 1) that tokenization costs, at each value."""
         return tuple(_share(full, free) for full, free in zip(self.recorded, self.without, strict=True))
 
 
 def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
-    """Return key and values of ``device=1x,2x,4x`` in rising order; InputError (one line) for invalid text."""
+    """Return the key and the values of a text such as ``device=1x,2x,4x``.
+
+    Values are (number, text as given), in rising order. ``edits``: must not set the same key.
+    Raises InputError (one line) for invalid text.
+    """
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or key not in SWEPT:
         raise InputError(f"--sweep {text}: expected KEY=VALUE,VALUE,... with one of the keys {', '.join(SWEPT)}")
@@ -69,7 +76,10 @@ def parse_sweep(text: str, edits: Edits) -> tuple[str, list[tuple[float, str]]]:
 
 
 def sweep(replays: Replays, edits: Edits, key: str, values: Sequence[tuple[float, str]]) -> Sweep:
-    """Predict ``values`` of ``key`` (see :func:`parse_sweep`) on top of ``edits``, with and without tokenization."""
+    """Return predictions for ``values`` of ``key`` (see :func:`parse_sweep`) on top of ``edits``.
+
+    Each value is predicted with and without tokenization.
+    """
 
     def at(text: str) -> tuple[Prediction, Prediction]:
         full = edits.with_text(f"{key}={text}")
@@ -99,7 +109,11 @@ def _share(full: Prediction, free: Prediction) -> float:
 def _crossing(
     key: str, low: tuple[float, str], high: tuple[float, str], before: bool, matters: Callable[[str], bool]
 ) -> Crossing:
-    """Bisect between two neighbours where tokenization matters at only one. Each bisection is a replay."""
+    """Return the value between two neighbours where tokenization begins or ceases to matter, found by bisection.
+
+    ``before``: True if it matters at the lower one. ``matters``: function of a value's text. Each bisection is a
+    replay.
+    """
     lower, upper = low[0], high[0]
     for _ in range(_HALVINGS):
         middle = math.sqrt(lower * upper) if key == "device" else (lower + upper) // 2
@@ -121,7 +135,10 @@ EXTRA_WORK: Mapping[str, str] = {
 
 
 def validation_arms(records: Sequence[RunRecord], arm: str, edits: Edits) -> list[str]:
-    """Return the names of other arms, including controls but not A/A controls, that ran ``arm`` under ``edits``."""
+    """Return the names of other arms that ran the configuration of ``arm`` under ``edits``.
+
+    Controls are included, but not A/A controls. Empty if there are none or no edits.
+    """
     arm_record = next((record for record in records if record.arm == arm), None)
     if arm_record is None or not edits:
         return []
@@ -138,7 +155,10 @@ def _removes_data(edits: Edits) -> bool:
 
 
 def _edited(config: JsonObject, edits: Edits) -> list[Nested]:
-    """Return the configurations equal to this one under ``edits``; empty if its keys cannot express them."""
+    """Return the configurations that run ``config`` with ``edits`` applied.
+
+    Several if the edits have more than one equivalent. Empty if configuration keys cannot express them.
+    """
     flat = flatten(config)
     if edits.cores is not None:
         return []

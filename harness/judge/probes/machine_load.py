@@ -40,7 +40,7 @@ DeviceFindingKind = Literal["clock fell", "slowed down", "other processes", "mis
 
 @dataclass(frozen=True)
 class DeviceFinding:
-    """Event that slowed a card, with its figures.
+    """Event that slowed an NVIDIA card, or a problem of its readings, with its figures by kind.
 
     "clock fell": from ``value`` to ``other`` MHz. "slowed down": by ``reason`` in the share ``value`` of the samples.
     "other processes": ``value`` processes that hold ``other`` bytes. "missed readings": ``value`` of ``other``.
@@ -54,7 +54,7 @@ class DeviceFinding:
 
 @dataclass(frozen=True)
 class DeviceHealth:
-    """One card during the measured steps of one arm: means over samples. None: not recorded."""
+    """Counters of one NVIDIA card during the measured steps of one arm: means over samples. None: not recorded."""
 
     arm: str
     device: int  # CUDA device number
@@ -82,7 +82,10 @@ class DeviceHealth:
 
 
 def device_health(arms: Mapping[str, Sequence[RunData]]) -> list[DeviceHealth]:
-    """Return the health of each sampled card of each arm, over the arm's finished runs."""
+    """Return the health of each sampled NVIDIA card of each arm, over the arm's finished runs.
+
+    ``arms``: runs by arm.
+    """
     health_list = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
@@ -163,7 +166,10 @@ def _device(arm: str, device: int, runs: Sequence[RunData], splits: Sequence[Spl
 
 
 def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) -> tuple[float | None, float | None]:
-    """Return joules per token and per trained token of the measured steps, over the runs that computed on this card."""
+    """Return joules per token and per trained token of the measured steps, over the runs that computed on this card.
+
+    None if no energy was read or no token counted.
+    """
     joules, tokens, trained = 0.0, 0.0, 0.0
     for run, run_split in zip(runs, splits, strict=True):
         facts, energy = run.record.facts, run_split.get((f"nvml:{device}", "energy_j"))
@@ -187,7 +193,10 @@ def _per_token(device: int, runs: Sequence[RunData], splits: Sequence[Split]) ->
 
 
 def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return masks of the steps (rows,) of repetitions that were read to their end, and of the readings of these."""
+    """Return two masks: the steps of repetitions whose readings reach their last step, and the readings in those.
+
+    ``t_ns``: times of the energy readings, CLOCK_MONOTONIC.
+    """
     repetitions, start = column(steps, "turn"), column(steps, "start_ns")
     begins = sorted(
         (start[repetitions == number].min(), start[repetitions == number].max(), number)
@@ -203,7 +212,10 @@ def _fully_read(steps: pa.Table, t_ns: npt.NDArray[np.int64]) -> tuple[npt.NDArr
 
 
 def throttled(reasons: Array) -> dict[str, float] | None:
-    """Return the share of samples with each throttling reason, most common first; None if not recorded."""
+    """Return the share of samples with each throttling reason, most common first; None if not recorded.
+
+    ``reasons``: NVML's bit mask of each sample.
+    """
     if not reasons.size:
         return None
     bits = reasons.astype(np.int64)
@@ -212,9 +224,9 @@ def throttled(reasons: Array) -> dict[str, float] | None:
 
 
 def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
-    """Return (from, to) of the largest fall between median clocks of the run's parts in time; None if it is small.
+    """Return (from, to) in MHz of the largest fall between median clocks of parts of the run; None if it is small.
 
-    All parts have equally many samples, so that one odd sample decides nothing.
+    The parts are consecutive. All have equally many samples, so that one odd sample decides nothing.
     """
     parts = [
         float(np.median(part))
@@ -227,7 +239,10 @@ def clock_fall(t_ns: Array, mhz: Array) -> tuple[float, float] | None:
 
 
 def _fall(one: Split, source: str) -> tuple[float, float] | None:
-    """Return :func:`clock_fall` of the samples in which the card had work, because an idle card lowers its clock."""
+    """Return :func:`clock_fall` of one card's samples (``source``) in which the card had work.
+
+    An idle card lowers its clock, so its idle samples are left out.
+    """
     clocks, reasons = one[source, "sm_clock_mhz"], one.get((source, "throttle_reasons"))
     busy = np.ones(len(clocks.values), dtype=bool)
     if reasons is not None and len(reasons.values) == len(busy):
@@ -257,9 +272,9 @@ HostFindingKind = Literal[
 
 @dataclass(frozen=True)
 class HostFinding:
-    """Event that slowed a run, with its figure.
+    """Event that slowed a run on its host, with its figure by kind.
 
-    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count, by kind.
+    ``value`` is a share of the time or of the quota's periods, a rate per second, cores, bytes or a count.
     ``limit`` is its reference: the quota in cores, the memory limit, all readings, or the maximum at a time.
     """
 
@@ -271,7 +286,10 @@ class HostFinding:
 
 @dataclass(frozen=True)
 class RoleLoad:
-    """All processes of one role. Rates per second of measured steps. None: not reported by this kernel."""
+    """Load by all processes of one role (main, loaders, ranks, sampler) of one arm.
+
+    Rates are per second of measured steps. None: not reported by this kernel.
+    """
 
     role: str
     processes: int
@@ -287,7 +305,7 @@ class RoleLoad:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """Host of one arm, over the measured steps of all its runs."""
+    """Use of the host by the runs of one arm and by other processes, over the measured steps of all its runs."""
 
     arm: str
     seconds: float
@@ -307,7 +325,7 @@ class HostLoad:
 
 
 def host_load(arms: Mapping[str, Sequence[RunData]]) -> list[HostLoad]:
-    """Return the host load of each sampled arm, over all its finished runs."""
+    """Return the host load of each sampled arm, over all its finished runs; arms without samples are left out."""
     loads = []
     for arm, runs in arms.items():
         finished = [run for run in runs if run.record.status == "done"]
@@ -356,8 +374,8 @@ def _arm(arm: str, runs: Sequence[RunData], splits: Sequence[Split], seconds: fl
 def _others(splits: Sequence[Split], cores: float | None, own_cores: float) -> tuple[float | None, float | None]:
     """Return (mean, maximum) cores used by other processes; None if the kernel does not count them.
 
-    ``cores``: all used cores minus this run's. If it is clearly negative, the kernel did not count all processes. The
-    maximum is over windows of at least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms.
+    ``cores``: all used cores minus this run's. If it is clearly negative, the kernel did not count all processes.
+    The maximum is over windows of at least ``OTHERS_WINDOW_S``, because the kernel counts in ticks of 10 ms.
     """
     if cores is None or cores < -policy.UNCOUNTED_CPU_MAX * own_cores:
         return None, None
@@ -407,7 +425,7 @@ def _count(by_run: Iterable[Mapping[str, int]], source: str) -> int:
 
 
 def _host_findings(load: HostLoad, threads: int) -> Iterator[HostFinding]:
-    """Yield the findings, most severe first."""
+    """Yield the findings about one arm's host, most severe first. ``threads``: compute threads of the main process."""
     yield from _limits(load, threads)
     held = (load.throttled_share or 0) > policy.QUOTA_THROTTLED_MIN
     for role in load.roles:

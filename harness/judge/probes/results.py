@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """Run with the output of its profilers."""
+    """Run that ran under profilers, with their output."""
 
     run: RunData
     profiles: Sequence[pa.Table] = ()  # see harness.study.traces.kineto
@@ -34,13 +34,13 @@ class ProfiledRun:
 
     @property
     def arm(self) -> str:
-        """Profiled arm."""
+        """Name of the arm that was profiled, not of its profiled control."""
         return self.run.record.of or self.run.record.arm
 
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """Probe recordings of the arms of one study."""
+    """Results of all probes of one study; :func:`probe_results` makes it."""
 
     loads: Sequence[HostLoad] = ()
     devices: Sequence[DeviceHealth] = ()
@@ -73,7 +73,11 @@ def probe_results(runs: Sequence[RunData], profiled: Sequence[ProfiledRun]) -> P
 def with_device_busy(
     report: StudyReport, profiles: Sequence[TorchProfile], cards: Sequence[DeviceHealth] = ()
 ) -> StudyReport:
-    """Return ``report`` with the busy time, or its lower bound, and the bound of arms whose busy time is open."""
+    """Return ``report`` with a narrower device busy time for arms whose CUDA events leave it open.
+
+    It comes from a profiled window, or is a lower bound from the SM activity of ``cards``. What limits the step
+    follows.
+    """
     kernel_ms = {
         profile.arm: (profile.operators.device_ms if profile.launched_ms is None else profile.launched_ms)
         / profile.steps
@@ -88,7 +92,10 @@ def with_device_busy(
 
 
 def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Bound, int]]) -> Comparison | NotCompared:
-    """Return ``found`` with the bounds of its arms replaced by the narrowed ones."""
+    """Return the comparison ``found`` with the limits of its arms' steps replaced by the narrowed ones.
+
+    ``bounds``: number of blocks by limit, by arm.
+    """
     if isinstance(found, NotCompared):
         return found
     measured = found.measured
@@ -101,7 +108,10 @@ def _as_known(found: Comparison | NotCompared, bounds: Mapping[str, Mapping[Boun
 
 
 def _sm_active(arm: str, cards: Sequence[DeviceHealth]) -> float | None:
-    """Return the SM activity of the only card of ``arm``; None with several cards or if other processes may use it."""
+    """Return the SM activity (share of time, 0 to 1) of the only card of ``arm``.
+
+    None with several cards, too few samples, or if other processes may use the card.
+    """
     arm_cards = [card for card in cards if card.arm == arm]
     if (
         len(arm_cards) != 1
