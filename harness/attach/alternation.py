@@ -142,9 +142,15 @@ class AlternatingCommand:
         while len(self._ranks) < expected:
             if select.select([listening], [], [], ALTERNATION_LOOK_S)[0]:
                 connection, _ = listening.accept()
+                connection.settimeout(self.limits.start_s)  # A rank may lack a core for seconds.
+                try:
+                    hello = json.loads(connection.makefile("rb", buffering=0).readline() or "{}")
+                except (OSError, ValueError):
+                    hello = {}
                 connection.settimeout(ALTERNATION_LOOK_S)
-                hello = json.loads(connection.makefile("rb", buffering=0).readline() or "{}")
-                if "pid" in hello:
+                if "pid" not in hello:
+                    connection.close()
+                else:
                     self._ranks.append(_Rank(connection, int(hello["pid"])))
                     expected = int(hello.get("world") or 1)
             missing = f"{len(self._ranks)} of {expected} ranks came" if self._ranks else ""

@@ -84,6 +84,9 @@ class SpyRecording:
                 env={**os.environ, "RUST_LOG": "warn"},  # otherwise it hides why a process could not be sampled
             )
         except OSError as error:
+            self._log.close()
+            if self._metronome is not None:
+                self._metronome.close()
             raise SpyFailed(f"py-spy: {error}") from error
         try:
             self._wait_until_ready()

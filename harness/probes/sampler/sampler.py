@@ -114,7 +114,10 @@ class Sampler(Probe):
             return
         assert self._process.stdin is not None
         try:
-            os.write(self._process.stdin.fileno(), json.dumps(order).encode() + b"\n")
+            # Written whole or not at all as long as it fits into PIPE_BUF; else the rest must follow.
+            line = memoryview(json.dumps(order).encode() + b"\n")
+            while line:
+                line = line[os.write(self._process.stdin.fileno(), line) :]
         except BlockingIOError:
             self._give_up("takes no orders")
         except OSError:

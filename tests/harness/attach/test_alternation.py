@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.attach.alternation import AlternatingCommand, CommandFailed
+from harness.attach.alternation import ALTERNATION_LOOK_S, AlternatingCommand, CommandFailed
 from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
 from harness.explain.ledger import measure
@@ -380,6 +380,28 @@ def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         assert part in str(error.value)
     assert one._process is not None
     assert one._process.returncode == -signal.SIGKILL
+
+
+@slow
+def test_a_rank_may_take_seconds_from_its_connection_to_its_first_words(tmp_path: Path) -> None:
+    """It had no core for that long, and the whole comparison ended with "timed out". Another one says nothing."""
+    (tmp_path / "raw").mkdir()
+    text = f"""if True:
+        import json, os, socket, sys, time
+        gate = json.load(open(os.environ["HARNESS_ATTACH"] + "/settings.json"))["gate"]
+        mute, rank = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        mute.connect(gate)
+        mute.close()
+        rank.connect(gate)
+        time.sleep({ALTERNATION_LOOK_S + 0.5})
+        rank.sendall(b'{{"pid": 1, "rank": 0, "world": 1}}\\n')
+        time.sleep(1000)
+    """
+    words = [sys.executable, "-c", text]
+    one = AlternatingCommand(words, tmp_path / "raw", tmp_path / "log", tmp_path / "gate", WaitLimits(20, 20))
+    one.start(AgentSettings(warmup=5))
+    assert len(one._ranks) == 1
+    one.kill()
 
 
 @slow
