@@ -67,7 +67,7 @@ def build_report(folder: Path) -> FirstScreen:
 
 
 def _write(path: Path, content: bytes | None) -> None:
-    """Write a file of the report; without content, remove that of an earlier report."""
+    """Write ``content`` to ``path``. None removes the file, because an earlier report may have written it."""
     if content is None:
         path.unlink(missing_ok=True)
     else:
@@ -77,7 +77,10 @@ def _write(path: Path, content: bytes | None) -> None:
 def report_of(
     study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
 ) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
-    """Analyse a study with the results of its probes, and write nothing. ``while_whole``: see :func:`analyse`."""
+    """Return a study's analysis, the results of its probes and its recorded files. Writes nothing.
+
+    ``while_whole``: functions that :func:`analyse` calls with each run while all its tables are loaded.
+    """
     report = analyse(record, runs, *while_whole)
     files = read_recorded(study, runs)
     results = probe_results(runs, files.profiled)
@@ -85,7 +88,9 @@ def report_of(
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
-    """Raise InputError if measured runs have lost all their tables: an empty report must not replace theirs."""
+    """Raise InputError if the tables of all measured runs were deleted, because an empty report would replace the
+    old one.
+    """
     if any(run.has_steps for run in runs) or not (record.status == "done" or _has_figures(study.summary_json)):
         return
     errors = (run.record.error for run in runs if run.record.error)
@@ -94,7 +99,10 @@ def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunDat
 
 
 def _has_figures(summary_json: Path) -> bool:
-    """True if the previous report shows a measured run."""
+    """Return True if ``summary_json`` of the previous report has an arm with measured blocks.
+
+    False if it is unreadable.
+    """
     try:
         arms = read_json(summary_json)["arms"].values()
         return any(arm["blocks"] for arm in arms)
@@ -117,7 +125,10 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
 def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
-    """Write the pictures that show anything, return them by name, and remove those of an earlier report."""
+    """Write the report's pictures under plots/ and return them by file name. A picture without content is not drawn.
+
+    Files of an earlier report that this one does not draw are removed.
+    """
     from harness.show import plots  # Importing matplotlib takes a second.
 
     pictures = plots.pictures(report, screen.names)

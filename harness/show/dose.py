@@ -12,7 +12,11 @@ from harness.show.words import count, listing, ms, number
 
 
 def dose_line(found: Dose) -> str:
-    """Return the kind, the slope with its interval, and the figures behind it; without a full stop."""
+    """Return the result of a slowdown injection: its kind, the slope (ms of step per added ms) with its interval,
+    and figures.
+
+    If no slope could be fitted, return the reason instead. There is no full stop.
+    """
     if found.unfitted is not None:
         return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
     text = _fitted(found)
@@ -22,7 +26,7 @@ def dose_line(found: Dose) -> str:
 
 
 def dose_reason(found: Dose) -> str | None:
-    """Return why nothing was decided; None if something was decided."""
+    """Return why the injection decided nothing, and how many more blocks would decide; None if it decided."""
     if found.unfitted is not None:
         return _unfitted(found.unfitted)
     if found.kind != "undecided" or found.slope is None:
