@@ -17,7 +17,9 @@ from harness.audit.table import Table
 
 @dataclass(frozen=True)
 class Formula:
-    """Formula for FLOPs per token, and the rows that it fits, out of the rows that depend on it."""
+    """One way to count FLOPs per token, and the rows that it makes consistent (``rows``), out of ``of`` that depend
+    on it.
+    """
 
     convention: Convention
     gflops_per_token: float

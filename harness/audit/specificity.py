@@ -30,7 +30,10 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All tried readings of a row, by their shift of one of its relations."""
+    """All readings that could be tried for a row, as shifts (logarithms) of one of its relations.
+
+    It measures how many figures such readings fit.
+    """
 
     row: AuditRow
     setting: Setting
@@ -39,9 +42,9 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """Return the share of random figures that a reading as simple as ``reading``, or simpler, would fit.
+        """Return the share of random figures that some reading, at most as complex as ``reading``, would fit.
 
-        ``half``: uncertainty on either side of a figure; default: from the row's rounding.
+        ``half``: uncertainty on either side of a figure, as a logarithm; None: from the row's rounding.
         """
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
@@ -140,7 +143,7 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """Return the share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a nonzero shift."""
+    """Return the share of random figures, about as far off as ``relation``, that lie within ``half`` of a shift."""
     window = max(AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
     # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))

@@ -45,7 +45,10 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
-    """Read /dev/shm; None if it does not exist. Call it with a timeout, because it may hang with its file system."""
+    """Read size and free space of /dev/shm.
+
+    None if it does not exist. It may hang with its file system, so use a timeout.
+    """
     folder = root / "dev/shm"
     try:
         usage = os.statvfs(folder)
@@ -58,7 +61,7 @@ def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory |
 
 
 def _size(text: str | None) -> int | None:
-    """Parse the size of a tmpfs, as in size=65536k, to bytes; None for other forms such as a percentage."""
+    """Convert the size option of a tmpfs, such as 65536k, to bytes; None for other forms such as a percentage."""
     if not text:
         return None
     unit = _UNITS.get(text[-1].lower())
@@ -67,9 +70,9 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Return the summed peak resident memory (VmHWM) of the living processes of ``session``; None if none reports it.
+    """Return the summed peak memory (VmHWM, bytes) of the living processes of a session. None if none reports it.
 
-    A page that several processes share counts in each, so the sum is an upper bound.
+    ``session``: its id. Pages that processes share count in each, so the sum is an upper bound.
     """
     total = 0
     for folder in Path("/proc").iterdir():

@@ -34,7 +34,10 @@ class Torch:
 
 
 def read_torch() -> Torch:
-    """Read the facts. Raise TimeoutError, or ImportError with the reason if torch cannot be imported."""
+    """Read the facts in a separate process. Raise ImportError with the reason if torch cannot be imported.
+
+    Raise TimeoutError after :data:`TORCH_LIMIT_S` seconds.
+    """
     try:
         facts: Any = dict(facts_of_module("harness.machine.torch_facts", TORCH_LIMIT_S))
     except RuntimeError as error:
