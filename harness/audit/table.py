@@ -23,7 +23,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Declared:
-    """What the publication declares for all rows. None: not declared, so checks that need it are impossible."""
+    """Declarations of a publication for all rows. None: not declared, so checks that need it are impossible."""
 
     shape: Shape | None = None
     sequence_length: int | None = None
