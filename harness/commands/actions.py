@@ -19,7 +19,7 @@ class Command(NamedTuple):
     help: str
 
     def module(self) -> Any:
-        """Import and return the command's module."""
+        """Import the command's module, and return it."""
         return import_module(self.place.partition(":")[0])
 
     def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
@@ -29,7 +29,7 @@ class Command(NamedTuple):
 
 
 def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Command]) -> None:
-    """Add the actions to a command's parser. Each takes its arguments from its module when it is chosen."""
+    """Add each of ``actions`` as a subcommand to a command's parser. Its arguments are added only when it is chosen."""
     subparsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, action in actions.items():
         settings: Any = {"command": action}  # The entrance's parser imports the action when it is chosen.

@@ -32,7 +32,7 @@ _LENGTH = ("steps", "warmup_steps")  # keys that change the length of a run, but
 
 @dataclass(frozen=True)
 class Duration:
-    """Expected seconds of a study. ``basis``: the measurement, its place and time."""
+    """Expected duration of a study. ``basis``: the measurement that it follows from, with its place."""
 
     seconds: float
     basis: str
@@ -47,7 +47,10 @@ class Duration:
 
 
 def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
-    """Return the line of ``harness run --plan``."""
+    """Return the line on the expected duration for ``harness run --plan``; if it is unknown, how to measure it.
+
+    ``source``: the scenario file. ``out``: folder of studies.
+    """
     if (duration := expected(plan, out)) is not None:
         return f"expected duration: {duration.text}"
     text = f"expected duration: unknown, as no finished study of these arms lies in {out / plan.scenario.name}"
@@ -55,7 +58,7 @@ def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
 
 
 def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
-    """Return the command that measures how long the study takes."""
+    """Return the command that would measure how long the study takes, as text. ``source``: the scenario file."""
     if isinstance(plan, CommandPlan):
         steps = plan.scenario.warmup + plan.scenario.steps
         first = f"each of its runs takes its start and {steps} steps; harness run {shell_word(source)} --repeats 1"
@@ -64,7 +67,10 @@ def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
 
 
 def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
-    """Return the duration of ``plan`` from studies below ``out``; None without one. Runs nothing."""
+    """Estimate the duration of ``plan`` from earlier studies below ``out``, or from measured steps there. Runs nothing.
+
+    None if neither exists.
+    """
     duration = _as_before(plan, out / plan.scenario.name)
     if duration is None and not isinstance(plan, CommandPlan):
         duration = _from_trial(plan, out / TRIALS / plan.scenario.name)
@@ -72,7 +78,11 @@ def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
 
 
 def trial(plan: Plan, source: str, out: Path) -> Duration:
-    """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does. Raises InputError."""
+    """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does, and return the expected
+    duration.
+
+    Raises InputError if that fails, or takes longer than :data:`MOST_TRIAL_S` seconds.
+    """
     from harness.launch.apart import called_apart
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
 
@@ -96,7 +106,10 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
 
 
 def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
-    """Yield the finished studies in ``folder`` from a machine like this one, newest first."""
+    """Yield the finished studies in ``folder`` that ran on a machine with the same CPU and cores, newest first.
+
+    At most :data:`MOST_STUDIES` are read.
+    """
     paths = sorted(folder.glob("[0-9]*T[0-9]*Z-*/study.json"), key=lambda path: path.parent.name, reverse=True)
     if not paths:
         return
@@ -152,7 +165,10 @@ def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
 
 
 def _from_trial(plan: Plan, folder: Path) -> Duration | None:
-    """Return the prediction from the newest measurement of a few steps of every arm."""
+    """Return the duration predicted from the newest measured steps of all arms in ``folder``.
+
+    None if there are none.
+    """
     if not folder.is_dir():
         return None
     from harness.judge.cost import arm_cost, sum_of
@@ -183,12 +199,15 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
 
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return the values that must be equal in two arms whose steps take equally long."""
+    """Return the settings of an arm without its number of steps.
+
+    Steps of two arms with equal settings take equally long.
+    """
     return declared, {key: value for key, value in config.items() if key not in _LENGTH}
 
 
 def _shared(scenario_text: JsonObject) -> JsonObject:
-    """Return the values that the arms of a scenario of commands share."""
+    """Return the values that all arms of a scenario of commands have in common, from the resolved scenario."""
     return {key: scenario_text.get(key) for key in ("command", "loop", "base")}
 
 

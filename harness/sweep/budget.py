@@ -21,7 +21,7 @@ Resource = Literal["hours", "usd", "tokens"]
 
 @dataclass(frozen=True)
 class Shortage:
-    """A resource of which less is left than the next trials need.
+    """A resource that does not suffice for the next trials.
 
     ``needed``, ``left``, ``budget``: in hours, USD or tokens.
     """
@@ -109,7 +109,7 @@ def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
 def shortage(
     budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
 ) -> Shortage | None:
-    """Return the first resource of which less is left than ``needs`` require; None if the budget suffices.
+    """Return the first resource whose rest is smaller than ``needs`` require; None if the budget suffices.
 
     If a need has no time, because its kind has no pilot, only tokens are checked.
     """

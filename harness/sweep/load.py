@@ -48,7 +48,7 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
-    """Read the sweep file at ``path``, or the shipped one of that name, merge what it extends and ``sets``, and
+    """Read the sweep file at ``path``, or the shipped one of that name, merge its base files and ``sets``, and
     check it.
 
     ``sets``: ``key=value`` texts, with keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises

@@ -123,7 +123,7 @@ class NoExtrapolation:
 
 
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
-    """Fit a power law through the optima of several sizes.
+    """Fit a power law through the optima. ``sizes``: the size of each, in parameters or tokens.
 
     Optima at an end of the tried rates, or with an open interval, are left out. Returns NoPowerLaw with fewer than
     :data:`MIN_SIZES` usable sizes. Raises ValueError if a size is not above 0 or the lengths differ.

@@ -39,7 +39,9 @@ def size_of(size: float, unit: Unit) -> str:
 
 
 def conclusion(found: Projection) -> list[str]:
-    """Return the result of a projection as lines: the rate for the sweep's own size, or in bold why there is none."""
+    """Return the result of a projection as lines: the rate for the sweep's own size, or in bold the reason for no
+    rate.
+    """
     if found.unit == "width":
         return [*_over_widths(found), *_bounds(found)]
     if isinstance(found.prediction, Extrapolation):

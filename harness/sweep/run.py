@@ -34,7 +34,7 @@ NOTED_EVERY_S = 2.0  # seconds between two updates of a running trial's spending
 
 @dataclass(frozen=True)
 class SweepEnded:
-    """How a sweep ended, returned by :meth:`SweepRun.run`.
+    """Outcome of a sweep, returned by :meth:`SweepRun.run`.
 
     ``error``: reason for a failure or a stop; None otherwise.
     """
@@ -46,7 +46,7 @@ class SweepEnded:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What all trials of a sweep are expected to need, by size, if none ends early.
+    """Expected need of all trials of a sweep, by size, if no trial ends early.
 
     ``measuring_s``: seconds spent to measure it. ``evaluated``: passes over held-out data are included.
     """

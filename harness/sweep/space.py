@@ -22,7 +22,7 @@ MAX_STEPS_ASKED = 10_000_000  # steps of a trial, from any setting
 
 
 class TrialConfigs:
-    """Makes the configurations of a sweep's trials from the one that they share (``base``).
+    """Makes the configurations of a sweep's trials from the shared configuration ``base``.
 
     Its methods raise InputError if a configuration is not possible.
     """

@@ -81,7 +81,7 @@ Trials: TypeAlias = Generator[TrialPlan, Trial, None]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What a strategy gets to search: the range of learning rates (``low`` to ``high``), seeds, and the length of
+    """Input of a strategy: the range of learning rates (``low`` to ``high``) to search, seeds, and the length of
     trials.
     """
 
