@@ -22,7 +22,10 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting under which a row is read. None: unknown, so figures that depend on it are not checkable."""
+    """Values under which a row's figures are compared, such as formula and sequence length.
+
+    None: unknown, so figures that depend on it are not checkable.
+    """
 
     convention: Convention | None
     sequence: float | None
@@ -40,7 +43,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """Check of two figures. ``discrepancy``: relative difference. ``allowed``: the part that rounding can explain."""
+    """Comparison of two figures of a row. ``discrepancy``: their relative difference.
+
+    ``allowed``: the largest relative difference that rounding explains.
+    """
 
     name: str
     status: AuditStatus
@@ -63,7 +69,10 @@ def setting_of(row: AuditRow, declared: Declared, convention: Convention | None)
 
 
 def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
-    """Return the tokens (positions) of one optimizer step over all devices; None if unknown."""
+    """Return the tokens (positions) of an optimizer step over all devices, as printed or from the batch size.
+
+    None if unknown.
+    """
     if row.tokens_per_step is not None:
         return row.tokens_per_step
     if row.batch_size is None or setting.sequence is None:

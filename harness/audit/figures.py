@@ -63,7 +63,7 @@ def common(intervals: list[Interval]) -> Interval | None:
 
 @dataclass(frozen=True)
 class AuditedFigure:
-    """Printed number (``text``), its value, and the interval of values that it may stand for."""
+    """A printed number: its ``text``, its value, and the interval of values that would be printed the same."""
 
     text: str
     value: float

@@ -38,7 +38,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory traffic of the optimizer per step: passes x parameters x bytes."""
+    """Memory traffic of the optimizer in one step: passes over parameter-sized tensors x parameters x bytes per
+    value.
+    """
 
     passes: int
     bytes: float
@@ -94,7 +96,7 @@ def _step_ms(row: AuditRow, setting: Setting) -> float:
 
 
 def traffic(table: Table) -> Traffic | None:
-    """Return the optimizer's memory traffic; None if optimizer or model shape are not declared."""
+    """Return the optimizer's memory traffic per step. None if the table declares no optimizer or no model shape."""
     optimizer, shape = table.declared.optimizer, table.declared.shape
     if optimizer is None or shape is None:
         return None

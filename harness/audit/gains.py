@@ -27,7 +27,10 @@ NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 @dataclass(frozen=True)
 class Gain:
-    """Candidate against its baseline. Ratios are of tokens/s; above 1 the candidate is faster. None: not derivable."""
+    """A candidate row against its baseline row. Ratios are of tokens/s; above 1 the candidate is faster.
+
+    None: not derivable from the printed figures.
+    """
 
     baseline: str
     candidate: str
@@ -56,7 +59,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Reason why a row's tokens/s cannot be compared with other rows: a reading, or that no reading is firm."""
+    """Reason why a row's tokens/s cannot be compared with those of other rows.
+
+    ``kind``: its firm reading, or why it has none.
+    """
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None

@@ -198,7 +198,7 @@ def _change(reading: FittedReading) -> Change:
 
 
 def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
-    """Return ``row`` and its setting with the change of ``reading``."""
+    """Return ``row`` and ``setting`` with the change that ``reading`` makes. It may have been found for another row."""
     new = reading.setting
     setting = replace(setting, convention=new.convention, scale=new.scale)
     if (field := CHANGED.get(reading.kind)) is not None:

@@ -30,7 +30,10 @@ class Formula:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """Result for one row: checks, readings that would explain it, and inferences. None: not derivable."""
+    """Result of the audit for one row: its checks, readings that would explain it, and inferences.
+
+    None: not derivable.
+    """
 
     name: str
     status: AuditStatus
@@ -55,14 +58,14 @@ class RowAudit:
 
     @property
     def expected_gflops_per_token(self) -> float | None:
-        """GFLOP per token of the declared shape."""
+        """GFLOP per token of the declared model shape; None if shape or sequence length are unknown."""
         flops = self.setting.flops_per_token
         return None if flops is None else flops / 1e9
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All results of ``harness audit`` on ``table``. ``formulas``: all tried formulas."""
+    """All findings of ``harness audit`` on ``table``. ``formulas``: every tried formula for FLOPs per token."""
 
     table: Table
     rows: list[RowAudit]

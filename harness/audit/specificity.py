@@ -55,7 +55,9 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Shifts by usual errors: formulas, usual lengths and numbers of devices, known peaks, factors, units."""
+        """Shifts by common errors: formulas, usual sequence lengths and numbers of devices, known peaks, factors,
+        units.
+        """
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
@@ -72,7 +74,7 @@ class Readings:
 
     @cached_property
     def _unusual(self) -> Shifts:
-        """Shifts by every multiple of 64 and every power of two as length, and by every number of devices."""
+        """Shifts by any other sequence length (multiples of 64, powers of two) or number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         multiples = np.arange(LENGTH_STEP, SEQUENCE_LONGEST + 1.0, LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
@@ -80,7 +82,9 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Shifts by another formula together with a power of two as length, or with another number of devices."""
+        """Shifts by two changes: another formula, with a power of two as sequence length or another number of
+        devices.
+        """
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
@@ -96,11 +100,13 @@ class Readings:
         return self.relation.first in names or self.relation.second in names
 
     def _work(self) -> bool:
-        """True if the relation compares tokens with FLOP/s, so that FLOPs per token move it."""
+        """Return True if the relation compares a token rate with FLOP/s, so that it depends on the FLOPs per token."""
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """Return the exponent of the step's tokens in the relation; 0 if they do not depend on length and devices."""
+        """Return the power (1 or -1) with which the tokens of a step enter the relation; 0 if they are printed or
+        not involved.
+        """
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0

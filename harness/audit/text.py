@@ -319,7 +319,7 @@ def short(row: RowAudit) -> str:
 
 
 def incomparable(one: Incomparable) -> str:
-    """Return why the tokens/s of a row cannot be compared, as a clause that follows the row's name."""
+    """Return why a row's tokens/s cannot be compared, as a clause that follows the row's name."""
     return {
         "sequence": f"may have run at sequence length {one.value or 0:,.0f}",
         "padding": "may count real tokens only",
@@ -376,7 +376,10 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Return why a row with differing figures is not called inconsistent."""
+    """Return why a row whose figures differ beyond rounding is not called inconsistent.
+
+    ``scatter``: None if no other row has it.
+    """
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """Place and purpose of a command, or of an action.
+    """Place of the code of a command, or of one of its actions, and its ``help`` text.
 
     ``place`` is ``module:function``. The function takes the parsed arguments and the whole command line, and returns
     the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` if the command has several.
@@ -23,7 +23,7 @@ class Command(NamedTuple):
         return import_module(self.place.partition(":")[0])
 
     def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
-        """Return the function that runs the command."""
+        """Import the command's module, and return the function that runs the command."""
         function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
         return function
 

@@ -31,7 +31,7 @@ TableName = Literal["steps", "spans", "samples", "evaluations"]
 
 @dataclass(frozen=True)
 class ComparisonVerdict:
-    """Result of one comparison.
+    """Result of one comparison of a study (:attr:`LoadedStudy.verdicts`).
 
     ``ratio``: speed of the candidate over the baseline, median over blocks, with a 95 % interval.
     """
@@ -150,7 +150,7 @@ def load(path: str | Path) -> LoadedStudy:
 
 
 def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str] = ()) -> LoadedStudy:
-    """Run a scenario (a file or its name) into a new study under ``out``, with its report.
+    """Run a scenario (a file or the name of one) into a new study under ``out``, build its report, and open it.
 
     ``sets``: ``key=value`` texts, as for ``--set``. Raises InputError if the scenario cannot run. If some runs fail,
     the study is returned nevertheless, and its report names them.

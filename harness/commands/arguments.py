@@ -38,7 +38,7 @@ def study_path(given: str | Path) -> Path:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add --set and --arm, which override and select parts of a scenario."""
+    """Add --set, which overrides keys of a scenario, and --arm, which selects arms."""
     parser.add_argument(
         "--set",
         action="append",
@@ -171,12 +171,12 @@ def add_trained_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_upload(parser: argparse.ArgumentParser) -> None:
-    """Add --upload, which copies the command's output folder."""
+    """Add --upload, the URL to which the command also copies its output folder."""
     parser.add_argument("--upload", metavar="URL", help="copy the folder there, too (s3://BUCKET/FOLDER)")
 
 
 def add_its_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """Add --tokenizer, which replaces the model's own."""
+    """Add --tokenizer, which replaces the tokenizer of the model."""
     parser.add_argument(
         "--tokenizer", metavar="NAME",
         help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",

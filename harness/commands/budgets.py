@@ -53,10 +53,10 @@ def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
 def study_allowance(
     plan: Plan, limit: SpendingLimit, out: Path, command: Sequence[str], source: str, force: bool
 ) -> Allowance:
-    """Measure a few steps of every arm, and return the budget with the predicted cost of the study.
+    """Measure a few steps of every arm, and return the study's budget with its predicted cost.
 
-    ``near``, ``out``: folder of studies. ``force``: start even if memory may not suffice. Raises InputError if the
-    study is expected to exceed the budget.
+    ``out``: folder of studies. ``force``: start even if memory may not suffice. Raises InputError if the study is
+    expected to exceed the budget.
     """
     from harness.launch.budget import Allowance
 
@@ -66,7 +66,7 @@ def study_allowance(
 
 
 def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
-    """Return what is left of the budget of the study in ``folder``; None if it has no budget.
+    """Return the rest of the budget of the study in ``folder``; None if it has no budget.
 
     ``text``: option with another budget for the whole study; None keeps the old one. Raises InputError if the rest is
     expected not to suffice.
@@ -221,7 +221,7 @@ def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: 
 
 
 def _may_have_price(arm: Arm) -> bool:
-    """Return True if the profile of the arm's device may have a price: an emulated device's, or that of a GPU here."""
+    """Return True if the arm's device may have a price: an emulated one has, or a GPU of this machine will be used."""
     from harness.machine.environment import has_nvidia_driver
     from trainer.devices.profiles import load_profile
 

@@ -127,7 +127,11 @@ def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
 
 
 def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
-    """Return the time of the newest study that had all arms of ``plan``, scaled by the number of steps."""
+    """Return the duration of the newest study in ``folder`` that had all arms of ``plan``, scaled by the number of
+    steps.
+
+    None without such a study.
+    """
     if isinstance(plan, CommandPlan):
         arms = {arm.name: _kind(arm.declared, _shared(plan.scenario.model_dump(mode="json"))) for arm in plan.arms}
         steps = dict.fromkeys(arms, plan.scenario.warmup + plan.scenario.steps)
@@ -220,7 +224,7 @@ def _sum(blocks: Sequence[Sequence[str]], steps: dict[str, int]) -> int:
 
 
 def _seconds_of(record: StudyRecord) -> float:
-    """Return the seconds between the start and end of a study. Raises ValueError if either is no time."""
+    """Return the seconds from start to end of a study. Raises ValueError if its record has an invalid time."""
     begin, end = (datetime.fromisoformat(timestamp) for timestamp in (record.created_utc, record.ended_utc))
     try:
         return (end - begin).total_seconds()

@@ -191,7 +191,7 @@ def _matches(pattern: str) -> bool:
 
 
 def _about(given: Mapping[str, str]) -> str:
-    """Return the kind of scenario (:data:`ABOUT`): from the options, else by asking on a terminal.
+    """Return the kind of scenario (:data:`ABOUT`): from the options, else asked on a terminal, else the default.
 
     Raises InputError if options contradict each other.
     """
@@ -229,7 +229,10 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(one: Question) -> str:
-    """Return the answer from a terminal. Without a terminal, or for an empty answer, return the default."""
+    """Ask a question on the terminal and return the answer.
+
+    Without a terminal, or for an empty answer, return its default.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return one.default
     print(f"{one.text} [{one.default}]: ", end="", flush=True)

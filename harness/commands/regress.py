@@ -126,7 +126,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, list[str]]:
-    """Return (scenario file, command) to measure; one of them is empty. Raises InputError for none or both."""
+    """Return (scenario file, command) to measure; the other one is empty. Raises InputError for none or both."""
     from harness.launch.code import holds_code
 
     program = command[command.index("--") + 1 :] if "--" in command else []

@@ -44,7 +44,10 @@ class ControlGroup:
 
 @dataclass(frozen=True)
 class CpuQuota:
-    """CPU time per period that a group may use. It limits the average; a burst may use every core."""
+    """Limit on the CPU time that a control group may use: ``cores`` on average per period.
+
+    A burst may use every core.
+    """
 
     cores: float
     period_us: int
@@ -95,7 +98,10 @@ class MemoryLimit:
 
 
 def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
-    """Find the group of process ``pid`` (None: this one) under ``controller``; None without control groups."""
+    """Return the control group of process ``pid`` (None: this one) for ``controller``.
+
+    None if there are no control groups.
+    """
     of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
     mounts = read_mounts(root)
     # A controller belongs to one version at a time. The other version then has no files for it.
@@ -123,7 +129,7 @@ def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
 
 
 def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
-    """Read how often the quota throttled the group in ``folder``; None if the group does not count it."""
+    """Read how often the CPU quota stopped the group in ``folder``; None if the group does not count that."""
     fields = read_fields(folder / "cpu.stat")
     spent, unit_ns = (fields.get("throttled_usec"), 1000) if version == 2 else (fields.get("throttled_time"), 1)
     periods, throttled, time = to_int(fields.get("nr_periods")), to_int(fields.get("nr_throttled")), to_int(spent)
@@ -185,7 +191,7 @@ def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
 
 
 def _group(version: Literal[1, 2], path: str, mount: Mount, root: Path) -> ControlGroup:
-    """Return the process's folder below the mount, or the mount if the path belongs to another namespace."""
+    """Return the group at ``path`` below ``mount``; the mount itself if the path belongs to another namespace."""
     point = below(root, mount.point)
     relative = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
     folder = point if ".." in Path(relative).parts else below(point, relative)

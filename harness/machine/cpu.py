@@ -31,7 +31,10 @@ class Processor:
 
 @dataclass(frozen=True)
 class Frequency:
-    """Clock settings of the allowed CPUs."""
+    """Clock settings (driver, governors, turbo) of the allowed CPUs, read by :func:`read_frequency`.
+
+    None: not reported.
+    """
 
     driver: str | None
     governors: tuple[str, ...]
@@ -73,7 +76,10 @@ def read_frequency(allowed: tuple[int, ...], root: Path = ROOT) -> Frequency:
 
 
 def _nodes(root: Path, allowed: set[int]) -> tuple[int, ...]:
-    """Return the NUMA nodes with allowed CPUs. Nodes without CPUs, such as a GPU's memory, do not count."""
+    """Return the NUMA nodes that have any of the CPUs ``allowed``.
+
+    Nodes without CPUs, such as a GPU's memory, do not count.
+    """
     folder = root / "sys/devices/system/node"
     nodes = parse_list(read_text(folder / "online"))
     return tuple(node for node in nodes if allowed & set(parse_list(read_text(folder / f"node{node}/cpulist"))))

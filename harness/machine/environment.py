@@ -82,7 +82,7 @@ def record_user_environment() -> JsonObject:
 
 
 def has_nvidia_driver() -> bool:
-    """Return True if an NVIDIA driver is loaded. This is much faster than importing torch, which takes seconds."""
+    """Return True if an NVIDIA driver is loaded. It looks for a device file, because importing torch takes seconds."""
     return Path("/dev/nvidiactl").exists()
 
 

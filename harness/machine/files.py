@@ -104,7 +104,7 @@ def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
 
 
 def below(root: Path, path: str) -> Path:
-    """Return ``path``, absolute in the examined system, as a path below ``root``."""
+    """Return the absolute path ``path`` of the examined system as a path below ``root``, its file system."""
     return root / path.lstrip("/")
 
 

@@ -40,7 +40,7 @@ if sys.stdin.read() != "end":
 
 
 class Keeper:
-    """Helper process that kills marked processes once this process has ended for any reason.
+    """Helper process that kills marked processes once this process has ended, whatever the reason.
 
     :func:`die_with_parent` covers only our own children, not the processes that these start. Suspended processes
     (SIGSTOP) cannot even notice our end.

@@ -13,7 +13,7 @@ _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the whole machine. A control group may allow less."""
+    """Memory of the whole machine, read by :func:`read_memory`. A control group may allow less."""
 
     total_bytes: int | None
     available_bytes: int | None

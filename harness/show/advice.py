@@ -103,7 +103,9 @@ def change_text(one: Advice, names: ArmNames) -> str:
 
 
 def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
-    """Return ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
+    """Return a recommendation: ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of
+    ...``.
+    """
     word = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     text = f"{word} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
@@ -237,7 +239,9 @@ def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
-    """Return why changes with a sufficient predicted speed-up are not recommended, one sentence per reason."""
+    """Return a sentence for each reason why changes of an arm are not recommended, although their predicted gain
+    suffices.
+    """
     name = names.short(found.arm)
     bars: dict[AdviceBar, Advice] = {}
     # Sorted, because a larger number of workers must be better to replace a smaller one.

@@ -65,7 +65,7 @@ class ChainLink:
 def chain(c: Comparison) -> list[ChainLink]:
     """Return the links of a comparison in the order of the module docstring.
 
-    A missing figure gives a link without a ratio.
+    A link whose figure is missing has no ratio and says why, or is left out.
     """
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),

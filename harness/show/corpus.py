@@ -83,7 +83,7 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
 
 
 def _share(value: float) -> str:
-    """Format a share; exactly 0 is ``none``, because ``percent`` also rounds small shares to 0."""
+    """Format a share (0 to 1) as a percentage. Exactly 0 is ``none``, because small shares also round to 0."""
     return "none" if value == 0 else percent(value)
 
 
@@ -126,7 +126,7 @@ def picture(found: CorpusStatistics) -> Picture:
 
 
 def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`picture`."""
+    """Draw one form of the picture of :func:`picture`."""
     figure = sheet.figure(8.0 if sheet.stacked else 4.6)
     lengths, padding = (plain(panel, "y") for panel in figure.subplots(*((2, 1) if sheet.stacked else (1, 2))))
     documents, tokens = sum(bucket.documents for bucket in found.bins), sum(bucket.tokens for bucket in found.bins)

@@ -46,12 +46,12 @@ def money(usd: float) -> str:
 
 
 def dollars(usd: float) -> str:
-    """Format as :func:`money`, without the unit."""
+    """Format US dollars as :func:`money` does, without "USD"."""
     return f"{usd:,.2f}" if usd >= 1 or not usd else f"{usd:.2g}"
 
 
 def hours(seconds: float) -> str:
-    """Hours to three digits, without the unit: ``6.40``, ``0.0153``."""
+    """Format seconds as hours with three digits, without the unit: ``6.40``, ``0.0153``."""
     value = seconds / HOUR_S
     return number(value) if value >= 1 else f"{value:.3g}"
 
@@ -215,7 +215,10 @@ def _price_text(price: HourlyPrice) -> str:
 
 
 def limit_text(found: PredictedCost) -> str:
-    """Format the budget; money or minutes with their duration: ``6 h``, ``20.00 USD, which is 6.67 h``."""
+    """Format the budget.
+
+    An amount of money is followed by the time that it lasts: ``6 h``, ``20.00 USD, which is 6.67 h``.
+    """
     assert found.limit is not None
     return amounts_text(found.limit, found.limit_s)
 

@@ -53,7 +53,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PlottedRun:
-    """Values to draw of one run. Each curve has shape (2, points): finished optimizer steps, and the value.
+    """Values to draw of one run. Each curve has shape (2, points): completed optimizer steps, and the value after them.
 
     ``tokens``: curve of the positions computed so far, padding included; None if unknown.
     """
@@ -181,7 +181,8 @@ def smoothed_steps(steps: int) -> int:
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw training loss as it is (pale) and as a mean around each step (line), and validation loss (dashed, points).
+    """Draw the losses of several runs over ``axis``: training loss (pale) with its moving mean (line), validation
+    loss (dashed).
 
     A cross marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest
     loss of each curve; for training, the lowest loss of a single step.
@@ -246,7 +247,9 @@ def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour
 
 
 def _mark_broken(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str) -> None:
-    """Draw a cross where a curve becomes NaN or infinite, at the height of the last value before it."""
+    """Draw a cross at the first NaN or infinite loss of a curve, at the height of the last value before it; nothing
+    without one.
+    """
     finite, broken = _split(values)
     if not len(broken):
         return

@@ -214,7 +214,7 @@ def _rules(found: DedupPage) -> str:
 
 
 def _share(value: float | None) -> str:
-    """Format a share with four places. A share below 1 is never printed as 1."""
+    """Format a share (0 to 1) with four decimals; a share below 1 is never printed as 1. A dash for None."""
     if value is None:
         return NOT_MEASURED
     return "over 0.9999" if 0.99995 <= value < 1 else f"{value:.4f}"
@@ -226,7 +226,7 @@ def picture(settings: DedupSettings) -> Picture:
 
 
 def s_curve_figure(settings: DedupSettings, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`picture`."""
+    """Draw one form of the picture of :func:`picture`."""
     figure, axes = sheet.plot(4.2, "both")
     banding = settings.banding
     grid = [index / _POINTS for index in range(_POINTS + 1)]

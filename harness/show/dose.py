@@ -100,7 +100,10 @@ def _fitted(found: Dose) -> str:
 
 
 def _interval(estimate: Estimate, unit: str = "") -> str:
-    """Format an interval: ``95 % interval 0.91 to 1.04, 5 blocks``."""
+    """Format an interval with its number of blocks: ``95 % interval 0.91 to 1.04, 5 blocks``.
+
+    ``unit`` follows the numbers.
+    """
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"
@@ -113,7 +116,7 @@ def _two(value: float) -> str:
 
 
 def assumption_lines(found: Iterable[Assumption]) -> list[str]:
-    """Return a line for each assumption, without a full stop."""
+    """Return a line for each assumption that a replay makes, without a full stop."""
     return [ASSUMPTIONS[assumption.kind](assumption) for assumption in found]
 
 

@@ -105,7 +105,10 @@ class Sheet:
     stacked: bool = False
 
     def plot(self, height: float, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
-        """Return a figure of ``height`` inches with one plot."""
+        """Return a figure of ``height`` inches with one plot, and the plot's axes.
+
+        ``grid``: direction of its grid lines.
+        """
         figure = self.figure(height)
         return figure, plain(figure.add_subplot(), grid)
 
@@ -393,7 +396,9 @@ def _svg(figure: Figure) -> str:
 
 
 def _plain_text(figure: Figure) -> None:
-    """Draw every text literally, because matplotlib treats text between two dollar signs as a formula."""
+    """Make the figure draw all its texts literally. matplotlib would treat text between two dollar signs as a
+    formula.
+    """
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -402,7 +407,7 @@ def _plain_text(figure: Figure) -> None:
 
 
 def _themed(svg: str) -> str:
-    """Return only the <svg> element, with the page's colours for text and background."""
+    """Return matplotlib's SVG as a bare <svg> element, in which the page's theme sets the colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda match: _variable(match[0]), svg)
@@ -415,7 +420,7 @@ def _themed(svg: str) -> str:
 
 
 def _shortened(svg: str) -> str:
-    """Remove parts that no browser shows: comments, names of groups, white space, and most of a glyph's name."""
+    """Return the SVG without parts that no browser shows: comments, names of groups, white space, long glyph names."""
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # No element refers to a group.
     svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")

@@ -89,7 +89,7 @@ class FirstScreen:
 
     @property
     def next_note(self) -> str:
-        """Note on the next steps; "" if there is no step and the card's diagnosis does not concern the data."""
+        """Note on the recommended changes. "" if there are none and the card's diagnosis does not concern the data."""
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 

@@ -281,7 +281,7 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """Return a sentence on the waits for data and the hidden data work."""
+    """Return sentences on how long an arm's steps wait for data, and how much data work is hidden behind them."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)

@@ -270,7 +270,7 @@ def _data_order(report: StudyReport) -> str:
 
 
 def reproduction(report: StudyReport) -> str:
-    """Return the command, the scenario, how arms were interleaved, and the environment."""
+    """Return Markdown on how to repeat a study: its command, scenario, interleaving and environment."""
     study = report.study
     facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []
     interleave_note = f" ({study.interleave_reason})" if study.interleave_reason else ""

@@ -105,9 +105,9 @@ class ArmNames:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """(short, full) pairs for the legend.
+        """(short, full) pairs that explain the shortened names.
 
-        In a matrix they explain the abbreviated keys and list the settings of all arms.
+        In a matrix they explain its keys and list the common settings.
         """
         if self._short == self._by_point and self._matrix is not None:
             shared = [("all arms", pair) for pair in self._matrix.shared]
@@ -156,7 +156,7 @@ def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
-    """Split ``arm@key=value,key=value`` into the arm and its settings."""
+    """Return the arm and the settings of a name of the form ``arm@key=value,key=value``; {} without settings."""
     arm, _, pairs_text = name.partition("@")
     pairs = [pair.partition("=") for pair in pairs_text.split(",")] if pairs_text else []
     return arm, {key: value for key, _, value in pairs}

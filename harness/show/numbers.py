@@ -113,7 +113,10 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
-    """Return a remark that padding counts as model FLOPs, so padding raises an arm's MFU; "" without padding."""
+    """Return a remark that model FLOPs count padding too, with the share of trained positions.
+
+    "" if there is little padding.
+    """
     shares = sorted(
         arm.totals.useful_fraction
         for arm in shown
@@ -286,7 +289,9 @@ def _parts(known: Mapping[str, str]) -> str:
 
 
 def claim_sentence(one: JudgedClaim, names: ArmNames) -> str:
-    """Return ``"Batching makes tokenization faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
+    """Return the verdict on a claim: ``"Batching makes tokenization faster": does not hold here: 1.03x [...] (a
+    against b).``
+    """
     kind = one.kind
     reference = "" if one.baseline is None else f" against {names.short(one.baseline)}"
     figure, comparative = "nothing was measured", ""

@@ -238,7 +238,9 @@ def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
 
 
 def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
-    """Draw the time of each step over the study, one colour per arm, with the marks of :func:`machine.marks`."""
+    """Draw the time of each step (ms) over the time of the study (s), one colour per arm, and mark outliers and
+    evaluations.
+    """
     figure, axes = WIDE.plot(STEPS_HEIGHT)
     for index, arm in enumerate(dict.fromkeys(run.arm for run in found)):
         points = [point for run in found if run.arm == arm for point in zip(run.start_s, run.wall_ms, strict=True)]

@@ -192,7 +192,7 @@ def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Number equal names: ``name``, ``name (2)``. A run may be given twice, or a log and its folder."""
+    """Return distinct names: the second of two equal names becomes ``name (2)``. A run may be given twice."""
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
 

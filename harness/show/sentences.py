@@ -42,7 +42,7 @@ from harness.show.words import (
 
 
 def sentence(c: Comparison | NotCompared) -> str:
-    """Return the verdict of ``c``: a sentence with ratio and interval, then ceiling, reason and disagreements."""
+    """Return the verdict of ``c`` in full: ratio and interval, ceiling, reason, and disagreements between estimates."""
     return " ".join(part for part in sentence_parts(c) if part)
 
 
@@ -161,7 +161,7 @@ def _steps(m: Measured) -> str | None:
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
     """Return ``steps take 9 % less time (…)``, as the verdict ``judged`` on step time says.
 
-    None if it was not measured. ``speed``: ratio of the step times.
+    None if it was not measured. ``speed``: how many times as fast the candidate's steps are.
     """
     if speed is None or judged is None:
         return None

@@ -47,9 +47,10 @@ def summary(
     unread: Sequence[str] = (),
     cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
-    """Return the summary as plain data. An unmeasured figure is null (never NaN or 0), with its reason beside it.
+    """Return the content of summary.json. An unmeasured figure is null (never NaN or 0), with its reason beside it.
 
-    ``unread``: files of probes that could not be read, one line each. ``cost``: the predicted cost, if any.
+    ``found``: results of the probes. ``unread``: files of probes that could not be read, a line each. ``cost``: the
+    predicted cost; None without a budget.
     """
     study = report.study
     optional: dict[str, Sequence[Json]] = {
@@ -190,8 +191,8 @@ def _arm(arm: ArmReport) -> Json:
 
 
 def _wall(one: Wall) -> JsonObject:
-    """Return the step time by the clock (the sum of the step's parts) and the times of the program outside of its
-    steps.
+    """Return the step time by the clock, which is the sum of the step's parts, and the times of the whole program
+    by part.
     """
     return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
@@ -285,7 +286,7 @@ def _records(c: Comparison) -> dict[str, Json]:
 
 
 def _whatif(one: WhatIf) -> dict[str, Json]:
-    """Return a prediction with its reasons as texts, as earlier versions wrote them."""
+    """Return a what-if prediction as plain data. Its reasons are texts, as in earlier versions."""
     gaps = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
     return {**asdict(one), **gaps, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
 

@@ -61,7 +61,7 @@ def sweep_sentence(sweep: Sweep) -> str:
 
 
 def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
-    """Return ``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
+    """Return a crossover as a clause: ``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
     verb = "stops mattering" if crossing.matters_below else "starts to matter"
     value = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
     return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({value})"

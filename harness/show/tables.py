@@ -50,7 +50,7 @@ def column_table(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) 
 
 
 def cell(value: T | None, show: Callable[[T], str]) -> str:
-    """Return ``value`` as ``show`` formats it; a dash if it was not measured."""
+    """Return the cell for ``value``: formatted by ``show``, or a dash for None."""
     return NOT_MEASURED if value is None else show(value)
 
 
@@ -60,12 +60,12 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def estimate_cell(estimate: Estimate | None) -> str:
-    """Format an estimate: ``65,300 [64,100–66,200]``."""
+    """Format a median with its interval: ``65,300 [64,100–66,200]``; a dash for None."""
     return interval_cell(estimate, number)
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
-    """Format a ratio: ``1.136x [1.062–1.170]``."""
+    """Format a ratio with its interval: ``1.136x [1.062–1.170]``; a dash for None."""
     return interval_cell(estimate, times, "x")
 
 
@@ -88,7 +88,7 @@ def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:
 
 
 def bulleted(lines: Iterable[str]) -> str:
-    """Return a list in Markdown; "" without lines."""
+    """Return ``lines`` as a bulleted list in Markdown; "" without lines."""
     return "\n".join(f"- {line}" for line in lines)
 
 

@@ -367,8 +367,9 @@ def _share_text(spent: PathTime, whole_ms: float) -> str:
 
 
 def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a table of where data work ran (during the wait, hidden, between steps), and the arms where that is
-    unknown.
+    """Return a table of when data work ran (in the wait for its batch, in other waits, between steps), by stage.
+
+    Adds a line for each arm whose stages have an unknown cost.
     """
     unknown = bulleted(
         f"What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(cause, cause)}."

@@ -50,7 +50,7 @@ def percent_limit(fraction: float) -> str:
 
 
 def percent_range(low: float, high: float) -> str:
-    """Format a range of fractions: ``6.2 to 17 %``."""
+    """Format a range of fractions as percentages: ``6.2 to 17 %``."""
     return f"{_hundredths(low)} to {percent(high)}"
 
 
@@ -134,17 +134,19 @@ def interval(estimate: Estimate) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """Format a count: ``1 block``, ``3 blocks``."""
+    """Format a number with its noun: ``1 block``, ``3 blocks``."""
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def blocks_named(blocks: Sequence[int]) -> str:
-    """List blocks by number: ``block 1``, ``blocks 1, 3``."""
+    """Format block numbers: ``block 1``, ``blocks 1, 3``."""
     return f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
 
 
 def signed_percent(fraction: float) -> str:
-    """Format a signed fraction: ``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
+    """Format a fraction as a signed percentage: ``+1.2 %``, ``-3.0 %``; tiny ones as ``under 0.1 %``, without a
+    sign.
+    """
     sign = "" if 0 < abs(fraction) < SMALLEST_SHARE else "+" if fraction >= 0 else "-"
     return f"{sign}{percent(fraction)}"
 

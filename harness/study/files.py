@@ -25,7 +25,10 @@ MAX_NAME_BYTES = 255  # bytes of one part of a path, on every common file system
 
 
 def folder_name(name: str) -> str:
-    """Return ``name``. Raises ValueError if it is not the name of a single folder."""
+    """Return ``name`` unchanged.
+
+    Raises ValueError if it cannot name a single folder, for example because of a slash.
+    """
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
         raise ValueError(f"not usable as a folder's name: {_short(name)}")
     if len(name.encode()) > MAX_NAME_BYTES:

@@ -68,7 +68,10 @@ SmallCount = Annotated[int, Field(ge=0, le=2**24)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """The facts of one run. None: the run lacks the fact, or recorded it as null (see ``nulls``)."""
+    """Facts of one run that were found while it ran, such as device and number of parameters.
+
+    None: the run lacks the fact, or recorded it as null (see ``nulls``).
+    """
 
     emulation: str | None = None  # assumptions of the emulated device
     profile: str | None = None  # name of the device's profile
@@ -256,7 +259,7 @@ BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: the run as it was executed, and its result.
+    """Content of run.json: one run as it was executed, and its result.
 
     To add later results, make a new record with :func:`dataclasses.replace`.
     """
@@ -294,7 +297,7 @@ class RunRecord:
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Json]:
-        """Return the content of run.json."""
+        """Return the record as the content of run.json."""
         return {**asdict(self), "facts": self.facts.to_json()}
 
     @classmethod
@@ -358,7 +361,7 @@ class ArmRecord:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """Two arms to compare, by name (no controls)."""
+    """Two arms that a study compares, by name. Controls are never compared."""
 
     baseline: FolderName
     candidate: FolderName
@@ -366,7 +369,7 @@ class ComparisonRecord:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """study.json: the resolved scenario, its arms and comparisons, and the study's result."""
+    """Content of study.json: the resolved scenario, its arms and comparisons, and the study's status."""
 
     scenario: FolderName
     question: str

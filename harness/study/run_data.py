@@ -56,7 +56,7 @@ class TorchProfilerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyRecord:
-    """The entry "py_spy" of probes.json: how py-spy recorded its trace, as needed to read it."""
+    """The entry "py_spy" of probes.json: how py-spy recorded its trace. Reading the trace requires this."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
@@ -150,7 +150,7 @@ class RunData:
 
     @property
     def step_count(self) -> int:
-        """Number of rows of the steps table, without reading the table."""
+        """Number of rows of the steps table; 0 if it is missing. The table is not read."""
         value = self.__dict__["_steps"]
         return 0 if value is None else value.rows if isinstance(value, StoredTable) else len(value)
 
@@ -177,7 +177,7 @@ class RunData:
 
     @property
     def window(self) -> RunData | None:
-        """The finished run that profiled steps of this arm, which may be this run; None if there is none."""
+        """The finished run that profiled steps of this arm, which may be this run; None without such a run."""
         return self.windows.get(self.record.arm)
 
     def profiles(self) -> tuple[list[pa.Table], list[str]]:

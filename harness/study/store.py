@@ -166,9 +166,9 @@ class StudyFolder:
             return _tables(path.parent, reread), reread
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
-        """Write ``digests``, one of which the file ``path`` has now or next, to run.json.
+        """Write the digests of the file ``path`` to run.json: the present one and, while it is replaced, also the next.
 
-        Keys of later versions are kept there.
+        Keys of later versions in run.json are kept.
         """
         run_json = path.with_name("run.json")
         write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
@@ -196,13 +196,14 @@ class StudyFolder:
             return None
 
     def intact_record(self, arm: str, block: int) -> RunRecord:
-        """Return the record of one run. Raises InputError if it is missing or damaged."""
+        """Return the record of one run. Raises InputError if it is missing, damaged, or of another run or study."""
         return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
-        """Return the record of a run from its folder. Raises InputError if it belongs to another run or study.
+        """Return the record in run.json at ``path``.
 
-        Also raises InputError for a table in the folder that the run did not write.
+        Raises InputError if it is damaged, or belongs to another run or study. Also raises InputError for a table in
+        the folder that the run did not write.
         """
         content = _read_json(path)
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])

@@ -46,7 +46,7 @@ class StoredTable:
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Read the whole file once, so that damage is found before anything is computed from it.
+        """Raise InputError if the file is damaged, before anything is computed from it. The whole file is read once.
 
         ``as_written``: a digest has shown that the file is intact, so a large one is only opened.
         """
@@ -347,7 +347,7 @@ class TableFile:
         self._writer: Any = None
 
     def append(self, rows: Columns) -> None:
-        """Add rows ({column: values}); a missing column is all null."""
+        """Add a portion of rows ({column: values}). A missing column is null."""
         import pyarrow.parquet as pq
 
         table = with_run(self._path, make_table(self._columns, rows))

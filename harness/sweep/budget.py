@@ -43,7 +43,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class TrialsNeed:
-    """Expected need of all trials of one size, run one after the other, if none ends early."""
+    """Expected need of all trials of one size (``group``), run one after the other, if none ends early."""
 
     group: str
     trials: int
@@ -56,7 +56,10 @@ class TrialsNeed:
 
 
 class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
-    """The budget is spent, or the rest is too small for the next trial."""
+    """Raised when the budget is spent, or when its rest is too small for the next trial.
+
+    The message gives the figures.
+    """
 
 
 def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:

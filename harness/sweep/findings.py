@@ -18,7 +18,7 @@ ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
 
 @dataclass(frozen=True)
 class DivergedRate:
-    """A learning rate that counts as diverging because at least one of its seeds diverged."""
+    """A learning rate that counts as diverged, because training diverged with at least one of its seeds."""
 
     learning_rate: float
     diverged: int
@@ -107,9 +107,10 @@ class ChosenRate:
 
 @dataclass(frozen=True)
 class SweepFindings:
-    """The curves of a sweep, longest trials first, and the rate that the first curve shows as best.
+    """Evaluation of a sweep, made by :func:`findings`: a curve per group, longest trials first, and the chosen rate.
 
-    In a sweep that projects, the curves are in the order of their sizes, and the projection chooses the rate.
+    The first curve determines that rate. In a sweep that projects, the projection does, and curves are in the order of
+    their sizes.
     """
 
     curves: tuple[RateCurve, ...]

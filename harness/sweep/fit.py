@@ -72,7 +72,7 @@ LARGEST_LOSS = 1e30  # nats; a larger loss counts as not finite, so that sums of
 
 @dataclass(frozen=True)
 class LearningRateOptimum:
-    """Learning rate of the lowest loss, from a quadratic in log learning rate through the points around the lowest."""
+    """Optimum of a curve, made by :func:`fit_optimum`: the learning rate with the lowest loss by a fitted quadratic."""
 
     learning_rate: float
     """Rate at the vertex, limited to the tried rates."""
@@ -253,7 +253,7 @@ class _Quadratic:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def at(self, x: float) -> float:
-        """Return the fitted loss at ``x``."""
+        """Return the fitted loss at ``x`` (log learning rate, relative to that of the lowest loss)."""
         a, b, c = self.coefficients
         place = x / self.scale
         return self.base + self.rise * (a + b * place + c * place**2)

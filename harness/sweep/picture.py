@@ -24,7 +24,7 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
 
 
 def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`loss_over_rate`."""
+    """Draw one form of the picture of :func:`loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
     above = "in no fit: at or above a rate that diverged"
     for curve, colour in zip(curves, CURVES, strict=False):
@@ -66,7 +66,7 @@ def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
 
 
 def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`training_loss_over_rate`."""
+    """Draw one form of the picture of :func:`training_loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
     lowest_of, star = [], "lowest"
     for curve, colour in zip(curves, CURVES, strict=False):
@@ -89,7 +89,7 @@ def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE)
 
 
 def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
-    """Return a figure, and its axes with a logarithmic x axis."""
+    """Return an empty figure, and its axes with a logarithmic x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

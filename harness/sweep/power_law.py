@@ -181,7 +181,11 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """Return the error of an optimum below and above it, in log units; None if its interval has an open end."""
+    """Return the errors (log units) of an optimum below and above it: :data:`SHARE` of the distances to the
+    interval's ends.
+
+    None if its interval has an open end.
+    """
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -189,7 +193,7 @@ def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
 
 
 def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weight of each y in intercept and slope of the weighted line, shape (2, sizes)."""
+    """Return the weights by which each y enters intercept and slope of the weighted line, shape (2, sizes)."""
     centre = float(weights @ x / weights.sum())
     off = x - centre
     slope = weights * off / float(weights @ off**2)

@@ -40,7 +40,7 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
 
 
 def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`rate_over_size`."""
+    """Draw one form of the picture of :func:`rate_over_size`."""
     figure, axes = logarithmic_figure(sheet)
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):

@@ -82,7 +82,8 @@ class SweepRun:
     def run(self) -> SweepEnded:
         """Run trials until the strategy ends, the budget is spent or a failure occurs.
 
-        The results so far are always kept. Raises InputError and OSError; all other endings are returned as a status.
+        The results so far are always kept. InputError and OSError are raised again. Interruption, a spent budget and
+        failed trials are returned as a status.
         """
         status: SweepStatus = "failed"
         error: str | None = None

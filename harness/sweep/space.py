@@ -106,7 +106,7 @@ class TrialConfigs:
         return parameters(shape)
 
     def step_tokens(self, config: TrainerConfig) -> int:
-        """Return the tokens of an optimizer step, including padding."""
+        """Return the tokens (positions, including padding) of one optimizer step over all ranks."""
         return _micro_batch(config) * self._accumulation(config)
 
     def _accumulation(self, config: TrainerConfig) -> int:

@@ -33,7 +33,7 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """Times of a few steps before the first trial of a kind, in seconds, for a budget of time."""
+    """Times (s) measured in a few steps before the first trial of a kind. A budget of time or money needs them."""
 
     start_s: float
     """Seconds of a short training except its steps and passes: from the start of its process, and its end."""
@@ -96,7 +96,7 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Paths of the files of one sweep."""
+    """The folder of one sweep, with methods to read and write its files."""
 
     path: Path
 
@@ -113,7 +113,7 @@ class SweepFolder:
         return self.path / "summary.json"
 
     def trial(self, number: int) -> Path:
-        """Return the folder of a trial's training."""
+        """Return the folder of the training of trial ``number``."""
         return self.path / "trials" / f"{number:04d}"
 
     def write(self, record: SweepRecord) -> None:

@@ -162,7 +162,7 @@ class TrialServer:
                 os.kill(self._pid, number)
 
     def _kill(self) -> None:
-        """End the trial and its loader workers at once."""
+        """Kill the trial and its loader workers at once. Nothing if no trial runs."""
         if self._pid is None:
             return
         try:

@@ -177,9 +177,10 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return a clause on the smallest change that could be detected. ``share``: that change as a fraction.
+    """Return a clause on the largest change that the study could not have detected.
 
-    None if unknown. From :data:`DOUBLED_SPEED` on, the text says "a 2x change" instead of a figure.
+    ``share``: that change as a fraction. None stands for :data:`COARSE_RESOLUTION`. From :data:`DOUBLED_SPEED` on, the
+    text says "a 2x change" instead.
     """
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
@@ -309,7 +310,7 @@ def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
 
 
 def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
-    """Return a line for each problem of a probe, with the affected runs if not all are affected."""
+    """Return a line for each problem of a probe. It names the affected runs, unless all are affected."""
     return [problem.text if problem.everywhere else f"{problem.text} ({_some(problem.runs)})" for problem in problems]
 
 

@@ -115,7 +115,7 @@ class TimelineFacts:
 
 @dataclass
 class Trace:
-    """A whole timeline before ids are assigned. :func:`resolve` turns it into what is written."""
+    """A whole timeline before ids are assigned. :func:`resolve` makes the form that is written."""
 
     processes: list[Process] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -413,7 +413,10 @@ FILE = "file"  # column: the profile that a row comes from
 
 @dataclass(frozen=True)
 class Sources:
-    """What the probes recorded in a run, read by :func:`read_sources`. A table is None if its probe did not run."""
+    """Data that the probes recorded in a run, read by :func:`read_sources`.
+
+    A table is None if its probe did not run.
+    """
 
     operators: pa.Table | None = None  # harness.study.traces.kineto: one table, or several with a column FILE
     stacks: pa.Table | None = None  # harness.study.traces.py_spy
@@ -449,7 +452,7 @@ def read_sources(run: RunData) -> Sources:
 
 
 def roles(run: RunData) -> dict[int, str]:
-    """Return the roles of the run's processes (main, loader-K) by process id."""
+    """Return {process id: role} (main, loader-K) of the run's processes."""
     return process_roles(run.span_batches(["pid", "role"]))
 
 

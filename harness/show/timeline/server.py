@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _is_for_loopback(self) -> bool:
-        """Check the host, not the port: the browser's end of an ssh tunnel may have another port."""
+        """Return True if the request's Host header names loopback. Its port is ignored: an ssh tunnel may change it."""
         hosts = self.headers.get_all("Host") or []
         try:
             return len(hosts) == 1 and urlsplit(f"//{hosts[0].strip()}").hostname in LOOPBACK_NAMES

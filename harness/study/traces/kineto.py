@@ -109,13 +109,19 @@ def _schema() -> pa.Schema:
 
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
-    """Split ``text`` at the last separator before position ``before``. Without one, the first part is empty."""
+    """Split ``text`` at the last separator of events before position ``before``.
+
+    Without one, the first part is empty.
+    """
     position = text.rfind(BETWEEN, 0, before)
     return (text[:position] + b"}", text[position + BETWEEN.index(b"{") :]) if position >= 0 else (b"", text)
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
-    """Parse the events of ``block``: whole objects with the writer's separators between them."""
+    """Parse ``block``, events with separators between them, into tables.
+
+    Blocks that Arrow refuses are halved until they are small.
+    """
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -206,12 +212,13 @@ _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, Ar
 
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:
-    """Read the complete and memory events of a trace, plain or gzipped, as a table (columns: :func:`table_schema`).
+    """Read a torch.profiler trace, plain or gzipped, as a table of its duration and memory events
+    (:func:`table_schema`).
 
-    ``start_ns`` is CLOCK_MONOTONIC nanoseconds; the trace's process must have recorded how far the realtime clock was
-    ahead. ``role`` is the role of the process; work on a device has the role ``device``. A trace that the harness cut
-    short itself (``probes.profilers.torch_session``) is marked: :func:`is_cut`. Raises InputError where the file is
-    missing, truncated or no trace.
+    ``realtime_minus_monotonic_ns``: how far the realtime clock was ahead, so that ``start_ns`` is CLOCK_MONOTONIC.
+    ``role``: role of the process; work on a device has the role ``device``. A trace that the harness itself cut short
+    (``probes.profilers.torch_session``) is marked, see :func:`is_cut`. Raises InputError if the file is missing,
+    truncated or no trace.
     """
     name = "profile" if isinstance(source, bytes) else str(source)
     try:
@@ -243,7 +250,7 @@ def read_header(path: Path) -> JsonObject:
 
 
 def table_schema() -> pa.Schema:
-    """Return the columns of :func:`read_profile`; ``*_ns`` in nanoseconds, ``*bytes`` in bytes, null where missing."""
+    """Return the schema of the tables of :func:`read_profile`. ``*_ns`` are nanoseconds; missing values are null."""
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())

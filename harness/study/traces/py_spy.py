@@ -132,7 +132,7 @@ MAX_TRACE_BYTES_READ = 512_000_000
 
 
 class FrameArgs(TypedDict):
-    """Place of a frame's code."""
+    """Source file and line of a stack frame, in py-spy's file."""
 
     filename: str
     line: int | None
@@ -252,9 +252,9 @@ MOST_HZ = 1e6  # more than py-spy supports
 
 
 class StackRecording(Protocol):
-    """How a trace was recorded, as reading it requires.
+    """Recording conditions of a trace, which reading it requires.
 
-    ``harness.study.run_data.PySpyRecord`` implements this protocol.
+    ``harness.study.run_data.PySpyRecord`` implements them.
     """
 
     @property
