@@ -1,4 +1,4 @@
-"""Fit of step time = fixed part + time per sample x batch size to rows with several batch sizes."""
+"""Fits step time = fixed part + time per sample x batch size, and infers from it what a table does not state."""
 
 from __future__ import annotations
 

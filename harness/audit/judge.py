@@ -75,6 +75,8 @@ class JudgedRow:
 
 @dataclass(frozen=True)
 class Judgement:
+    """Verdicts on all rows of a table by name, and the scatter that several rows share. Made by :func:`judge`."""
+
     rows: dict[str, JudgedRow]
     scatters: list[Scatter]
 

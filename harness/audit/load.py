@@ -215,7 +215,7 @@ class ModelSection(_AuditSection):
 
 
 class OptimizerSection(_AuditSection):
-    """The facts that count the optimizer's memory traffic."""
+    """Facts about the optimizer from which its memory traffic follows."""
 
     name: Text | None = None
     fused: bool
@@ -226,7 +226,7 @@ class OptimizerSection(_AuditSection):
 
 
 class DeclaredSection(_AuditSection):
-    """Declarations for all rows that do not have their own."""
+    """Declarations that hold for every row without its own."""
 
     model: ModelSection | None = None
     sequence_length: PositiveCount | None = None
@@ -240,7 +240,7 @@ class DeclaredSection(_AuditSection):
 
 
 class RowSection(_AuditSection):
-    """One row; figures with the digits that were printed (~300: rounded; 48-49: a range)."""
+    """One row of the table. Figures keep the digits that were printed (~300: rounded; 48-49: a range)."""
 
     name: Text
     kind: Text | None = None
@@ -271,7 +271,7 @@ class RowSection(_AuditSection):
 
 
 class NoiseSection(_AuditSection):
-    """Difference of identical runs (0.01 is 1 %), and its source."""
+    """Relative difference between identical runs (0.01 is 1 %), and where it is published."""
 
     fraction: Annotated[tuple[float, float], BeforeValidator(_fractions)]
     """One number, or [from, to]."""
@@ -279,7 +279,7 @@ class NoiseSection(_AuditSection):
 
 
 class Published(_AuditSection):
-    """The file."""
+    """A whole table file (profiles/published/*.yaml)."""
 
     title: Text
     source: Text

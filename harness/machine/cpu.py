@@ -14,6 +14,8 @@ BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and ar
 
 @dataclass(frozen=True)
 class Processor:
+    """The machine's processor and the CPUs that this process may use of it, read by :func:`read_processor`."""
+
     name: str
     virtual: bool
     """True if a hypervisor is visible."""

@@ -19,6 +19,8 @@ NVIDIA_SMI_LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Device:
+    """One NVIDIA device as NVML reports it. None: not reported by this device or driver."""
+
     name: str
     memory_bytes: int | None
     used_bytes: int | None
@@ -40,6 +42,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Nvml:
+    """What NVML reports of the driver and all devices, or why it does not answer. Read by :func:`read_nvml`."""
+
     driver: str | None
     cuda: str | None
     """The newest CUDA version that the driver can run, such as 12.8."""

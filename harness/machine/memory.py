@@ -26,6 +26,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class SharedMemory:
+    """Size and free space of /dev/shm, which carries the batches of loader workers.
+
+    Read by :func:`read_shared_memory`.
+    """
+
     total_bytes: int
     free_bytes: int
     writable: bool

@@ -15,6 +15,8 @@ NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9
 
 @dataclass(frozen=True)
 class Storage:
+    """Free space and write permission of a folder that studies write to, read by :func:`read_storage`."""
+
     folder: Path
     existing: Path
     """The folder itself, or its nearest existing parent."""

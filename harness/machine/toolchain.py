@@ -21,6 +21,8 @@ _PROGRAM = "#include <Python.h>\n#include <cmath>\n{openmp}int main() {{ return 
 
 @dataclass(frozen=True)
 class Toolchain:
+    """Result of trying the compilers that ``torch.compile`` needs, made by :func:`read_toolchain`."""
+
     cxx: str
     """The C++ compiler as Inductor chooses it: $CXX, else g++ (clang++ on macOS)."""
     cxx_version: str | None

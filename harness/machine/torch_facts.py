@@ -17,6 +17,8 @@ TORCH_LIMIT_S = 90.0  # seconds; a cold import from a network file system takes 
 
 @dataclass(frozen=True)
 class Torch:
+    """Facts of the installed torch and the CUDA devices that it can use, read by :func:`read_torch`."""
+
     version: str
     cuda_build: str | None
     """CUDA version of the build; None for a build without CUDA."""

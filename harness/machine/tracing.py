@@ -34,6 +34,8 @@ class Permissions:
 
 @dataclass(frozen=True)
 class PySpyTool:
+    """The installed py-spy, and whether it could sample this process. Made by :func:`try_py_spy`."""
+
     version: str | None
     """None if py-spy is not installed."""
     problem: str | None

@@ -93,8 +93,9 @@ def cause_findings(arm: ArmReport) -> list[str]:
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:
-    """Return ``step`` (text on the step time), preceded by the time by the clock if evaluations run within some of
-    the steps.
+    """Return ``step`` (text on the time of a step).
+
+    If evaluations run within some steps, sentences on their share precede it.
     """
     hidden = arm.unseen
     if hidden is None or not hidden.evaluating_steps or hidden.evaluating >= 1:

@@ -204,9 +204,7 @@ def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:
 
 
 def tokenization_lines(report: StackReport) -> list[str]:
-    """Return a sentence for each group of threads (main, workers) in which tokenizing took the most samples; else
-    none.
-    """
+    """Return a sentence for each group of threads (main, workers) in which tokenizing took the most samples."""
     return [_tokenizing(place) for place in report.tokenization]
 
 

@@ -77,7 +77,7 @@ def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
 
 
 def _nothing_below(curve: RateCurve) -> str:
-    """Return a sentence on why a curve has no chosen rate although trials finished: a lower rate diverged."""
+    """Return a sentence on why a curve has no chosen rate: all finished trials lie at or above a rate that diverged."""
     assert curve.ceiling is not None
     place, result = (
         (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")

@@ -1,4 +1,4 @@
-"""Texts for verdicts: why there is none, caveats of a verdict, and why a figure is missing."""
+"""Texts for the verdicts of comparisons: results, reasons for being undecided, caveats, and why a figure is missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Writes a timeline in Perfetto's own format, gzipped, where it is too large for Chrome's. Times are whole nanoseconds.
+"""Writes a timeline as a gzipped file: in Chrome's JSON format or, if it is too large for that, in Perfetto's own.
 
-It needs the optional ``perfetto`` package, which contains the definition of the format.
+Times are whole nanoseconds. Perfetto's own format needs the optional ``perfetto`` package, which contains its
+definition.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ SHOWN = (*ON_HOST, *DEVICE_WORK, ANNOTATIONS)
 
 
 def shown(table: pa.Table) -> pa.Table:
-    """Return the rows that are shown as slices: operators, calls and kernels with a duration above 0."""
+    """Return the rows that are shown as slices: those of a category in :data:`SHOWN` with a duration above 0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -144,9 +144,9 @@ def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> l
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:
-    """Return a column as Python objects; only None if it is missing.
+    """Return a column as Python objects; a list of None if it is missing.
 
-    Faster than ``to_pylist`` for integers and dictionaries.
+    Faster than ``to_pylist`` for integers and dictionary-encoded texts.
     """
     import pyarrow as pa
 

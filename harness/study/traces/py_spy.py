@@ -280,19 +280,19 @@ class StackRecording(Protocol):
 
 
 def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int, str]) -> pa.Table:
-    """Read the samples of a window, by thread and in order of time.
+    """Return the stack samples of a window as a table, sorted by thread and time.
 
-    ``source`` is a trace (gzipped or not), ``facts`` how it was recorded, ``roles`` names processes by id: "main",
-    "loader-K". Columns:
+    ``source``: py-spy's trace (gzipped or not). ``facts``: how it was recorded. ``roles``: "main" or "loader-K" by
+    process id. Columns:
 
     - time_ns: CLOCK_MONOTONIC;
-    - duration_ns: until the next sample;
+    - duration_ns: time until the next sample;
     - pid, tid: ids of the system;
-    - role: for the main thread of a process in ``roles`` its name, else "other";
+    - role: for the main thread of a process in ``roles`` its role, else "other";
     - stack: frames "function (file:line)", outermost first.
 
-    The metadata have the accuracy of the times: :func:`clock_of`. Raises InputError if the source is no such trace, or
-    if ``facts`` do not fit it.
+    The table's metadata have the accuracy of the times: :func:`clock_of`. Raises InputError if the source is no such
+    trace, or if ``facts`` do not fit it.
     """
     import pyarrow as pa
 
