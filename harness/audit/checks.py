@@ -22,7 +22,10 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting under which a row is read. None: unknown, so figures that depend on it are not checkable."""
+    """Values under which a row's figures are compared, such as formula and sequence length.
+
+    None: unknown, so figures that depend on it are not checkable.
+    """
 
     convention: Convention | None
     sequence: float | None
@@ -40,7 +43,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """Check of two figures. ``discrepancy``: relative difference. ``allowed``: the part that rounding can explain."""
+    """Comparison of two figures of a row. ``discrepancy``: their relative difference.
+
+    ``allowed``: the largest relative difference that rounding explains.
+    """
 
     name: str
     status: AuditStatus
@@ -51,7 +57,9 @@ class AuditCheck:
 
 
 def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:
-    """Return the setting that the row declares, else the table; devices not declared are one."""
+    """Return the setting under which ``row`` is read: its own declarations, else those of the table; one device by
+    default.
+    """
     return Setting(
         convention,
         row.sequence_length or declared.sequence_length,
@@ -61,7 +69,10 @@ def setting_of(row: AuditRow, declared: Declared, convention: Convention | None)
 
 
 def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
-    """Return the tokens (positions) of one optimizer step over all devices; None if unknown."""
+    """Return the tokens (positions) of an optimizer step over all devices, as printed or from the batch size.
+
+    None if unknown.
+    """
     if row.tokens_per_step is not None:
         return row.tokens_per_step
     if row.batch_size is None or setting.sequence is None:
@@ -70,7 +81,10 @@ def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
 
 
 def rates(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return the tokens/s over all devices: as printed, and from the step time."""
+    """Return tokens/s over all devices by source: :data:`TOKENS` as printed, :data:`STEP` from the step time.
+
+    Figures that the row does not give are absent.
+    """
     result = {}
     if row.tokens_per_s is not None:
         result[TOKENS] = row.tokens_per_s.interval
@@ -81,7 +95,7 @@ def rates(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 
 
 def step_s(row: AuditRow, setting: Setting) -> Interval | None:
-    """Return the seconds of one step: as printed, else from tokens/s."""
+    """Return the seconds of one step: as printed, else from tokens/s. None if neither is possible."""
     if row.step_ms is not None:
         return row.step_ms.interval * 1e-3
     tokens = tokens_per_step(row, setting)
@@ -91,7 +105,10 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return the FLOP/s of one device by each published figure. In a correct row, all of them overlap."""
+    """Return the FLOP/s of one device that follow from each printed figure.
+
+    In a correct row all of these intervals overlap.
+    """
     result = {}
     flops = setting.flops_per_token
     if flops is not None:
@@ -104,7 +121,10 @@ def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 
 
 def fits(row: AuditRow, setting: Setting) -> bool:
-    """Return True if no printed figure contradicts another, also if there is nothing to compare."""
+    """Return True if no printed figure of ``row`` contradicts another under ``setting``.
+
+    True also without two figures.
+    """
     groups = [list(intervals.values()) for intervals in (rates(row, setting), witnesses(row, setting))]
     duration = _duration(row, setting)
     return all(not group or common(group) is not None for group in groups) and (
@@ -113,7 +133,7 @@ def fits(row: AuditRow, setting: Setting) -> bool:
 
 
 def checks(row: AuditRow, setting: Setting) -> list[AuditCheck]:
-    """Check every pair of figures of the row. Pairs that are not checkable are included with their reasons."""
+    """Compare every pair of figures of the row. Pairs that are not checkable are returned too, with the reasons."""
     figures = witnesses(row, setting)
     results = []
     for first, second in combinations((TOKENS, STEP, TFLOPS, MFU), 2):
@@ -139,7 +159,7 @@ def _compare(name: str, first: Interval, second: Interval) -> AuditCheck:
 
 
 def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReason]]]:
-    """Return (check, reasons why it cannot be made) for the checks that a full row would allow."""
+    """Return (check, reasons) for the checks that are impossible, because a figure or a declaration is missing."""
     reasons: dict[CheckReason, bool] = {
         "no rate": not rates(row, setting) and row.step_ms is None,
         "step time alone": not rates(row, setting) and row.step_ms is not None,
@@ -162,7 +182,10 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Compare steps x step time with the duration. A longer duration may include evaluation, saving and pauses."""
+    """Compare the printed duration with steps x step time. None if the row gives neither duration nor steps.
+
+    A longer duration is consistent, because it may include evaluation, saving and pauses.
+    """
     if row.duration_s is None and row.steps is None:
         return None
     one_step_s = step_s(row, setting)

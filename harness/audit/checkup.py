@@ -33,7 +33,7 @@ from harness.audit.table import AuditRow, Peak, Table
 
 
 def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
-    """Check ``table``. ``peaks``: of known devices, to name the device behind an MFU."""
+    """Check ``table`` and return all findings. ``peaks``: peaks of known devices, to name the device behind an MFU."""
     known_formulas = conventions(table.declared.shape) if table.declared.shape is not None else []
     formulas = _formulas(table, known_formulas)
     palm = known_formulas[0] if known_formulas else None
@@ -74,7 +74,10 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """Return the row for the search: widened by the scatter of the other rows if it is further off than that."""
+    """Return the row for which readings are searched.
+
+    If it is further off than the scatter of the other rows, its intervals are widened by that scatter.
+    """
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
@@ -86,7 +89,7 @@ def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> Audit
 
 
 def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, Formula]:
-    """Return the rows that each formula makes consistent, out of the rows that depend on FLOPs per token."""
+    """Return for each formula for FLOPs per token the rows that it makes consistent, out of those that depend on it."""
     rows = []
     for row in table.rows:
         figures = witnesses(row, setting_of(row, table.declared, known[0] if known else None))
@@ -105,7 +108,7 @@ def _formulas(table: Table, known: Sequence[Convention]) -> dict[Convention, For
 
 
 def _lonely(one: FittedReading, formulas: dict[Convention, Formula]) -> bool:
-    """Return True for a formula that no other row needs. Such a formula is listed after readings of only this row."""
+    """Return True for a reading by a formula that no other row needs. It is listed after other readings."""
     formula = formulas.get(one.setting.convention) if one.setting.convention is not None else None
     return one.kind == "formula" and formula is not None and formula.of > 2 and len(formula.rows) == 1
 
@@ -118,7 +121,12 @@ def _readings(
     known: Sequence[Convention],
     peaks: Sequence[Peak],
 ) -> tuple[list[FittedReading], list[Excluded]]:
-    """Return readings under PaLM's formula. If the table uses another formula, include changes on top of that one."""
+    """Return the readings that make the row consistent, and the excluded kinds; none if it is consistent under
+    PaLM's formula.
+
+    If the table uses another formula (``usual``), readings with it and one more change are included. ``settled``:
+    ``usual`` if several rows confirm it.
+    """
     if fits(row, setting):
         return [], []
     first = search(row, setting, known, peaks)
@@ -162,7 +170,9 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """Return a formula and a sequence length with equal FLOPs per token, which the row cannot distinguish; else []."""
+    """Return readings by formula and by sequence length with equal FLOPs per token, which the row cannot
+    distinguish; else [].
+    """
     counted = [
         reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
     ]

@@ -20,7 +20,7 @@ UNITS_S = {"s": 1.0, "min": 60.0, "hour": 3600.0, "hours": 3600.0, "day": 86400.
 
 @dataclass(frozen=True)
 class Interval:
-    """All values from ``low`` to ``high``, 0 < low <= high."""
+    """Values that a printed figure may stand for: from ``low`` to ``high``, both included, 0 < low <= high."""
 
     low: float
     high: float
@@ -49,10 +49,9 @@ def _interval(value: Interval | float) -> Interval:
 
 
 def common(intervals: list[Interval]) -> Interval | None:
-    """Return the intersection of ``intervals``; None if it is empty, or without intervals.
+    """Return the intersection of ``intervals``. None if it is empty, or for an empty list.
 
-    Intervals on a line that overlap pairwise share a point (Helly's theorem), so agreement in pairs is agreement of
-    all.
+    Intervals that overlap pairwise share a point (Helly's theorem), so agreement in pairs is agreement of all.
     """
     if not intervals:
         return None
@@ -64,7 +63,7 @@ def common(intervals: list[Interval]) -> Interval | None:
 
 @dataclass(frozen=True)
 class AuditedFigure:
-    """Printed number (``text``), its value, and the interval of values that it may stand for."""
+    """A printed number: its ``text``, its value, and the interval of values that would be printed the same."""
 
     text: str
     value: float
@@ -96,7 +95,10 @@ def read_figure(text: str) -> AuditedFigure:
 
 
 def read_duration(text: str) -> AuditedFigure:
-    """Read a duration (s, min, hours, days) as a figure in seconds: ``94.3 min``, ``~4 days``."""
+    """Read a printed duration such as ``94.3 min`` or ``~4 days`` as a figure in seconds.
+
+    Raise ValueError for other text. Units are s, min, hours and days.
+    """
     number, _, unit = text.strip().rpartition(" ")
     if unit not in UNITS_S:
         raise ValueError(f"{text!r} is not a duration; allowed: a figure and s, min, hours or days (94.3 min, ~4 days)")
@@ -105,7 +107,7 @@ def read_duration(text: str) -> AuditedFigure:
 
 
 def _half_unit(value: Decimal, about: bool) -> Decimal:
-    """Return half a unit of the last printed digit; of the last nonzero digit if ``about``."""
+    """Return half a unit of the last printed digit of ``value``. ``about``: of its last nonzero digit instead."""
     exponent = (value.normalize() if about else value).as_tuple().exponent
     assert isinstance(exponent, int)  # the pattern lets neither NaN nor infinity in
     return Decimal(5).scaleb(exponent - 1)

@@ -1,4 +1,4 @@
-"""Fit of step time = fixed part + time per sample x batch size to rows with several batch sizes."""
+"""Fits step time = fixed part + time per sample x batch size, and infers from it what a table does not state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 @dataclass(frozen=True)
 class Fit:
-    """Least-squares fit over the batch sizes of one kind of row; exact for two sizes."""
+    """Least-squares line of step time (ms) over batch size, for the rows of one kind.
+
+    It is exact for two batch sizes.
+    """
 
     kind: str
     rows: list[str]
@@ -35,7 +38,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory traffic of the optimizer per step: passes x parameters x bytes."""
+    """Memory traffic of the optimizer in one step: passes over parameter-sized tensors x parameters x bytes per
+    value.
+    """
 
     passes: int
     bytes: float
@@ -46,7 +51,10 @@ class Traffic:
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
-    """Return a fit for each kind with two or more batch sizes at one sequence length and number of devices."""
+    """Return a fit for each kind of row with several batch sizes at one sequence length and number of devices.
+
+    ``doubtful``: by row, True if it is inconsistent.
+    """
     kinds: dict[tuple[str, float | None, float], list[tuple[AuditRow, Setting]]] = {}
     for row in table.rows:
         setting = setting_of(row, table.declared, convention)
@@ -88,7 +96,7 @@ def _step_ms(row: AuditRow, setting: Setting) -> float:
 
 
 def traffic(table: Table) -> Traffic | None:
-    """Return the optimizer's memory traffic; None if optimizer or model shape are not declared."""
+    """Return the optimizer's memory traffic per step. None if the table declares no optimizer or no model shape."""
     optimizer, shape = table.declared.optimizer, table.declared.shape
     if optimizer is None or shape is None:
         return None
@@ -102,7 +110,7 @@ def traffic(table: Table) -> Traffic | None:
 
 @dataclass(frozen=True)
 class FixedPart:
-    """Fixed part of a step of one kind, and the range of the fixed parts of the other, consistent kinds."""
+    """Fixed part (ms) of a step of one kind, beside the range over all kinds with only consistent rows."""
 
     fixed_ms: float
     low_ms: float
@@ -111,13 +119,16 @@ class FixedPart:
 
     @property
     def odd(self) -> bool:
-        """True if the fixed part contradicts the row's declaration."""
+        """True if the fixed part is far outside the range of the consistent kinds, so a declaration may be wrong."""
         return self.fixed_ms < ODD_FIXED_RATIO * self.low_ms or self.fixed_ms > self.high_ms / ODD_FIXED_RATIO
 
 
 @dataclass(frozen=True)
 class Clue:
-    """Evidence for a reading of ``row``: its fixed part, and rows whose steps then have as many tokens."""
+    """Evidence elsewhere in the table for the reading that ``row`` has the sequence length ``sequence``.
+
+    ``tokens``: tokens of its step then. ``as_large``: consistent rows with as many.
+    """
 
     row: AuditRow
     sequence: float
@@ -127,7 +138,7 @@ class Clue:
 
     @property
     def supports(self) -> bool:
-        """True if the fixed part supports the reading."""
+        """True if the fixed part of the row's kind supports the reading."""
         return self.fixed is not None and self.fixed.odd
 
 
@@ -138,7 +149,7 @@ def clues(
     consistent: Collection[str],
     fits: Sequence[Fit],
 ) -> list[Clue]:
-    """Return evidence for each row that another sequence length would explain, if the table has any.
+    """Return evidence for each row that another sequence length would explain, as far as the table has any.
 
     ``readings``: firm readings by row. ``consistent``: names of the consistent rows.
     """
@@ -167,7 +178,10 @@ def _as_large(
     convention: Convention | None,
     consistent: Collection[str],
 ) -> list[AuditRow]:
-    """Return consistent rows of the same kind with as many tokens per step, if both rows give TFLOP/s."""
+    """Return consistent rows of the same kind with as many tokens per step as ``tokens``.
+
+    Empty if ``row`` gives no TFLOP/s.
+    """
     if row.tflops is None or tokens is None:
         return []
     same_kind = (

@@ -18,7 +18,10 @@ _ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 
 
 @dataclass(frozen=True)
 class Convention:
-    """Formula 6 x ``weights`` + attention. ``counted``: name of the counted weights."""
+    """Formula for training FLOPs per token: 6 x ``weights`` + ``attention_per_position`` x sequence length.
+
+    ``counted``: name of the parameters that ``weights`` counts.
+    """
 
     counted: Weights
     weights: int
@@ -30,12 +33,12 @@ class Convention:
         return 6.0 * self.weights + self.attention_per_position * sequence_length
 
     def sequence_length(self, flops: float) -> float:
-        """Return the length at which a token costs ``flops``. Requires a formula that counts attention."""
+        """Return the sequence length at which a token costs ``flops``. The formula must count attention."""
         return (flops - 6.0 * self.weights) / self.attention_per_position
 
 
 def conventions(shape: Shape) -> list[Convention]:
-    """Return all formulas without duplicates, PaLM's first.
+    """Return all distinct formulas for a model's FLOPs per token, PaLM's first.
 
     PaLM's formula (trainer/flops.py) counts the output projection and full attention, but no embedding lookups.
     """
@@ -53,7 +56,10 @@ def conventions(shape: Shape) -> list[Convention]:
 
 
 def _weights(shape: Shape) -> dict[Weights, int]:
-    """Return the numbers of parameters that are counted. The tied token embedding of GPT-2 is its output projection."""
+    """Return the number of parameters under each way of counting them.
+
+    GPT-2's output projection is its token embedding.
+    """
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
     palm = everything - lookups(shape)

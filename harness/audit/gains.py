@@ -27,7 +27,10 @@ NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 @dataclass(frozen=True)
 class Gain:
-    """Candidate against its baseline. Ratios are of tokens/s; above 1 the candidate is faster. None: not derivable."""
+    """A candidate row against its baseline row. Ratios are of tokens/s; above 1 the candidate is faster.
+
+    None: not derivable from the printed figures.
+    """
 
     baseline: str
     candidate: str
@@ -56,7 +59,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Reason why a row's tokens/s cannot be compared with other rows: a reading, or that no reading is firm."""
+    """Reason why a row's tokens/s cannot be compared with those of other rows.
+
+    ``kind``: its firm reading, or why it has none.
+    """
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None
@@ -64,10 +70,10 @@ class Incomparable:
 
 @dataclass(frozen=True)
 class NotComparable:
-    """Reason why two rows cannot be compared.
+    """Reason why the gain of two rows cannot be judged.
 
-    ``row`` and ``doubt``: one of the rows and its problem. ``tokens``: tokens per step of both rows if they differ. If
-    all are None, the rows have no figure in common.
+    ``row`` and ``doubt``: one of the rows and its problem. ``tokens``: tokens per step of both rows, if they differ. If
+    all are None, the rows give no figure in common.
     """
 
     row: str | None = None
@@ -76,7 +82,7 @@ class NotComparable:
 
 
 def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
-    """Return a gain for each declared (else derived) pair.
+    """Return the judged gain of each declared pair of rows, or of derived pairs if none is declared.
 
     ``trusted``: by row, why its tokens/s cannot be compared; None if they can.
     """
@@ -86,7 +92,10 @@ def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain
 
 
 def _derived(table: Table) -> Iterator[tuple[str, str]]:
-    """Yield pairs if ``compare`` is not declared: in each batch size, every row against the slowest data path."""
+    """Yield (baseline, candidate) if no pairs are declared.
+
+    In each batch size, the baseline has the slowest data path.
+    """
     by_batch: dict[int | None, list[AuditRow]] = {}
     for row in table.rows:
         if row.data in table.isolated_ms:
@@ -133,7 +142,10 @@ def _value(figure: AuditedFigure | None) -> float | None:
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
-    """Return the candidate's tokens/s over the baseline's; from step times if only they are printed."""
+    """Return the candidate's speed over the baseline's, from tokens/s, else from step times.
+
+    None if the rows lack both.
+    """
     for first, second in ((candidate.tokens_per_s, baseline.tokens_per_s), (baseline.step_ms, candidate.step_ms)):
         if first is not None and second is not None:
             return AuditedFigure("", first.value / second.value, first.interval / second.interval)
@@ -147,9 +159,10 @@ def _data_ms(row: AuditRow, isolated: Mapping[str, AuditedFigure]) -> AuditedFig
 
 
 def _replaced(step_ms: Interval | None, old: AuditedFigure | None, new: AuditedFigure | None) -> AuditedFigure | None:
-    """Return step / (step - (old - new)), which assumes that all of ``old`` is exposed. None if not derivable.
+    """Return the speedup if data time ``old`` became ``new``: step / (step - (old - new)).
 
-    ``new``: None if the data time is removed completely.
+    All of ``old`` counts as exposed. ``new``: None if the data time is removed completely. Return None if ``old`` or
+    the step time is missing, or if the saving exceeds the step.
     """
     if step_ms is None or old is None:
         return None
@@ -181,7 +194,7 @@ def _incomparable(
 
 
 def _judge(measured: AuditedFigure, ceiling: AuditedFigure) -> tuple[GainVerdict, float]:
-    """Return the verdict, and the distance to the range of the data path: from no change to the full replacement."""
+    """Return the verdict, and how far (fraction) the gain lies outside the range that the data path can cause."""
     top, bottom = max(ceiling.interval.high, 1.0), min(ceiling.interval.low, 1.0)
     faster = ceiling.value >= 1
     if measured.interval.high < bottom:
@@ -198,6 +211,6 @@ def _noise(change: float, noise: Noise | None) -> NoiseVerdict:
 
 
 def unexplained(found: Sequence[Gain]) -> Gain | None:
-    """Return the gain that exceeds the range of its data path most; None if none does."""
+    """Return the gain that lies furthest outside the range that its data path can cause; None if all lie within."""
     excessive = [gain for gain in found if gain.unexplained]
     return max(excessive, key=lambda gain: gain.unexplained or 0.0, default=None)

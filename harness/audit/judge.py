@@ -41,7 +41,7 @@ from harness.audit.table import AuditRow, Peak
 
 @dataclass(frozen=True)
 class Candidate:
-    """Row with its checks and tried readings, before it is judged."""
+    """A row with its checks and the readings that fit it, before :func:`judge` decides which are firm."""
 
     row: AuditRow
     setting: Setting
@@ -51,17 +51,20 @@ class Candidate:
 
     @cached_property
     def worst(self) -> Relation | None:
-        """Pair of figures that are furthest apart."""
+        """The two figures of the row that are furthest apart; None if there is nothing to compare."""
         return worst(self.row, self.setting)
 
     def under_base(self, base: Convention | None) -> Setting:
-        """Return the setting with the formula of the other rows, if they determine one."""
+        """Return the row's setting with the formula ``base`` of the other rows; None: the setting unchanged."""
         return self.setting if base is None else replace(self.setting, convention=base)
 
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
+    """Verdict on a row, made by :func:`judge`.
+
+    ``readings``: firm ones, then possible ones, then those that fit any figure.
+    """
 
     status: AuditStatus
     readings: list[FittedReading]
@@ -72,12 +75,17 @@ class JudgedRow:
 
 @dataclass(frozen=True)
 class Judgement:
+    """Verdicts on all rows of a table by name, and the scatter that several rows share. Made by :func:`judge`."""
+
     rows: dict[str, JudgedRow]
     scatters: list[Scatter]
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows together, because the other rows show the scatter of a row."""
+    """Judge all rows of a table together, because the scatter of the other rows decides what a row's difference means.
+
+    ``known``: formulas for FLOPs per token.
+    """
     inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
@@ -115,7 +123,7 @@ def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: S
 
 
 def _as_explained(one: Candidate, firm: Sequence[FittedReading]) -> list[Relation]:
-    """Return the row's relations, under its firm reading if it has one."""
+    """Return the row's relations; if it has firm readings, as they are under the first of them."""
     return relations(*under(firm[0], one.row, one.setting)) if firm else relations(one.row, one.setting)
 
 
@@ -124,7 +132,7 @@ Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
 
 
 def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
-    """Group the relations of all rows by the two figures that they compare."""
+    """Group the relations of all rows by the two figures that they compare. ``relations_of``: by row."""
     grouped: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
     for name, pairs in relations_of.items():
         for pair in pairs:
@@ -133,7 +141,7 @@ def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
 
 
 def like(one: Relation, but: Collection[str], reported: Reported) -> list[Relation]:
-    """Return the relations of the same two figures in the rows other than ``but``."""
+    """Return the relations of the same two figures as ``one`` in all rows except ``but``."""
     return [pair for name, pair in reported.get((one.first, one.second), ()) if name not in but]
 
 
@@ -145,7 +153,11 @@ def _weigh(
     reported: Reported,
     trying: Callable[[Candidate, Convention | None, Relation], Readings],
 ) -> FittedReading:
-    """Return ``reading`` with its coverage, its number of rows, and whether it is firm."""
+    """Return ``reading`` with its coverage, the number of rows that share it, and whether it is firm.
+
+    ``off``: number of inexact rows. ``sharers``: returns the rows that a reading explains. ``trying``: returns all
+    readings of a row.
+    """
     # If the other rows determine the formula, only the second change was looked for.
     single = reading if reading.base is None else replace(reading, changes=1)
     pair = worst(one.row, one.under_base(reading.base))
@@ -179,7 +191,7 @@ CHANGED: Mapping[UnknownKind, str] = {"sequence": "sequence", "devices": "device
 
 
 def _change(reading: FittedReading) -> Change:
-    """Return the change of the reading, apart from the row that it was found in."""
+    """Return the change that a reading makes, in a form that is equal for equal changes in other rows."""
     new = reading.setting
     value: float | str | None = f"{reading.figures[0]} {reading.value}" if reading.kind == "unit" else None
     if reading.kind in CHANGED:
@@ -188,7 +200,7 @@ def _change(reading: FittedReading) -> Change:
 
 
 def under(reading: FittedReading, row: AuditRow, setting: Setting) -> tuple[AuditRow, Setting]:
-    """Return ``row`` and its setting with the change of ``reading``."""
+    """Return ``row`` and ``setting`` with the change that ``reading`` makes. It may have been found for another row."""
     new = reading.setting
     setting = replace(setting, convention=new.convention, scale=new.scale)
     if (field := CHANGED.get(reading.kind)) is not None:
@@ -206,7 +218,7 @@ def _explains(reading: FittedReading, other: Candidate) -> bool:
 
 
 def _share(reading: FittedReading, other: Candidate) -> float:
-    """Return the share of figures, as far off as the other row's, that this reading would fit."""
+    """Return the share (0 to 1) of figures, as far off as the other row's, that ``reading`` would fit there too."""
     pair_before, pair_after = other.worst, worst(*under(reading, other.row, other.setting))
     assert pair_before is not None
     assert pair_after is not None
@@ -214,7 +226,10 @@ def _share(reading: FittedReading, other: Candidate) -> float:
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
-    """Return the uncertainty of one offset common to all rows; None if no common offset fits them as declared."""
+    """Return the uncertainty of one offset that all rows in ``sharing`` have in common.
+
+    None if they have no common offset.
+    """
     pairs = [
         relation
         for member in sharing
@@ -262,7 +277,7 @@ def _plain_status(checks: Sequence[AuditCheck]) -> AuditStatus:
 
 
 def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[FittedReading]:
-    """Return the specific readings; append the others to ``excluded``."""
+    """Return the readings that fit few other figures. The others are appended to ``excluded`` as unspecific."""
     useless: dict[UnknownKind, float] = {}
     for reading in found:
         if (reading.coverage or 0.0) > OFFERED_SHARE:
@@ -272,7 +287,7 @@ def _offered(found: Sequence[FittedReading], excluded: list[Excluded]) -> list[F
 
 
 def widened(row: AuditRow, deviation: float) -> AuditRow:
-    """Return ``row`` with its intervals widened by scatter of ``deviation``."""
+    """Return ``row`` with the interval of each figure widened by normal scatter of ``deviation`` (relative)."""
     factor = 1 + NORMAL_DEVIATIONS * deviation / 2
     changed = {}
     for field in FIELDS.values():
@@ -284,6 +299,6 @@ def widened(row: AuditRow, deviation: float) -> AuditRow:
 
 
 def deviation_among(others: Sequence[Relation]) -> float:
-    """Return the standard deviation, beyond rounding, of the same figures in other rows; 0 if most agree."""
+    """Return the standard deviation (relative, beyond rounding) of the same figures in other rows; 0 if most agree."""
     gaps = sorted(relation.gap for relation in others)
     return gaps[len(gaps) // 2] * PER_DEVIATION if gaps else 0.0

@@ -26,7 +26,10 @@ NULL = ("", "~", "null", "Null", "NULL")
 
 
 def load_published(path: Path) -> Table:
-    """Return the table in ``path``. InputError with one line (file, line, key, allowed values) if it is wrong."""
+    """Read and check the published table in ``path``.
+
+    Raise InputError with one line (file, line, key) if it is wrong.
+    """
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give a published table (profiles/published/*.yaml)")
     document = read_document(path)  # accepts plain YAML alone, and records the line of every key
@@ -49,7 +52,7 @@ def load_published(path: Path) -> Table:
 
 
 def _unknown(problem: Problem) -> Problem:
-    """An unknown key, with the keys of its own section alone: those of others would mislead."""
+    """Return the problem of an unknown key, with a suggestion and the allowed keys of its section."""
     section = section_at(Published, problem.path[:-1])
     allowed = list(section.model_fields) if section is not None else []
     guess = did_you_mean(str(problem.path[-1]), allowed) or ";"
@@ -57,7 +60,10 @@ def _unknown(problem: Problem) -> Problem:
 
 
 def _plain(node: Any) -> Any:
-    """Nodes as dict, list and the text of every scalar; None where nothing, ~ or null is written."""
+    """Return a YAML node as dict, list and text.
+
+    Every scalar stays text, as written; nothing, ~ and null become None.
+    """
     if isinstance(node, yaml.MappingNode):
         return {key.value: _plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
@@ -66,7 +72,7 @@ def _plain(node: Any) -> Any:
 
 
 def _problems(published: Published) -> Iterator[Problem]:
-    """Yield problems between sections."""
+    """Yield problems that involve several sections, such as two rows of one name or an unknown row in ``compare``."""
     names: set[str] = set()
     for index, row in enumerate(published.rows):
         if row.name in names:
@@ -88,7 +94,10 @@ def _problems(published: Published) -> Iterator[Problem]:
 
 
 def _shape(declared: DeclaredSection) -> tuple[Shape | None, list[Problem]]:
-    """Return the model's shape by the trainer's own rules, and its problems."""
+    """Return the declared model shape, checked by the trainer's rules, and its problems.
+
+    None if it is missing or wrong.
+    """
     model, path = declared.model, ("declared", "model")
     if model is None:
         return None, []
@@ -158,7 +167,7 @@ def _text(value: Any) -> str:
 
 
 def _fractions(value: Any) -> tuple[float, float]:
-    """``0.01``, or ``[0.01, 0.03]``; both as text."""
+    """Read a fraction ``0.01`` or a range ``[0.01, 0.03]``, given as text. Raise ValueError outside 0 to 1."""
     message = "must be a fraction or a range [from, to] between 0 and 1; for 1 to 3 %: [0.01, 0.03]"
     ends = value if isinstance(value, list) else [value, value]
     try:
@@ -206,7 +215,7 @@ class ModelSection(_AuditSection):
 
 
 class OptimizerSection(_AuditSection):
-    """The facts that count the optimizer's memory traffic."""
+    """Facts about the optimizer from which its memory traffic follows."""
 
     name: Text | None = None
     fused: bool
@@ -217,7 +226,7 @@ class OptimizerSection(_AuditSection):
 
 
 class DeclaredSection(_AuditSection):
-    """Declarations for all rows that do not have their own."""
+    """Declarations that hold for every row without its own."""
 
     model: ModelSection | None = None
     sequence_length: PositiveCount | None = None
@@ -231,7 +240,7 @@ class DeclaredSection(_AuditSection):
 
 
 class RowSection(_AuditSection):
-    """One row; figures with the digits that were printed (~300: rounded; 48-49: a range)."""
+    """One row of the table. Figures keep the digits that were printed (~300: rounded; 48-49: a range)."""
 
     name: Text
     kind: Text | None = None
@@ -262,7 +271,7 @@ class RowSection(_AuditSection):
 
 
 class NoiseSection(_AuditSection):
-    """Difference of identical runs (0.01 is 1 %), and its source."""
+    """Relative difference between identical runs (0.01 is 1 %), and where it is published."""
 
     fraction: Annotated[tuple[float, float], BeforeValidator(_fractions)]
     """One number, or [from, to]."""
@@ -270,7 +279,7 @@ class NoiseSection(_AuditSection):
 
 
 class Published(_AuditSection):
-    """The file."""
+    """A whole table file (profiles/published/*.yaml)."""
 
     title: Text
     source: Text

@@ -25,14 +25,17 @@ UNITS = {TOKENS: (1e3, 1e-3), TFLOPS: (1e3, 1e-3), MFU: (1e2, 1e-2), STEP: (1e3,
 
 @dataclass(frozen=True)
 class Search:
-    """Readings that fit, and tried kinds of readings that do not."""
+    """Result of :func:`search`: readings that make a row consistent, and tried kinds of readings that do not."""
 
     fits: list[FittedReading]
     excluded: list[Excluded]
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
-    """Return all single changes of ``setting`` that make ``row`` consistent; also pairs if all of these are free."""
+    """Try every single change of ``setting`` and return the ones that make ``row`` consistent.
+
+    If only changes with a free parameter fit, pairs of changes are tried too.
+    """
     excluded: list[Excluded] = []
     fitting = [
         *_formulas(row, setting, known, excluded),
@@ -63,7 +66,9 @@ def _formulas(
 
 
 def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield readings that count the FLOPs of a part of the work, or of more than the model needs."""
+    """Yield readings in which the publication counts the FLOPs of only a part of the work, or of more than the
+    model needs.
+    """
     if setting.flops_per_token is None:
         return
     for part, scale in SCALES.items():
@@ -73,7 +78,7 @@ def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
 
 
 def _units(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield readings with one figure in another unit than its column's."""
+    """Yield readings in which one figure has another unit than its column."""
     for name, factors in UNITS.items():
         for factor in factors:
             if (converted := in_unit(row, name, factor)) is not None and fits(converted, setting):
@@ -81,14 +86,17 @@ def _units(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
 
 
 def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
-    """Return ``row`` with the figure ``name`` times ``factor``; None if the row lacks it."""
+    """Return ``row`` with its figure ``name`` multiplied by ``factor``; None if the row does not give it."""
     field = FIELDS[name]
     figure: AuditedFigure | None = getattr(row, field)
     return None if figure is None else replace(row, **{field: figure.times(factor)})  # type: ignore[arg-type]
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:
-    """Yield another formula with one more change, without free parameters (lengths: only powers of two)."""
+    """Yield readings with another formula and one more change, without free parameters.
+
+    Lengths are only powers of two.
+    """
     for formula in known:
         if formula == setting.convention:
             continue
@@ -104,7 +112,10 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
 def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    """Yield the peak that would explain the MFU, with the known devices that have it."""
+    """Yield the reading that MFU refers to another peak than declared, with the known devices that have this peak.
+
+    If no peak helps, the reason is appended to ``excluded``.
+    """
     figures = witnesses(row, setting)
     work = common([interval for name, interval in figures.items() if name != MFU])
     if row.mfu_percent is None or setting.peak_flops_per_s is None or len(figures) < 2:
@@ -130,7 +141,10 @@ def peaks_behind(
 
 
 def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False) -> list[NamedPeak]:
-    """Return the known devices with a peak in ``needed``."""
+    """Return the known devices with a peak within ``needed`` (FLOP/s).
+
+    ``sparse``: marks them as peaks with 2:4 sparsity.
+    """
     dtypes: dict[str, list[str]] = {}
     for peak in peaks:
         if needed.holds(peak.flops_per_s):
@@ -139,7 +153,10 @@ def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False)
 
 
 def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield readings in which some figures count only real tokens, the others all positions, with the needed share."""
+    """Yield readings in which some figures count only real tokens and the others all positions, with the needed share.
+
+    If the row declares that it has no padding, they are appended to ``excluded`` instead.
+    """
     figures = witnesses(row, setting) or rates(row, setting)
     for size in range(1, len(figures)):
         for names in combinations(figures, size):
@@ -169,7 +186,10 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield a reading in which tokens/s and step time are of different steps, because logs smooth only one of them."""
+    """Yield the reading that tokens/s and step time are of different steps, if they are close.
+
+    Logs may smooth one of them.
+    """
     rate = rates(row, setting)
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return

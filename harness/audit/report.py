@@ -26,7 +26,7 @@ _READING = ("value", "low", "high", "gflops_per_token", "free", "changes", "firm
 
 
 def as_json(audit: Audit) -> str:
-    """Return the records field by field, with texts for every kind."""
+    """Return the audit as JSON text: all records field by field, with a sentence for each kind of finding."""
     content = {
         "title": audit.table.title,
         "source": audit.table.source,
@@ -79,7 +79,7 @@ def _row_json(row: RowAudit, audit: Audit) -> dict[str, Any]:
 
 
 def as_text(audit: Audit, published: Table) -> str:
-    """Return the whole page. ``published``: the table with the printed figures."""
+    """Return the audit as Markdown. ``published``: the table with the figures as printed."""
     page = joined(
         f"# Audit: {safe(published.title)}",
         bulleted(f"**{safe(line)}**" for line in text.conclusion(audit)),
@@ -94,7 +94,7 @@ def as_text(audit: Audit, published: Table) -> str:
 
 
 def _declared(declared: Declared) -> str:
-    """Return the declarations of the table, and those that are missing."""
+    """Return a sentence on what the table declares for all rows, and which of these declarations are missing."""
     shape, peak = declared.shape, declared.peak_flops_per_s
     stated = {
         "model": shape and f"{parameters(shape) / 1e6:,.1f} million parameters ({shape.family})",

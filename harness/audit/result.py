@@ -17,7 +17,9 @@ from harness.audit.table import Table
 
 @dataclass(frozen=True)
 class Formula:
-    """Formula for FLOPs per token, and the rows that it fits, out of the rows that depend on it."""
+    """One way to count FLOPs per token, and the rows that it makes consistent (``rows``), out of ``of`` that depend
+    on it.
+    """
 
     convention: Convention
     gflops_per_token: float
@@ -28,7 +30,10 @@ class Formula:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """Result for one row: checks, readings that would explain it, and inferences. None: not derivable."""
+    """Result of the audit for one row: its checks, readings that would explain it, and inferences.
+
+    None: not derivable.
+    """
 
     name: str
     status: AuditStatus
@@ -53,14 +58,14 @@ class RowAudit:
 
     @property
     def expected_gflops_per_token(self) -> float | None:
-        """GFLOP per token of the declared shape."""
+        """GFLOP per token of the declared model shape; None if shape or sequence length are unknown."""
         flops = self.setting.flops_per_token
         return None if flops is None else flops / 1e9
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All results of ``harness audit`` on ``table``. ``formulas``: all tried formulas."""
+    """All findings of ``harness audit`` on ``table``. ``formulas``: every tried formula for FLOPs per token."""
 
     table: Table
     rows: list[RowAudit]

@@ -27,7 +27,7 @@ PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal s
 
 @dataclass(frozen=True)
 class Relation:
-    """Relation of two figures of a row that should agree: the logarithm of the first over the second."""
+    """Difference of two figures of a row that should agree: the natural logarithm of the first over the second."""
 
     first: str
     second: str
@@ -37,17 +37,17 @@ class Relation:
 
     @property
     def gap(self) -> float:
-        """Distance of the figures beyond rounding; 0 if they agree."""
+        """Distance of the two figures beyond rounding, as a logarithm; 0 if they agree."""
         return max(abs(self.center) - self.half, 0.0)
 
     @property
     def reach(self) -> float:
-        """Largest possible distance of the unrounded figures."""
+        """Largest possible distance of the two figures before rounding, as a logarithm."""
         return abs(self.center) + self.half
 
 
 def relations(row: AuditRow, setting: Setting) -> list[Relation]:
-    """Return the relation of every comparable pair of the row's figures."""
+    """Return the relation of every pair of the row's figures that can be compared under ``setting``."""
     reported, rate = witnesses(row, setting), rates(row, setting)
     pairs = [(a, b, reported[a], reported[b]) for a, b in combinations(reported, 2) if {a, b} != {TOKENS, STEP}]
     if len(rate) == 2:  # Needs neither the shape nor the peak.
@@ -62,16 +62,16 @@ def _relation(first: str, second: str, one: Interval, other: Interval) -> Relati
 
 
 def worst(row: AuditRow, setting: Setting) -> Relation | None:
-    """Return the relation that is furthest apart; None if there is nothing to compare."""
+    """Return the relation whose two figures are furthest apart; None if no two figures can be compared."""
     return max(relations(row, setting), key=lambda pair: (pair.gap, pair.reach), default=None)
 
 
 def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
-    """Return the chance that normal scatter is as large as the gap of ``one``. ``others``: same figures, other rows.
+    """Return the chance (0 to 1) that normal scatter is as large as the gap of ``one``.
 
-    The scale of scatter is the median of the others, so a few errors among them do not hide this one. With few others
-    the chance is larger, because the scale is uncertain. In any case, normal scatter is assumed to be at most
-    USUAL_SCATTER, unless the others scatter by more around their common value.
+    ``others``: relations of the same figures in other rows. Their median gives the scale of scatter, so a few errors
+    among them do not hide this one. With few others the chance is larger, because the scale is uncertain. Normal
+    scatter is assumed to be at most USUAL_SCATTER, unless the others scatter by more around their common value.
     """
     usual = erfc(one.gap / USUAL_SCATTER / sqrt(2))
     if not others:
@@ -87,7 +87,7 @@ def chance_of_scatter(one: Relation, others: Sequence[Relation]) -> float:
 
 
 def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
-    """Return True if normal scatter does not explain ``one``.
+    """Return True if ``one`` is too far apart for normal scatter. ``others``: the same figures in other rows.
 
     If most others are apart too, the tails of the scatter are unknown, so the required chance is smaller.
     """
@@ -99,7 +99,9 @@ def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
 
 @cache
 def _distances() -> tuple[Distances, Distances, Distances]:
-    """Return distances in standard deviations, and the shares of normal scatter within and beyond each."""
+    """Return a grid of distances (standard deviations), and the share of a normal distribution within and beyond
+    each.
+    """
     distance = np.geomspace(1e-6, 30, 2000)
     inner = np.array([erf(value / sqrt(2)) for value in distance])
     return distance, inner, np.array([erfc(value / sqrt(2)) for value in distance])
@@ -107,7 +109,7 @@ def _distances() -> tuple[Distances, Distances, Distances]:
 
 @lru_cache(maxsize=256)
 def _median_of(others: int) -> Distances:
-    """Return the density of the (upper) median of ``others`` distances, over the share within it."""
+    """Return the density of the (upper) median of ``others`` normal distances, at the points of :func:`_distances`."""
     _, inner, _ = _distances()
     rank, clipped = others // 2 + 1, np.clip(inner, 1e-300, 1 - 1e-16)
     logarithm = (rank - 1) * np.log(clipped) + (others - rank) * np.log1p(-clipped)
@@ -116,14 +118,17 @@ def _median_of(others: int) -> Distances:
 
 
 def _beyond_median(times: float, others: int) -> float:
-    """Return the chance that one distance exceeds ``times`` the (upper) median of ``others``, under normal scatter."""
+    """Return the chance that a normal distance exceeds ``times`` the (upper) median of ``others`` such distances."""
     distance, inner, outer = _distances()
     return float(np.trapezoid(_median_of(others) * np.interp(times * distance, distance, outer), inner))
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Two figures that differ in several rows for an unknown reason. Differences are fractions."""
+    """Two figures (``first``, ``second``) that differ in several rows for an unknown reason.
+
+    Differences are fractions.
+    """
 
     first: str
     second: str
@@ -141,9 +146,10 @@ class Scatter:
 
 
 def scatters(reported: Mapping[str, Sequence[Relation]], explained: Collection[str]) -> list[Scatter]:
-    """Return the scatter of each group of two or more rows whose figures differ for an unknown reason.
+    """Return the scatter of each group of rows (two or more) whose figures differ for an unknown reason.
 
-    If the same rows differ in several pairs of figures, only the pair that is furthest apart is returned.
+    ``reported``: relations by row. ``explained``: rows with a firm reading, which are left out. If the same rows differ
+    in several pairs of figures, only the pair that is furthest apart is returned.
     """
     pairs_by_figures: dict[tuple[str, str], dict[str, Relation]] = {}
     for name, pairs in reported.items():

@@ -25,7 +25,10 @@ SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """Device with a peak; no name means the declared peak. ``sparse``: True for twice the peak, with 2:4 sparsity."""
+    """Device that has a certain peak; "" as ``device`` means the declared peak itself.
+
+    ``sparse``: twice the dense peak, with 2:4 sparsity.
+    """
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -34,7 +37,10 @@ class NamedPeak:
 
 @dataclass(frozen=True)
 class FittedReading:
-    """Reading that fits. ``free``: True if it has a parameter that can fit any figure, so the fit proves nothing."""
+    """A changed declaration that makes a row consistent, such as another sequence length. ``setting``: with the change.
+
+    ``free``: True if it has a parameter that can fit any figure, so the fit proves nothing.
+    """
 
     kind: UnknownKind
     setting: Setting
@@ -75,7 +81,10 @@ class FittedReading:
 
 @dataclass(frozen=True)
 class Excluded:
-    """Kind of reading that does not explain a row. ``needed``: the required value. ``coverage``: see above."""
+    """Kind of reading that does not explain a row, with the reason. ``needed``: the value that would be required.
+
+    ``coverage``: share of figures that such readings fit.
+    """
 
     kind: UnknownKind
     why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
@@ -88,7 +97,11 @@ class Excluded:
 def sequences(
     row: AuditRow, setting: Setting, excluded: list[Excluded], powers_only: bool = False
 ) -> Iterator[FittedReading]:
-    """Yield the most plausible other sequence length, with the range that the digits allow."""
+    """Yield the most plausible other sequence length that makes the row consistent, with the range that the digits
+    allow.
+
+    If none does, the reason may be appended to ``excluded``. ``powers_only``: try only powers of two.
+    """
     intervals = list(_sequence_intervals(row, setting))
     allowed = common(intervals)
     if allowed is None:
@@ -107,7 +120,7 @@ def sequences(
 
 
 def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
-    """Yield the positive lengths that each relation of the row with a sequence length allows."""
+    """Yield the range of sequence lengths that each pair of the row's figures allows, if it depends on the length."""
     work, convention = _work(row, setting), setting.convention
     rate = rates(row, setting)
     if convention is not None and convention.attention_per_position and work is not None:
@@ -128,20 +141,26 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """Return the FLOP/s of one device from figures other than tokens and time; None if unknown or contradictory."""
+    """Return the FLOP/s of one device from TFLOP/s and MFU.
+
+    None if the row gives neither, or if they contradict each other.
+    """
     figures = witnesses(row, setting)
     return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
 
 def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
-    """Return the name of a token rate that does not depend on sequence length and devices; None without one."""
+    """Return which entry of ``rate`` depends neither on sequence length nor on devices; None if each does."""
     if TOKENS in rate:
         return TOKENS
     return STEP if STEP in rate and row.tokens_per_step is not None else None
 
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
-    """Return powers of two, and multiples of 64, in ``allowed``; of very many, only the shortest."""
+    """Return the powers of two and multiples of 64 within ``allowed``, sorted; of very many, only the shortest.
+
+    ``powers_only``: only powers of two.
+    """
     first, last = (
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),
@@ -155,7 +174,11 @@ def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]
 
 
 def devices(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Iterator[FittedReading]:
-    """Yield another number of devices, and TFLOP/s of all devices instead of one."""
+    """Yield the smallest other number of devices that makes the row consistent.
+
+    Yield also the reading that TFLOP/s are of all devices, if it fits. ``excluded``: gets the needed number if it is no
+    integer.
+    """
     rate, work, flops = rates(row, setting), _work(row, setting), setting.flops_per_token
     allowed = []
     if flops is not None and work is not None and (name := _fixed_rate(row, rate)):

@@ -30,7 +30,10 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All tried readings of a row, by their shift of one of its relations."""
+    """All readings that could be tried for a row, as shifts (logarithms) of one of its relations.
+
+    It measures how many figures such readings fit.
+    """
 
     row: AuditRow
     setting: Setting
@@ -39,9 +42,9 @@ class Readings:
     relation: Relation
 
     def coverage(self, reading: FittedReading, half: float | None = None) -> float:
-        """Return the share of random figures that a reading as simple as ``reading``, or simpler, would fit.
+        """Return the share of random figures that some reading, at most as complex as ``reading``, would fit.
 
-        ``half``: uncertainty on either side of a figure; default: from the row's rounding.
+        ``half``: uncertainty on either side of a figure, as a logarithm; None: from the row's rounding.
         """
         shifts = [self._usual]
         if reading.changes > 1 or not _is_usual(reading):
@@ -52,7 +55,9 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Shifts by usual errors: formulas, usual lengths and numbers of devices, known peaks, factors, units."""
+        """Shifts by common errors: formulas, usual sequence lengths and numbers of devices, known peaks, factors,
+        units.
+        """
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
@@ -69,7 +74,7 @@ class Readings:
 
     @cached_property
     def _unusual(self) -> Shifts:
-        """Shifts by every multiple of 64 and every power of two as length, and by every number of devices."""
+        """Shifts by any other sequence length (multiples of 64, powers of two) or number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         multiples = np.arange(LENGTH_STEP, SEQUENCE_LONGEST + 1.0, LENGTH_STEP)
         lengths = self._by_length(np.concatenate([powers, multiples]), self.setting.convention)
@@ -77,7 +82,9 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Shifts by another formula together with a power of two as length, or with another number of devices."""
+        """Shifts by two changes: another formula, with a power of two as sequence length or another number of
+        devices.
+        """
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
@@ -93,11 +100,13 @@ class Readings:
         return self.relation.first in names or self.relation.second in names
 
     def _work(self) -> bool:
-        """True if the relation compares tokens with FLOP/s, so that FLOPs per token move it."""
+        """Return True if the relation compares a token rate with FLOP/s, so that it depends on the FLOPs per token."""
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """Return the exponent of the step's tokens in the relation; 0 if they do not depend on length and devices."""
+        """Return the power (1 or -1) with which the tokens of a step enter the relation; 0 if they are printed or
+        not involved.
+        """
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0
@@ -140,7 +149,7 @@ def _is_usual(reading: FittedReading) -> bool:
 
 
 def _covered(shifts: Shifts, relation: Relation, half: float) -> float:
-    """Return the share of figures as far off (AS_FAR_OFF_RATIO) that lie within ``half`` of a nonzero shift."""
+    """Return the share of random figures, about as far off as ``relation``, that lie within ``half`` of a shift."""
     window = max(AS_FAR_OFF_RATIO * abs(relation.center), 2 * half)
     # A reading that shifts the relation by t fits a center of -t. The window is symmetric around 0, so signs agree.
     near = np.unique(np.append(shifts[np.abs(shifts) <= window + half], 0.0))

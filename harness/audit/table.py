@@ -12,7 +12,7 @@ from trainer.model import Shape
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Declared optimizer, with the facts that determine its memory traffic."""
+    """Optimizer that a publication declares, with the facts that determine its memory traffic."""
 
     name: str | None
     fused: bool
@@ -23,7 +23,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Declared:
-    """Declarations of the publication for all rows. None: not declared, so dependent checks are impossible."""
+    """Declarations of a publication for all rows. None: not declared, so checks that need it are impossible."""
 
     shape: Shape | None = None
     sequence_length: int | None = None
@@ -36,7 +36,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """Published row: printed figures, and its own declarations (None: as the table declares)."""
+    """One row of a published table: printed figures, and declarations of its own (None: those of the table hold)."""
 
     name: str
     kind: str | None = None
@@ -59,7 +59,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class Noise:
-    """Difference of identical runs, as fractions, and its source."""
+    """Difference between identical runs, as fractions from ``low`` to ``high``. ``source``: where this is published."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Peak:
-    """A device's dense peak in FLOP/s at one dtype."""
+    """Dense peak of a known device at one dtype."""
 
     device: str
     dtype: str
@@ -77,7 +77,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class Table:
-    """A published table. ``isolated_ms``: milliseconds per sample of each data path by itself."""
+    """A published results table, read by :func:`harness.audit.load.load_published`.
+
+    ``isolated_ms``: milliseconds per sample of each data path by itself.
+    """
 
     title: str
     source: str

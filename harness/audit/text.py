@@ -99,7 +99,7 @@ that they contradict each other. Ceilings take the isolated data time as fully e
 
 
 def conclusion(audit: Audit) -> list[str]:
-    """Return two lines: one on the rows, one on the gains."""
+    """Return the conclusion of the audit as two lines: one on the rows, one on the gains."""
     return [_rows_line(audit), _gains_line(audit)]
 
 
@@ -131,12 +131,12 @@ def _gains_line(audit: Audit) -> str:
 
 
 def convention(one: Convention) -> str:
-    """Return the text that follows "FLOPs counted"."""
+    """Return how a formula counts FLOPs per token, as text that follows "FLOPs counted"."""
     return " and ".join(part for part in (WEIGHTS[one.counted], ATTENTION[one.attention]) if part) or PALM
 
 
 def reading(one: FittedReading, full: bool = True) -> str:
-    """Describe the change of a reading. ``full``: include other values that the digits allow."""
+    """Return what a reading changes, as a phrase. ``full``: adds the other values that the digits allow."""
     text = _reading(one, full)
     if one.changes == 1 or one.setting.convention is None:
         return text
@@ -193,7 +193,7 @@ def _span(first: float, last: float) -> str:
 
 
 def excluded(one: Excluded) -> str:
-    """Return a kind of reading that does not explain a row, and the reason."""
+    """Return a kind of reading that does not explain a row, with the reason, as a phrase."""
     name = f"no other {KINDS[one.kind]}"
     match one.why:
         case "none fits":
@@ -211,7 +211,9 @@ def excluded(one: Excluded) -> str:
 
 
 def row_sentence(row: RowAudit, audit: Audit) -> str:
-    """Return the verdict on a row with its checks and readings."""
+    """Return the verdict on a row as sentences: its checks, the readings that would explain it, and what was not
+    checkable.
+    """
     missing = [REASONS[part] for check in row.checks if check.status == "not checkable" for part in check.reasons]
     lacks = "; ".join(dict.fromkeys(missing))
     if row.status == "not checkable":
@@ -240,7 +242,10 @@ def _flops(row: RowAudit) -> str:
 
 
 def _checks(found: Sequence[AuditCheck]) -> str:
-    """Return all checks of an inconsistent row; of a consistent row only the check nearest to its limit."""
+    """Return the checks as text.
+
+    If all agree, only the one nearest to its limit is given, with those that have a remark.
+    """
     made = [check for check in found if check.discrepancy is not None and check.allowed is not None]
     if all(check.status == "consistent" for check in made):
         figures = [check for check in made if not check.reasons]
@@ -257,7 +262,7 @@ def _check(check: AuditCheck) -> str:
 
 
 def _explained(row: RowAudit, audit: Audit) -> Iterator[str]:
-    """Yield sentences on the readings of an inconsistent row, with their certainty."""
+    """Yield sentences on the readings that would explain a row, and how sure they are."""
     named = [fitted for fitted in row.readings if not fitted.free]
     free = "; ".join(reading(fitted) for fitted in row.readings if fitted.free)
     unknown = [f"Cannot be known from this table (each fits any figure): {free}."] if free else []
@@ -301,7 +306,7 @@ def _worth(one: FittedReading, audit: Audit) -> str:
 
 
 def short(row: RowAudit) -> str:
-    """Return a row's readings in brief: ``fits with sequence length 4,096 instead of 2,048, or …``."""
+    """Return a row's main readings as a phrase: ``fits with sequence length 4,096 instead of 2,048, or …``."""
     named = [fitted for fitted in row.readings if not fitted.free]
     firm = [fitted for fitted in named if fitted.firm]
     padded = [fitted for fitted in row.readings if fitted.free and fitted.kind == "padding"]
@@ -314,7 +319,7 @@ def short(row: RowAudit) -> str:
 
 
 def incomparable(one: Incomparable) -> str:
-    """Return why the tokens/s of a row cannot be compared, as a clause that follows the row's name."""
+    """Return why a row's tokens/s cannot be compared, as a clause that follows the row's name."""
     return {
         "sequence": f"may have run at sequence length {one.value or 0:,.0f}",
         "padding": "may count real tokens only",
@@ -325,7 +330,10 @@ def incomparable(one: Incomparable) -> str:
 
 
 def formula_sentence(audit: Audit) -> str | None:
-    """Return the table's formula for FLOPs per token, and the formulas that fit the same rows; None if none fits."""
+    """Return a sentence on the formula for FLOPs per token that fits most rows, and on others that fit the same rows.
+
+    None if no formula fits any row.
+    """
     formulas = [*audit.formulas.values()]
     best = max(formulas, key=lambda formula: len(formula.rows), default=None)
     if best is None or not best.rows:
@@ -344,7 +352,7 @@ def formula_sentence(audit: Audit) -> str | None:
 
 
 def scatter_sentence(one: Scatter) -> str:
-    """Return a sentence on the figures that differ in several rows, and by how much."""
+    """Return a sentence on two figures that differ in several rows: by how much, and if one cause is likely."""
     text = (
         f"{one.first} and {one.second} differ beyond rounding in {len(one.rows)} of {one.of} rows "
         f"({one.low * 100:+.2g} to {one.high * 100:+.2g} %)"
@@ -368,7 +376,10 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
 
 
 def _apart(scatter: Scatter | None) -> str:
-    """Return why a row with differing figures is not called inconsistent."""
+    """Return why a row whose figures differ beyond rounding is not called inconsistent.
+
+    ``scatter``: None if no other row has it.
+    """
     if scatter is None:
         return "Figures of different steps or runs may differ that much; the other rows do not show which it is."
     if scatter.common:
@@ -377,7 +388,11 @@ def _apart(scatter: Scatter | None) -> str:
 
 
 def gains_sentence(audit: Audit) -> str | None:
-    """Return the scatter of the table's figures beyond the effect of its data paths."""
+    """Return a sentence on the gain furthest outside what its data path can cause, and the gains that are smaller
+    than that.
+
+    None if every gain is within its range.
+    """
     worst = unexplained(audit.gains)
     if worst is None or not worst.unexplained:
         return None
@@ -396,7 +411,7 @@ def gains_sentence(audit: Audit) -> str | None:
 
 
 def gain_sentence(gain: Gain, table: Table) -> str:
-    """Return a gain, its ceiling, and its relation to noise."""
+    """Return sentences on a gain: its size, the ceiling by its data path, and whether noise could explain it."""
     pair = f"{gain.candidate} against {gain.baseline}"
     if gain.measured is None or gain.reason is not None:
         measured = "" if gain.measured is None else f" (as printed {change(gain)})"
@@ -441,12 +456,14 @@ def change(gain: Gain) -> str:
 
 
 def _change(value: float) -> str:
-    """Format with two decimals, because small ceilings matter."""
+    """Format a ratio as a signed change with two decimals, ``+0.87 %``, because small ceilings matter."""
     return f"{(value - 1) * 100:+.2f} %"
 
 
 def clue_sentence(clue: Clue) -> str:
-    """Return the evidence for a row's reading: the fixed part of its kind, and rows with equally large steps."""
+    """Return sentences on the evidence for a row's reading: the fixed part of its steps, and rows with equally
+    large steps.
+    """
     parts = []
     if fixed := clue.fixed:
         fixed_range = Interval(fixed.low_ms, fixed.high_ms)
@@ -469,7 +486,10 @@ def clue_sentence(clue: Clue) -> str:
 
 
 def traffic_assumption(traffic: Traffic, table: Table) -> str:
-    """Return the assumptions of the optimizer's memory traffic."""
+    """Return the assumptions behind the optimizer's memory traffic: reads and writes, parameters, bytes.
+
+    It must be declared.
+    """
     optimizer = table.declared.optimizer
     assert optimizer is not None
     name = f"{optimizer.name or 'the optimizer'} {'' if optimizer.fused else 'not '}fused"
@@ -481,7 +501,10 @@ def traffic_assumption(traffic: Traffic, table: Table) -> str:
 
 
 def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str:
-    """Compare the time of the optimizer's memory traffic with the fixed part of a step."""
+    """Return a sentence on the optimizer's memory traffic per step: its bytes and its time at full bandwidth.
+
+    The time is compared with the fixed part of a step, if both are known.
+    """
     text = f"Optimizer memory traffic ({traffic_assumption(traffic, table)}): {traffic.bytes / 1e9:,.0f} GB a step"
     full, fixed = traffic.ms_at_full_bandwidth, [fit.fixed_ms for fit in fits if not fit.doubtful]
     if full is None:
@@ -498,5 +521,5 @@ def traffic_sentence(traffic: Traffic, fits: Sequence[Fit], table: Table) -> str
 
 
 def taken_as_declared(rows: Sequence[str]) -> str:
-    """Return a remark on a fit that rests on inconsistent rows."""
+    """Return a remark on a fit that uses the inconsistent rows ``rows`` as they are declared."""
     return f" (takes {listing([*rows])} as declared)"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """Place and purpose of a command, or of an action.
+    """Place of the code of a command, or of one of its actions, and its ``help`` text.
 
     ``place`` is ``module:function``. The function takes the parsed arguments and the whole command line, and returns
     the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` if the command has several.
@@ -19,17 +19,17 @@ class Command(NamedTuple):
     help: str
 
     def module(self) -> Any:
-        """Import and return the command's module."""
+        """Import the command's module, and return it."""
         return import_module(self.place.partition(":")[0])
 
     def function(self) -> Callable[[argparse.Namespace, list[str]], int]:
-        """Return the function that runs the command."""
+        """Import the command's module, and return the function that runs the command."""
         function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
         return function
 
 
 def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Command]) -> None:
-    """Add the actions to a command's parser. Each takes its arguments from its module when it is chosen."""
+    """Add each of ``actions`` as a subcommand to a command's parser. Its arguments are added only when it is chosen."""
     subparsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, action in actions.items():
         settings: Any = {"command": action}  # The entrance's parser imports the action when it is chosen.

@@ -31,7 +31,7 @@ TableName = Literal["steps", "spans", "samples", "evaluations"]
 
 @dataclass(frozen=True)
 class ComparisonVerdict:
-    """Result of one comparison.
+    """Result of one comparison of a study (:attr:`LoadedStudy.verdicts`).
 
     ``ratio``: speed of the candidate over the baseline, median over blocks, with a 95 % interval.
     """
@@ -50,9 +50,9 @@ class ComparisonVerdict:
 
 @dataclass(frozen=True)
 class ArmLedger:
-    """Time of an arm's steps by part, in milliseconds per measured step.
+    """Time of the steps of one arm or control by part, in milliseconds per measured step.
 
-    ``exposed_ms`` and ``hidden_ms``: data work by stage for which steps wait, and data work beside them. Both are empty
+    ``exposed_ms`` and ``hidden_ms``: data work by stage that steps wait for, and that runs beside them. Both are empty
     if not measured.
     """
 
@@ -72,23 +72,29 @@ class ArmLedger:
 
 @dataclass(frozen=True)
 class LoadedStudy:
-    """A study in its folder. A notebook shows its first screen. Raises InputError for damaged or missing files."""
+    """A study in its folder, opened by :func:`load`. A notebook shows the first screen of its report.
+
+    Its properties raise InputError for damaged or missing files.
+    """
 
     path: Path
 
     @cached_property
     def verdicts(self) -> tuple[ComparisonVerdict, ...]:
-        """Every measured comparison. Empty for a study of one program, as ``harness exec`` makes it; see ``ledger``."""
+        """The verdict of each measured comparison.
+
+        Empty for a study of one program (``harness exec``); see ``ledger``.
+        """
         return tuple(_verdict(comparison) for comparison in self._report.compared)
 
     @cached_property
     def ledger(self) -> tuple[ArmLedger, ...]:
-        """Time of a step by part, for every arm and control that has measured steps."""
+        """Time of a step by part, for each arm and control that has measured steps."""
         return tuple(_ledger(arm, step_ms) for arm in self._report.arms if (step_ms := arm.totals.mean_step_ms))
 
     @cached_property
     def doubts(self) -> tuple[Doubt, ...]:
-        """Every reason to doubt a figure of this study, ordered by precedence, with its effect and its remedy."""
+        """All reasons to doubt a figure of this study, the most important first, with their remedies."""
         from harness.judge.study import study_doubts
 
         return study_doubts(self._report)
@@ -101,7 +107,7 @@ class LoadedStudy:
         return report_of(folder, folder.read_study(), list(folder.runs()))[0]
 
     def _repr_html_(self) -> str:
-        """Return the first screen of the report, for notebooks."""
+        """Return the first screen of the report as HTML, for notebooks."""
         from harness.show import markdown
         from harness.show.build import fragment
         from harness.show.first_screen import first_screen
@@ -111,7 +117,11 @@ class LoadedStudy:
         return fragment(f"{screen}\nStudy: {safe(str(self.path))}\n")
 
     def table(self, name: TableName = "steps") -> pa.Table:
-        """Return one table of all finished runs: ``arm``, ``block``, and the columns of `harness schema --columns`."""
+        """Return one table with the rows of all finished runs: ``arm``, ``block``, and the columns of ``harness
+        schema --columns``.
+
+        Raises InputError for an unknown ``name``.
+        """
         import pyarrow as pa
 
         if name not in COLUMNS:
@@ -130,14 +140,17 @@ class LoadedStudy:
 
 
 def load(path: str | Path) -> LoadedStudy:
-    """Open the study in the folder ``path``, or the newest one of a scenario (results/NAME). Raises InputError."""
+    """Open the study in the folder ``path``, or the newest one in the folder of its scenario (results/NAME).
+
+    Raises InputError if no study is there.
+    """
     folder = StudyFolder(find_study(Path(path)))
     folder.read_study()
     return LoadedStudy(folder.path)
 
 
 def run(scenario: str | Path, *, out: str | Path = "results", sets: Sequence[str] = ()) -> LoadedStudy:
-    """Run a scenario (a file or its name) into a new study under ``out``, with its report.
+    """Run a scenario (a file or the name of one) into a new study under ``out``, build its report, and open it.
 
     ``sets``: ``key=value`` texts, as for ``--set``. Raises InputError if the scenario cannot run. If some runs fail,
     the study is returned nevertheless, and its report names them.

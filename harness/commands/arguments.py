@@ -27,7 +27,7 @@ def add_study(parser: argparse.ArgumentParser) -> None:
 
 
 def study_path(given: str | Path) -> Path:
-    """Return the study folder ``given``, or the newest study in it. A line on stderr names the latter."""
+    """Return the study's folder ``given``, or the newest study below it, which a line on stderr then names."""
     from harness.study.store import find_study
 
     path = Path(given)
@@ -38,7 +38,7 @@ def study_path(given: str | Path) -> Path:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add --set and --arm, which override and select parts of a scenario."""
+    """Add --set, which overrides keys of a scenario, and --arm, which selects arms."""
     parser.add_argument(
         "--set",
         action="append",
@@ -58,7 +58,7 @@ def add_arm(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -> None:
-    """Add --wait-until-quiet."""
+    """Add --wait-until-quiet. ``goes_with``: start of its help text, such as the options that it needs."""
     parser.add_argument(
         "--wait-until-quiet", type=float, metavar="MINUTES",
         help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores; after MINUTES begin "
@@ -67,7 +67,10 @@ def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -
 
 
 def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
-    """Add --within, --memory-within and --startup-within. ``within``: default of the step's limit."""
+    """Add --within, --memory-within and --startup-within: changes that count as none.
+
+    ``within``: default of --within.
+    """
     parser.add_argument(
         "--within",
         default=within,
@@ -89,14 +92,14 @@ def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
 
 
 def add_undecided(parser: argparse.ArgumentParser) -> None:
-    """Add --undecided-exit."""
+    """Add --undecided-exit, the exit code if nothing could be decided."""
     parser.add_argument(
         "--undecided-exit", default="4", metavar="N", help="exit code where nothing could be decided (default: 4)"
     )
 
 
 def add_comparing(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of every comparison of two kept studies."""
+    """Add the options of a comparison of two finished studies: limits, exit code, --allow and --json."""
     add_limits(parser, within="5%")
     add_undecided(parser)
     parser.add_argument(
@@ -107,7 +110,9 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
 
 
 def name_file(given: str) -> None:
-    """Name the file on stderr if ``given`` is the name of one in this folder (mine: mine.yaml)."""
+    """Print on stderr which file is used, if ``given`` names a scenario without its path and suffix (mine:
+    mine.yaml).
+    """
     from harness.scenario.shipped import SCENARIOS, find
 
     path = find(given, SCENARIOS)
@@ -116,7 +121,7 @@ def name_file(given: str) -> None:
 
 
 def load_plan(arguments: argparse.Namespace) -> Plan:
-    """Return the plan of the scenario that ``arguments`` name, with their overrides."""
+    """Load the scenario that ``arguments`` name, with --set and --arm, and return the plan of its runs."""
     from harness.scenario.load import load_scenario
     from harness.scenario.plan import make_plan
 
@@ -125,7 +130,10 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
-    """Return the limits below which changes count as none. Raises InputError if an option is not a share."""
+    """Return the limits below which changes count as none, from the options of :func:`add_limits`.
+
+    Raises InputError if an option is not a share.
+    """
     from harness.regress.decision import Limits, read_limit, read_share
 
     return Limits(
@@ -141,7 +149,7 @@ _RANKS = (("torchrun", "RANK", "WORLD_SIZE"), ("srun", "SLURM_PROCID", "SLURM_ST
 
 
 def refuse_ranks(command: str) -> None:
-    """Raise InputError if a launcher of ranks started this command several times. Each would run a whole study."""
+    """Raise InputError if torchrun or srun started this command several times, because each would run a whole study."""
     for launcher, rank, world in _RANKS:
         number, count = os.environ.get(rank, ""), os.environ.get(world, "")
         if number.isdigit() and count.isdigit() and int(count) > 1:
@@ -154,7 +162,7 @@ def refuse_ranks(command: str) -> None:
 
 
 def add_trained_model(parser: argparse.ArgumentParser) -> None:
-    """Add --model: a trained model from any source."""
+    """Add --model: a trained model of any origin (training, checkpoint, transformers folder, llm.c file)."""
     parser.add_argument(
         "--model", metavar="CHECKPOINT", required=True,
         help="a training's folder (its newest checkpoint), a checkpoint, a folder of transformers, or a model file of "
@@ -163,12 +171,12 @@ def add_trained_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_upload(parser: argparse.ArgumentParser) -> None:
-    """Add --upload, which copies the command's output folder."""
+    """Add --upload, the URL to which the command also copies its output folder."""
     parser.add_argument("--upload", metavar="URL", help="copy the folder there, too (s3://BUCKET/FOLDER)")
 
 
 def add_its_tokenizer(parser: argparse.ArgumentParser) -> None:
-    """Add --tokenizer, which replaces the model's own."""
+    """Add --tokenizer, which replaces the tokenizer of the model."""
     parser.add_argument(
         "--tokenizer", metavar="NAME",
         help="a tokenizer.json, a folder for AutoTokenizer or a SentencePiece .model (default: that of the model)",

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the checks of the table, as text or (--json) as data. Returns 0 for any result."""
+    """Check the table and print the findings, as a page or (--json) as JSON. Returns 0 for any result."""
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text
@@ -34,7 +34,7 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def known_peaks() -> list[Peak]:
-    """Return every dense peak of the device profiles; empty if no profiles are shipped."""
+    """Return the dense peak of each device profile and dtype. Empty if no profiles are shipped."""
     from harness.audit.table import Peak
     from trainer.devices.profiles import load_profile, profile_names
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Run the action: save, check or list."""
+    """Run the chosen action (save, check or list), and return its exit code."""
     folder = Path(arguments.baselines)
     if arguments.action == "list":
         return _list(folder)

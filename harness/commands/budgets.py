@@ -31,7 +31,7 @@ _ALLOWED = "allowed: a time (6h, 90m, 30s), an amount (20usd), or none"
 
 
 def read_limit(text: str) -> SpendingLimit | None:
-    """Parse ``6h``, ``90m`` or ``20usd``; None for ``none``. Raises InputError for anything else."""
+    """Parse a budget such as ``6h``, ``90m`` or ``20usd``. ``none`` gives None. Raises InputError for anything else."""
     from harness.judge.cost import SpendingLimit
 
     if text.strip() == NO_LIMIT:
@@ -44,7 +44,7 @@ def read_limit(text: str) -> SpendingLimit | None:
 
 
 def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
-    """Return the limit of the option, else that of the scenario."""
+    """Return the budget of the option --budget (``text``), else that of the scenario. None without a budget."""
     from harness.launch.budget import limit_of
 
     return limit_of(scenario) if text is None else read_limit(text)
@@ -53,8 +53,10 @@ def limit_asked(text: str | None, scenario: Scenario) -> SpendingLimit | None:
 def study_allowance(
     plan: Plan, limit: SpendingLimit, out: Path, command: Sequence[str], source: str, force: bool
 ) -> Allowance:
-    """Measure a few steps of every arm of a study and return its budget. Raises InputError if the study would exceed
-    it.
+    """Measure a few steps of every arm, and return the study's budget with its predicted cost.
+
+    ``out``: folder of studies. ``force``: start even if memory may not suffice. Raises InputError if the study is
+    expected to exceed the budget.
     """
     from harness.launch.budget import Allowance
 
@@ -64,7 +66,11 @@ def study_allowance(
 
 
 def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
-    """Return the rest of a study's budget; None if it has none. ``text``: another budget for the whole study."""
+    """Return the rest of the budget of the study in ``folder``; None if it has no budget.
+
+    ``text``: option with another budget for the whole study; None keeps the old one. Raises InputError if the rest is
+    expected not to suffice.
+    """
     from harness.launch.budget import Allowance, read_cost
     from harness.study.store import StudyFolder
 
@@ -90,6 +96,7 @@ def training_allowance(
 ) -> Callable[[TrainerConfig, Goal], Allowance | None]:
     """Return a function that makes the budget of a training, once its configuration and goal are known.
 
+    That function returns None without a budget, and raises InputError if the cost is expected to exceed it.
     ``begun_s``: start of the command, by :func:`time.monotonic`.
     """
 
@@ -126,7 +133,9 @@ def training_allowance(
 
 
 def _spent_s(out: Path) -> float:
-    """Return the recorded seconds of a training's earlier parts that had no budget."""
+    """Return the seconds that earlier parts of the training in ``out`` took, which had no budget; 0 if there are
+    none.
+    """
     from harness.launch.spending import expense_of
 
     return expense_of(out).seconds if (out / "study.json").exists() else 0.0
@@ -145,9 +154,10 @@ def _predicted(
     spent_s: float = 0.0,
     force: bool = False,
 ) -> PredictedCost:
-    """Predict the cost from a measurement in a temporary folder on the disk of ``near``. Its time counts as spent.
+    """Measure a few steps in a temporary folder on the disk of ``near``, and return the predicted cost.
 
-    ``launcher_s``: seconds of the command until now; ``spent_s``: seconds of earlier parts.
+    The time of the measurement counts as spent. ``steps``: length of the training. ``launcher_s``: seconds of the
+    command until now. ``spent_s``: seconds of earlier parts. Raises InputError if that exceeds the limit or fails.
     """
     from harness.judge.cost import PredictedCost
     from harness.launch.apart import called_apart
@@ -198,9 +208,9 @@ def _predicted(
 
 
 def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: str | None = None) -> None:
-    """Raise InputError for a limit in dollars without a price, because it could not be enforced.
+    """Raise InputError for a budget in dollars if no price is known, because it could not be enforced.
 
-    ``option``: the option with the limit, for a study that goes on, whose price cannot be given any more.
+    ``option``: option that gave the budget of a resumed study, whose price cannot be added any more.
     """
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
@@ -211,7 +221,7 @@ def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: 
 
 
 def _may_have_price(arm: Arm) -> bool:
-    """Return True if the profile of the arm's device may have a price: an emulated device's, or that of a GPU here."""
+    """Return True if the arm's device may have a price: an emulated one has, or a GPU of this machine will be used."""
     from harness.machine.environment import has_nvidia_driver
     from trainer.devices.profiles import load_profile
 
@@ -222,7 +232,10 @@ def _may_have_price(arm: Arm) -> bool:
 
 
 def _check(predicted: PredictedCost, done: float = 0.0) -> None:
-    """Raise InputError if the expected cost exceeds the limit. Print a warning if only the worst case does."""
+    """Raise InputError if the expected cost exceeds the budget. Print a warning if only the worst case does.
+
+    ``done``: share (0 to 1) of the work that is already done.
+    """
     from harness.show.cost import refusal, worst_warning
 
     if predicted.exceeds(done):
@@ -232,7 +245,10 @@ def _check(predicted: PredictedCost, done: float = 0.0) -> None:
 
 
 def stopped_line(folder: Path, cut: str | None) -> str:
-    """Return the message after a stop at the budget: what was kept, and how to go on."""
+    """Return the message after a stop at the budget (time or money): what is kept and how to continue.
+
+    ``cut``: what the study ran when it stopped; None for a training.
+    """
     from harness.launch.budget import read_cost
     from harness.show.cost import outcome
 
@@ -250,7 +266,10 @@ def stopped_line(folder: Path, cut: str | None) -> str:
 
 
 def say_cost(folder: Path) -> None:
-    """Print predicted against actual cost, for a budget that was not exhausted."""
+    """Print predicted against actual cost of the study or training in ``folder``.
+
+    Prints nothing without a budget, or if the budget stopped it.
+    """
     from harness.launch.budget import read_cost
     from harness.show.cost import actual_line
 

@@ -33,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare every arm that both studies have. Refuses arms whose environments differ too much."""
+    """Compare every arm that both studies have, and return the exit code of the worst verdict.
+
+    Arms whose environments differ too much are refused.
+    """
     from harness.regress.across import compare_series
 
     limits, undecided = limits_of(arguments), read_exit_code(arguments.undecided_exit)
@@ -53,7 +56,10 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _days(folder: Path, series: BlockSeries) -> Days:
-    """Return the kept sessions of this arm in its environment, if any."""
+    """Return the kept sessions of this arm and environment, which show how much days differ.
+
+    Empty without a baseline.
+    """
     from harness.regress import baselines
     from harness.regress.series import Days
 
@@ -62,7 +68,10 @@ def _days(folder: Path, series: BlockSeries) -> Days:
 
 
 def read_series(path: Path) -> dict[str, BlockSeries]:
-    """Return the arms of the study at ``path``, or of the newest study in it. Raises InputError without figures."""
+    """Return the measured blocks of each arm of the study at ``path``, or of the newest study below it.
+
+    Raises InputError if no finished run has a measured step.
+    """
     from harness.regress.series import series_of
     from harness.study.store import StudyFolder
 
@@ -75,7 +84,10 @@ def read_series(path: Path) -> dict[str, BlockSeries]:
 
 
 def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str) -> list[str]:
-    """Return the arms that match ``patterns``, or all arms. Raises InputError for a pattern without a match."""
+    """Return the names of the arms that match ``patterns`` (globs); all without patterns.
+
+    ``where``: the study, for an error. Raises InputError for a pattern without a match.
+    """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in found):
             raise InputError(f"--arm {pattern}: no arm of {where} matches; arms: {', '.join(found)}")
@@ -83,7 +95,10 @@ def select(found: Mapping[str, BlockSeries], patterns: Sequence[str], where: str
 
 
 def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
-    """Print the comparisons. Return the exit code of the worst verdict."""
+    """Print the comparisons as Markdown or JSON, and return the exit code of the worst verdict.
+
+    ``undecided``: exit code if nothing could be decided.
+    """
     from harness.regress import report as regression
     from harness.regress.across import common_move
     from harness.regress.text import AT_OTHER_TIMES, common_move_note
@@ -102,7 +117,7 @@ def show(found: Sequence[Across], as_json: bool, undecided: int) -> int:
 
 
 def allow_lines(found: Iterable[Across]) -> Iterable[str]:
-    """Yield for each refused comparison the options that decide it nonetheless."""
+    """Yield for each refused comparison a line with the --allow options that would make it."""
     for across in found:
         if across.refused:
             keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in across.refused)
@@ -110,5 +125,5 @@ def allow_lines(found: Iterable[Across]) -> Iterable[str]:
 
 
 def _quoted(key: str) -> str:
-    """Quote a key for a shell, because keys come from the studies' files."""
+    """Quote ``key`` for a shell. It comes from a study's file and may contain any character."""
     return "'" + key.replace("'", "'\"'\"'") + "'"

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def completion(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the completion script for the requested shell."""
+    """Print the completion script for the requested shell. Raises InputError if the package shtab is missing."""
     try:
         import shtab
     except ImportError as error:

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cost(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Measure the first steps of every arm, and print the time and cost of the whole."""
+    """Measure the first steps of every arm, and print the predicted time and cost of each training, or of the study."""
     begun_s = time.monotonic()
     refuse_ranks("cost")
     _check(arguments)
@@ -88,7 +88,7 @@ def cost(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise InputError for an option with an impossible amount."""
+    """Raise InputError if an option has an impossible value."""
     if arguments.steps is not None:
         if arguments.study:
             raise InputError("cost: --steps is of trainings; how far the runs of a study go is its scenario's steps")

@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Remove near-duplicates, or make a labelled corpus."""
+    """Remove near-duplicates from the corpus, or (--make-labelled) make a labelled corpus. Return the exit code."""
     from trainer.data.corpus.places import scheme_of
 
     if arguments.out is None:
@@ -133,7 +133,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> DedupSettings:
-    """Return the settings of the options. Raises InputError for impossible values."""
+    """Return the definition of a near-duplicate from the options. Raises InputError for impossible values."""
     from trainer.data.corpus.dedup.minhash import PERMUTATIONS, banding_for, check_threshold, given_banding
     from trainer.data.corpus.dedup.shingles import Shingling
     from trainer.data.corpus.dedup.sketches import DedupSettings
@@ -154,7 +154,10 @@ def _settings(arguments: argparse.Namespace) -> DedupSettings:
 
 
 def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
-    """Return Spark's options, checked before any work; None for the local engine."""
+    """Return Spark's options; None for the local engine.
+
+    Raises InputError before any work if options do not go together.
+    """
     from trainer.data.corpus.dedup.run import SparkOptions
 
     for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
@@ -224,7 +227,9 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
 
 @contextmanager
 def _shown(corpus: Corpus) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Yield two callbacks, for the stage's name and the number of sketched documents. Both update a status line."""
+    """Show a status line, and yield two callbacks that update it: with the name of a stage, and with the number of
+    documents.
+    """
     from harness.launch.progress import SignsOfLife
 
     task = f"removing near-duplicates from {corpus.name}: {corpus.documents:,} documents"

@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Tokenize the corpus, unless the cache has its tokens, and write them."""
+    """Write the tokens of the corpus as files of the other trainer.
+
+    It is tokenized first, unless the cache has the tokens.
+    """
     from trainer.data.formats.exchange import SHARD_TOKENS, VALIDATION_SHARE
     from trainer.data.formats.export import Division, Vocabulary
     from trainer.data.formats.export import export as write

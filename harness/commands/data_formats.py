@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def formats(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Tokenize the corpus, unless the cache has its tokens, then write and read them in every format."""
+    """Write and read the corpus in every format, and print bytes and seconds. It is tokenized first if necessary."""
     from harness.launch.progress import TextProgress
     from trainer.data.formats.costs import costs
     from trainer.data.formats.export import Vocabulary

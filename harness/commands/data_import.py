@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the corpus, and print what could not be recovered."""
+    """Write a corpus from the other trainer's files, and print which information those files lack."""
     from trainer.data.formats.export import Vocabulary, import_tokens
 
     if (tokenizer := given_tokenizer(arguments.tokenizer)) is None:

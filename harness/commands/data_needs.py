@@ -28,7 +28,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_corpus(parser: argparse.ArgumentParser) -> None:
-    """Add --corpus, --column, --tokenizer and its engine."""
+    """Add --corpus, --column, --tokenizer and --tokenizer-engine."""
     add_documents(parser, "instead of a scenario: ")
     add_tokenizer(parser)
     parser.add_argument(
@@ -39,7 +39,7 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
 
 
 def add_documents(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """Add --corpus and --column."""
+    """Add --corpus and --column. ``when``: start of the help text, such as "instead of a scenario: "."""
     parser.add_argument(
         "--corpus",
         metavar="PATH",
@@ -60,7 +60,11 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the requested data: one configuration, or those of the arms that differ in ``keys``. Raises InputError."""
+    """Return the data configurations that the command works on: of the options, or of the scenario's arms.
+
+    Arms that agree in ``keys`` (keys of the section data) give one configuration. Raises InputError for missing or
+    superfluous options.
+    """
     options = {"--corpus": arguments.corpus, "--tokenizer": arguments.tokenizer}
     if arguments.scenario is not None:
         options["--tokenizer-engine"] = arguments.tokenizer_engine
@@ -75,7 +79,7 @@ def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
 
 
 def of_corpus(arguments: argparse.Namespace) -> DataConfig:
-    """Return the configuration of --corpus and --tokenizer."""
+    """Return the data configuration of the options --corpus, --tokenizer and (if there) --sequence-length."""
     from trainer.config import DataConfig
 
     content: dict[str, object] = {
@@ -88,13 +92,13 @@ def of_corpus(arguments: argparse.Namespace) -> DataConfig:
 
 
 def corpus_setting(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return ``data.corpus`` for --corpus and --column."""
+    """Return the value of the setting ``data.corpus`` for the options --corpus and --column."""
     source = {"builtin": "python-docs"} if arguments.corpus == "python-docs" else {"path": arguments.corpus}
     return {**source, "column": arguments.column}
 
 
 def tokenizer_setting(name: str) -> dict[str, object]:
-    """Return ``data.tokenizer`` for the name in --tokenizer."""
+    """Return the value of the setting ``data.tokenizer`` for ``name``, the value of --tokenizer."""
     kind, _, size = name.partition(":")
     if kind in _TRAINED and size:
         return {"train": {"kind": kind, "vocab_size": size}}
@@ -102,7 +106,10 @@ def tokenizer_setting(name: str) -> dict[str, object]:
 
 
 def given_tokenizer(name: str | None) -> TokenizerInfo | None:
-    """Return the tokenizer of --tokenizer without a corpus; None without a name, or for one to be trained."""
+    """Load the tokenizer named by --tokenizer.
+
+    None without a name, or for KIND:SIZE, which has to be trained on a corpus.
+    """
     setting = tokenizer_setting(name) if name is not None else None
     if setting is None or "train" in setting:
         return None
@@ -114,7 +121,10 @@ def given_tokenizer(name: str | None) -> TokenizerInfo | None:
 
 
 def validated(model: type[Content], content: object, place: str) -> Content:
-    """Return the configuration of command-line values. Raises InputError with the first key that is wrong."""
+    """Return ``content``, built from options, as an instance of ``model``. ``place``: its dotted key, for an error.
+
+    Raises InputError that names the first wrong key.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -126,7 +136,7 @@ def validated(model: type[Content], content: object, place: str) -> Content:
 
 
 def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
-    """Return the corpus and the tokenizer, found or built."""
+    """Return the corpus and the tokenizer of a data configuration. They are built if the cache does not have them."""
     from trainer.data.corpus import prepare_corpus
     from trainer.data.tokenizers import prepare_tokenizer
 
@@ -135,14 +145,20 @@ def prepared(need: DataConfig) -> tuple[Corpus, TokenizerInfo]:
 
 
 def only(needs: Sequence[DataConfig], what: str) -> DataConfig:
-    """Return the single configuration. Raises InputError, which names ``what``, if the arms need several."""
+    """Return the single data configuration. Raises InputError if the arms need several.
+
+    ``what``: the command, for the error.
+    """
     if len(needs) > 1:
         raise InputError(f"{what}: the arms need {len(needs)} different sets; select with --arm or --set")
     return needs[0]
 
 
 def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
-    """Return the data configurations of the selected arms that differ in ``keys``. Refuses data.source (InputError)."""
+    """Return the data configurations of the selected arms, one for each combination of values of ``keys``.
+
+    Raises InputError for an arm with ``data.source``, which has no corpus.
+    """
     needs: dict[str, DataConfig] = {}
     for arm in load_plan(arguments).arms:
         data = arm.config.data

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write (or find) the pretokenized files, and print the folder of each."""
+    """Write the pretokenized files, unless they exist already, and print the folder of each. Return the exit code."""
     from harness.commands.upload import finish_upload, uploader_of
     from trainer.data.kept_tokenizer import keep
     from trainer.data.pretokenize import groups_of, no_separator
@@ -100,7 +100,7 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _padded_line(facts: Manifest) -> str:
-    """Format how many tokens padded rows keep and cut, and how much padding they add."""
+    """Return a sentence on padded rows: how many tokens they keep and cut off, and how much padding they add."""
     cut, padding = facts.cut / facts.tokens, facts.padding / (facts.padding + facts.rows_tokens)
     return (
         f"of {facts.tokens:,} tokens {facts.rows_tokens:,} are kept and {facts.cut:,} cut ({cut:.1%}); "
@@ -110,7 +110,7 @@ def _padded_line(facts: Manifest) -> str:
 
 
 def _check_engine(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options of the other engine, and if Spark is not installed, before any work."""
+    """Raise InputError, before any work, for options of the other engine or if Spark is not installed."""
     options = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
     for name in options:
         if getattr(arguments, name) is not None:
@@ -125,7 +125,10 @@ def _check_engine(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerInfo) -> Iterator[SparkTokens | None]:
-    """Yield Spark's tokens, made once for all formats, in place of this process. Yields None for the local engine."""
+    """Yield the tokens that Spark makes, once for all formats; None for the local engine.
+
+    If the command fails, finished parts are kept.
+    """
     if arguments.engine == "local":
         yield None
         return

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Count each corpus once, and print its page."""
+    """Count the tokens, lengths and duplicates of each corpus, and print a page or JSON for each."""
     from harness.launch.progress import announced
     from harness.show import corpus as report
     from harness.show.drawing import write_picture

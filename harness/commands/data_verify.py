@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def verify(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Compare all data paths batch by batch. Return 1 if any batch differs."""
+    """Compare the batches of all data paths. Return 0 if all are identical, 1 if any differs."""
     from harness.launch.progress import TextProgress, is_terminal
     from trainer.data.verify import verify as compare
 

@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the checks. Return 1 if ``harness run`` is impossible, else 0. --calibrate measures first."""
+    """Print the checks of this machine. Return 1 if ``harness run`` is impossible or a calibration failed, else 0.
+
+    With --calibrate, this CPU is measured first.
+    """
     if arguments.threads is not None and arguments.threads < 1:
         raise InputError(f"doctor: --threads {arguments.threads}: at least 1")
     from harness.machine.examine import Examination
@@ -85,7 +88,10 @@ def _plan(path: str) -> Plan:
 
 
 def _fit(plan: Plan) -> list[Check]:
-    """Return checks that memory and documents suffice for the runs of ``plan``. Free GPU memory has a timeout."""
+    """Return checks whether memory and documents suffice for the runs of ``plan``.
+
+    Raises TimeoutError if a GPU hangs.
+    """
     from harness.launch.fit import check_fit
     from harness.machine.gpu import NVIDIA_SMI_LIMIT_S
     from harness.machine.limits import Look
@@ -94,7 +100,7 @@ def _fit(plan: Plan) -> list[Check]:
 
 
 def _needs(plan: Plan) -> Needs:
-    """Return the needs of the runs of ``plan``. All arms are alive together, unless ``interleave`` is "runs"."""
+    """Return what the runs of ``plan`` need at one time. All arms run together, unless ``interleave`` is "runs"."""
     from harness.launch.needs import needs_of
     from harness.study.contract import PROFILED
 
@@ -103,7 +109,7 @@ def _needs(plan: Plan) -> Needs:
 
 
 def _calibrate(threads: int | None) -> bool:
-    """Measure this CPU. Return False, after one line, if a package cannot be imported; the checks name the fix."""
+    """Measure and store the rates of this CPU. Return False, after a message, if a package cannot be imported."""
     try:
         import torch  # takes a second or two
 
@@ -125,7 +131,7 @@ def worst(checks: Sequence[Check]) -> str:
 
 
 def lines_of(check: Check) -> Iterator[str]:
-    """Yield status, name and finding, and the fix below. No line is longer than ``COLUMNS``."""
+    """Yield the lines of a check: status, name and finding, then its fix. No line is longer than ``COLUMNS``."""
     head = f"{check.status:<6}{check.name:<{NAME_COLUMNS}}"
     yield from _wrapped(check.finding, head)
     if check.fix:
@@ -133,7 +139,10 @@ def lines_of(check: Check) -> Iterator[str]:
 
 
 def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
-    """Return the last line. With ``scenario`` it also names what was not checked: file contents and the user's code."""
+    """Return the last line: whether ``harness run`` works here, and the number of checks by status.
+
+    ``scenario``: True if a scenario was checked; the line then also says what was not checked.
+    """
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
     if scenario:
@@ -144,13 +153,16 @@ def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
 
 
 def _wrapped(text: str, head: str) -> list[str]:
-    """Wrap after ``head`` and at least one space. Commands are not cut at hyphens."""
+    """Wrap ``text`` into lines after ``head`` and a space. Commands are not cut at hyphens."""
     first = head if head.endswith(" ") else f"{head} "
     return textwrap.wrap(text, COLUMNS, initial_indent=first, subsequent_indent=INDENT, break_on_hyphens=False)
 
 
 def _print(checks: Sequence[Check], scenario: bool = False) -> None:
-    """Print in colour on a terminal, else plain. Also plain if the package for colours is broken."""
+    """Print the checks and the conclusion: in colour on a terminal, else plain.
+
+    Plain too if the package for colours is broken.
+    """
     try:
         from rich.console import Console
         from rich.text import Text

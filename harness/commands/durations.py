@@ -32,7 +32,7 @@ _LENGTH = ("steps", "warmup_steps")  # keys that change the length of a run, but
 
 @dataclass(frozen=True)
 class Duration:
-    """Expected seconds of a study. ``basis``: the measurement, its place and time."""
+    """Expected duration of a study. ``basis``: the measurement that it follows from, with its place."""
 
     seconds: float
     basis: str
@@ -47,7 +47,10 @@ class Duration:
 
 
 def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
-    """Return the line of ``harness run --plan``."""
+    """Return the line on the expected duration for ``harness run --plan``; if it is unknown, how to measure it.
+
+    ``source``: the scenario file. ``out``: folder of studies.
+    """
     if (duration := expected(plan, out)) is not None:
         return f"expected duration: {duration.text}"
     text = f"expected duration: unknown, as no finished study of these arms lies in {out / plan.scenario.name}"
@@ -55,7 +58,7 @@ def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
 
 
 def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
-    """Return the command that measures how long the study takes."""
+    """Return the command that would measure how long the study takes, as text. ``source``: the scenario file."""
     if isinstance(plan, CommandPlan):
         steps = plan.scenario.warmup + plan.scenario.steps
         first = f"each of its runs takes its start and {steps} steps; harness run {shell_word(source)} --repeats 1"
@@ -64,7 +67,10 @@ def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
 
 
 def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
-    """Return the duration of ``plan`` from studies below ``out``; None without one. Runs nothing."""
+    """Estimate the duration of ``plan`` from earlier studies below ``out``, or from measured steps there. Runs nothing.
+
+    None if neither exists.
+    """
     duration = _as_before(plan, out / plan.scenario.name)
     if duration is None and not isinstance(plan, CommandPlan):
         duration = _from_trial(plan, out / TRIALS / plan.scenario.name)
@@ -72,7 +78,11 @@ def expected(plan: Plan | CommandPlan, out: Path) -> Duration | None:
 
 
 def trial(plan: Plan, source: str, out: Path) -> Duration:
-    """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does. Raises InputError."""
+    """Measure a few steps of every arm into ``out``, as ``harness cost --study`` does, and return the expected
+    duration.
+
+    Raises InputError if that fails, or takes longer than :data:`MOST_TRIAL_S` seconds.
+    """
     from harness.launch.apart import called_apart
     from harness.launch.costing import OVER, MeasurementFailed, measure, works_of
 
@@ -96,7 +106,10 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
 
 
 def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
-    """Yield the finished studies in ``folder`` from a machine like this one, newest first."""
+    """Yield the finished studies in ``folder`` that ran on a machine with the same CPU and cores, newest first.
+
+    At most :data:`MOST_STUDIES` are read.
+    """
     paths = sorted(folder.glob("[0-9]*T[0-9]*Z-*/study.json"), key=lambda path: path.parent.name, reverse=True)
     if not paths:
         return
@@ -114,7 +127,11 @@ def _studies(folder: Path) -> Iterator[tuple[Path, StudyRecord]]:
 
 
 def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
-    """Return the time of the newest study that had all arms of ``plan``, scaled by the number of steps."""
+    """Return the duration of the newest study in ``folder`` that had all arms of ``plan``, scaled by the number of
+    steps.
+
+    None without such a study.
+    """
     if isinstance(plan, CommandPlan):
         arms = {arm.name: _kind(arm.declared, _shared(plan.scenario.model_dump(mode="json"))) for arm in plan.arms}
         steps = dict.fromkeys(arms, plan.scenario.warmup + plan.scenario.steps)
@@ -152,7 +169,10 @@ def _as_before(plan: Plan | CommandPlan, folder: Path) -> Duration | None:
 
 
 def _from_trial(plan: Plan, folder: Path) -> Duration | None:
-    """Return the prediction from the newest measurement of a few steps of every arm."""
+    """Return the duration predicted from the newest measured steps of all arms in ``folder``.
+
+    None if there are none.
+    """
     if not folder.is_dir():
         return None
     from harness.judge.cost import arm_cost, sum_of
@@ -183,12 +203,15 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
 
 
 def _kind(declared: JsonObject, config: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Return the values that must be equal in two arms whose steps take equally long."""
+    """Return the settings of an arm without its number of steps.
+
+    Steps of two arms with equal settings take equally long.
+    """
     return declared, {key: value for key, value in config.items() if key not in _LENGTH}
 
 
 def _shared(scenario_text: JsonObject) -> JsonObject:
-    """Return the values that the arms of a scenario of commands share."""
+    """Return the values that all arms of a scenario of commands have in common, from the resolved scenario."""
     return {key: scenario_text.get(key) for key in ("command", "loop", "base")}
 
 
@@ -201,7 +224,7 @@ def _sum(blocks: Sequence[Sequence[str]], steps: dict[str, int]) -> int:
 
 
 def _seconds_of(record: StudyRecord) -> float:
-    """Return the seconds between the start and end of a study. Raises ValueError if either is no time."""
+    """Return the seconds from start to end of a study. Raises ValueError if its record has an invalid time."""
     begin, end = (datetime.fromisoformat(timestamp) for timestamp in (record.created_utc, record.ended_utc))
     try:
         return (end - begin).total_seconds()

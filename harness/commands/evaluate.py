@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the shares of questions answered right, each with its interval."""
+    """Ask the model the questions, and print the shares of right answers, each with its 95 % interval."""
     if arguments.most is not None and arguments.most < 1:
         raise InputError(f"--most: {arguments.most}; allowed: 1 or more")
     from harness.commands.data_needs import given_tokenizer
@@ -96,7 +96,7 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def as_json(scores: ChoiceScores) -> dict[str, object]:
-    """Return the shares with their intervals; null if a share is unknown, or the model's likelihoods are NaN."""
+    """Return the shares of right answers with their intervals. A share is null if it is unknown or NaN."""
     return {"schema": 1, "questions": scores.questions, **{name: _share(scores, name) for name in SHARES}}
 
 
@@ -111,7 +111,7 @@ def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
 
 
 def lines(scores: ChoiceScores) -> list[str]:
-    """Return a line for each share, with the 95 % interval of questions as independent draws."""
+    """Return a heading and a line per share of right answers, each with its 95 % interval over questions."""
     counted = f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}"
     heading = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
     texts = []

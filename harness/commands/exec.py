@@ -108,7 +108,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the command, then print the first screen of its study. Return the command's exit code."""
+    """Run the command with the agent attached, make a study of it, and print its first screen.
+
+    Return the command's exit code.
+    """
     program = _program(arguments.program, command)
     if arguments.recorded is not None and program:
         raise InputError("exec: --recorded runs nothing: leave the command away")
@@ -157,7 +160,10 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _program(given: list[str], command: list[str]) -> list[str]:
-    """Return the words after ``--`` in ``command``. Raises InputError if ``given``, the program, starts before it."""
+    """Return the program to run: the words after ``--`` in ``command``.
+
+    ``given``: the program as argparse found it. Raises InputError if it begins before the ``--``, or without one.
+    """
     program = command[command.index("--") + 1 :] if "--" in command else []
     if len(given) > len(program) + 1 or (given and "--" not in command):  # argparse may leave the -- in ``given``.
         options = command[2 : len(command) - len(given)]
@@ -166,7 +172,7 @@ def _program(given: list[str], command: list[str]) -> list[str]:
 
 
 def _check_profile(arguments: argparse.Namespace) -> None:
-    """Raise InputError if the options of --profile do not go together, or with other options."""
+    """Raise InputError if the options of --profile contradict each other or other options."""
     for option, kinds, most in (
         ("profile_steps", (TORCH, BOTH), MOST_PROFILE_STEPS),
         ("profile_seconds", (PY_SPY, BOTH), MOST_PROFILE_SECONDS),
@@ -185,7 +191,7 @@ def _check_profile(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace, program: list[str], command: list[str]) -> int:
-    """Run the command and its comparison as the arms of a study. Return 1 if a run failed."""
+    """Run the program, --against and --controls as the arms of a study. Return 1 if a run failed, else 0."""
     from harness.attach.comparison import CONTROLS, plan_against
     from harness.attach.study import SCENARIO
     from harness.launch.quiet import load_check
@@ -220,7 +226,11 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
 def run_commands(
     plan: CommandPlan, out: Path, name: str, command: list[str], load_check: LoadCheck, source: str = ""
 ) -> int:
-    """Run ``plan`` into a new study under ``out`` and print its first screen. Return 1 if a run failed."""
+    """Run ``plan`` into a new study ``out``/``name``/..., and print its first screen.
+
+    Return the exit code of the study. ``command``: this command line. ``source``: the scenario file; "" without one.
+    Both are recorded.
+    """
     from harness.attach.comparison import run_comparison
     from harness.commands import exit_codes
     from harness.commands.report import print_first_screen
@@ -256,7 +266,7 @@ def _settings(arguments: argparse.Namespace, steps: int | None = None) -> AgentS
 
 
 def _split(text: str) -> list[str]:
-    """Split a command line as a shell would."""
+    """Split a command line into words as a shell would. Raises InputError if it is malformed or empty."""
     try:
         parts = shlex.split(text)
     except ValueError as error:
@@ -269,9 +279,10 @@ def _split(text: str) -> list[str]:
 def _report(
     folder: StudyFolder, raw: Path, program: list[str], command: list[str], ended: Ended | None, begun_utc: str
 ) -> int:
-    """Make the study of the recording in ``raw`` and print its first screen.
+    """Make the study of the recording in ``raw``, and print its first screen.
 
-    Return the command's exit code, or 1 if there is no study. ``ended``: None if the recording was made elsewhere.
+    Return the command's exit code, or 1 without a study. ``ended``: how the command ended; None for an earlier
+    recording (--recorded).
     """
     from harness.attach.study import make_study
     from harness.commands.report import print_first_screen
@@ -294,7 +305,10 @@ def _report(
 
 
 def _why(found: ExecResult, raw: Path, code: int) -> str:
-    """Return the reason why no training step was recorded. ``code``: the command's exit code."""
+    """Return why no training step was recorded, as a sentence. ``raw``: folder of the recording.
+
+    ``code``: command's exit code.
+    """
     from harness.attach.command import MARK
     from harness.machine.processes import with_variable
 

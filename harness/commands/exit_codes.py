@@ -23,12 +23,12 @@ OF_STUDY = {"done": 0, "failed": 1, "interrupted": EXIT_INTERRUPTED}
 
 
 def of_verdict(verdict: str, undecided: int) -> int:
-    """Return the exit code of a verdict over all comparisons."""
+    """Return the exit code for the verdict over all comparisons. ``undecided``: the code for an undecided one."""
     return {"slower": REGRESSION, "undecided": undecided}.get(verdict, 0)
 
 
 def read_exit_code(text: str) -> int:
-    """Read the exit code for undecided checks. Raises InputError for an impossible one."""
+    """Parse the value of --undecided-exit. Raises InputError unless it is 0 to 125."""
     if not re.fullmatch("[0-9]{1,3}", text) or int(text) > 125:
         raise InputError(f"--undecided-exit {text[:60]!r}: allowed: 0 to 125")
     return int(text)

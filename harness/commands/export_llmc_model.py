@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Load the model, write it, and print a summary."""
+    """Write the GPT-2 checkpoint as an llm.c model file, and print a summary. Raises InputError if ``--out`` exists."""
     out = Path(arguments.out)
     if expanded(out).exists():
         raise InputError(f"--out {out}: there is something already; choose a new file")

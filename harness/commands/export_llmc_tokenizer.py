@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the file and print a summary of it."""
+    """Write the tokenizer as an llm.c file, and print a summary. Raises InputError if ``--out`` exists."""
     from harness.commands.data_needs import given_tokenizer
     from trainer.data.formats.llmc_tokenizer import write_tokenizer
     from trainer.data.kept_tokenizer import kept

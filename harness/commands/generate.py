@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the prompt and its continuation, and on standard error the speed and the reason for the end."""
+    """Print the prompt with its continuation. Speed and reason for the end go to standard error."""
     choice = _choice(arguments)
     from harness.commands.data_needs import given_tokenizer
     from trainer.compute.build import torch_device
@@ -93,7 +93,7 @@ _ENDINGS = {
 
 
 def _choice(arguments: argparse.Namespace) -> TokenChoice:
-    """Return the settings for choosing tokens. Raises InputError for impossible ones."""
+    """Return how tokens are chosen, from the options. Raises InputError for impossible or useless values."""
     temperature, top_k, top_p = arguments.temperature, arguments.top_k, arguments.top_p
     if not 1 <= arguments.max_tokens <= MOST_TOKENS:
         raise InputError(f"--max-tokens {arguments.max_tokens}; allowed: 1 to {MOST_TOKENS:,}")

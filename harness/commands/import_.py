@@ -21,5 +21,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run the action."""
+    """Run the chosen action, and return its exit code."""
     return ACTIONS[arguments.action].function()(arguments, command)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the tables and the curve, and print a summary."""
+    """Write losses.csv, evaluations.csv and loss.png from llm.c's main.log, and print a summary."""
     from harness.show.plotted_runs import draw_losses
     from trainer.llmc_log import read_log
 
@@ -62,10 +62,11 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
-    """Write losses.csv and evaluations.csv of llm.c's log into the new folder ``out``. Its HellaSwag score is by token.
+    """Write losses.csv and evaluations.csv of an llm.c log into the new folder ``out``. Raises InputError if it exists.
 
     Steps are numbered as in our tables: from 0, the step after which a value was found. Values before the first step
-    have step -1. The tables have exactly the steps of the log, so there may be gaps.
+    have step -1. The tables have exactly the steps of the log, so there may be gaps. HellaSwag scores become
+    ``acc_tokens``.
     """
     from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, EvaluationTable, LossRow, LossTable
     from trainer.data import cache

@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Write the folder, and print a summary."""
+    """Convert the llm.c model file to a Hugging Face model folder (``--out``) and print a summary. Return exit code 0.
+
+    Raises InputError for an unusable file or tokenizer.
+    """
     from harness.commands.data_needs import given_tokenizer
     from trainer.llmc_model import as_folder, not_finite
 

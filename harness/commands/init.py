@@ -28,10 +28,10 @@ MOST_S = 300.0  # seconds; longest study that it writes
 
 @dataclass(frozen=True)
 class Question:
-    """A question: ``name`` of the option and of its ``value``, text, and default answer.
+    """A question of ``harness init``, asked on the terminal or answered by the option ``--NAME VALUE``.
 
-    ``of``: the scenarios that need it. ``unless``: the question whose answer makes this one superfluous. ``asked``:
-    False for an option without a question on the terminal.
+    ``of``: the kinds of scenario that need it. ``unless``: a question whose answer makes this one superfluous.
+    ``asked``: False for an option that the terminal does not ask for.
     """
 
     name: str
@@ -120,7 +120,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Ask for missing answers (on a terminal), write the scenario, check it, and print the next steps."""
+    """Ask for missing answers on a terminal, write and check the scenario, and print the next steps.
+
+    Raises InputError if the file exists, or if an answer is wrong.
+    """
     path = Path(arguments.file)
     if path.is_dir():
         raise InputError(f"init: {path} is a folder; give a file")
@@ -188,7 +191,10 @@ def _matches(pattern: str) -> bool:
 
 
 def _about(given: Mapping[str, str]) -> str:
-    """Return the subject of the scenario, from the options or, on a terminal, from the user."""
+    """Return the kind of scenario (:data:`ABOUT`): from the options, else asked on a terminal, else the default.
+
+    Raises InputError if options contradict each other.
+    """
     kinds = [kind for kind in ABOUT if kind in given]
     if len(kinds) > 1:
         raise InputError(f"init: --{kinds[0]} and --{kinds[1]}: a scenario is about one of them; leave the other away")
@@ -203,7 +209,10 @@ def _about(given: Mapping[str, str]) -> str:
 
 
 def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the answers to all questions for this subject."""
+    """Return {question name: answer} for a scenario of kind ``about``: given by option, else asked, else the default.
+
+    Raises InputError for an option that does not go with it.
+    """
     answers: dict[str, str] = {}
     for question in QUESTIONS:
         if about in question.of and not answers.get(question.unless or ""):
@@ -220,7 +229,10 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(one: Question) -> str:
-    """Return the answer from a terminal. Without a terminal, or for an empty answer, return the default."""
+    """Ask a question on the terminal and return the answer.
+
+    Without a terminal, or for an empty answer, return its default.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return one.default
     print(f"{one.text} [{one.default}]: ", end="", flush=True)
@@ -228,7 +240,7 @@ def _ask(one: Question) -> str:
 
 
 def _check(path: Path, text: str) -> None:
-    """Write ``text`` if it is a scenario that can run. Otherwise raise InputError, and write nothing."""
+    """Write the scenario ``text`` to ``path`` if it is valid. Otherwise raise InputError, and write nothing."""
     from harness.scenario.commands import CommandScenario, open_scenario
     from trainer.files import write_text
     from trainer.leftovers import temporary_path
@@ -250,7 +262,7 @@ def _check(path: Path, text: str) -> None:
 
 
 def scenario_text(about: str, answers: Mapping[str, str], repeats: int) -> str:
-    """Return the scenario as YAML with comments. ``answers``: by the name of the question."""
+    """Return the scenario as YAML with comments. ``answers``: by question name. ``repeats``: number of blocks."""
     name = quoted(answers["name"])
     head = f"# Written by harness init. Every key: harness schema, or scenarios/schema.json.\nname: {name}\n"
     return head + (_trained_by_us if about in OURS else _run_as_it_is)(about, answers, repeats)
@@ -351,10 +363,10 @@ interleave: slices # all of a block stay in memory and take turns of 20 steps; r
 
 
 def number(text: str) -> str:
-    """Format ``text`` as a YAML number. Other text is quoted, so that the check names it."""
+    """Return ``text`` as a YAML number. Other text is quoted, so that the check of the scenario reports it."""
     return str(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else quoted(text)
 
 
 def quoted(text: str) -> str:
-    """Quote ``text`` for YAML, in double quotes as in JSON."""
+    """Return ``text`` as a YAML string in double quotes."""
     return json.dumps(text, ensure_ascii=False)

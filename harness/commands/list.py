@@ -12,7 +12,7 @@ def add_arguments(_parser: argparse.ArgumentParser) -> None:
 
 
 def list_shipped(_arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print every shipped scenario and sweep with its question, and every published table."""
+    """Print every shipped scenario and sweep with its question, and every published table with its title."""
     from harness.audit.load import load_published
     from harness.scenario.load import load_scenario
     from harness.scenario.shipped import PUBLISHED, SCENARIOS, SWEEPS, shipped

@@ -15,12 +15,12 @@ STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def say(text: str = "") -> None:
-    """Print lines of text, with every control character of a terminal escaped."""
+    """Print ``text``, with control characters escaped so that they cannot affect the terminal."""
     print(visible_lines(text))
 
 
 def say_page(page: str) -> None:
-    """Print the markdown ``page``: laid out on a terminal, unchanged into a pipe or a file."""
+    """Print the Markdown ``page``: laid out on a terminal, unchanged into a pipe or a file."""
     if not sys.stdout.isatty():
         say(page)
         return
@@ -31,7 +31,7 @@ def say_page(page: str) -> None:
 
 
 def append_step_summary(page: str) -> None:
-    """Append the markdown ``page`` to the summary of a GitHub workflow's step, if this is one."""
+    """Append the Markdown ``page`` to the summary of a GitHub workflow's step; nothing outside of one."""
     path = os.environ.get(STEP_SUMMARY)
     if path:
         with copy_may_fail(STEP_SUMMARY), Path(path).open("a", encoding="utf-8") as file:
@@ -40,7 +40,10 @@ def append_step_summary(page: str) -> None:
 
 @contextmanager
 def copy_may_fail(where: str) -> Iterator[None]:
-    """Print an OSError instead of raising it. The study's folder has the same page, so the verdict stands."""
+    """Print an OSError of the block instead of raising it. Only a copy is lost: the study's folder has the same page.
+
+    ``where``: the copy, for the message.
+    """
     try:
         yield
     except OSError as error:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Draw the available curves. Print their files, and which run is missing in a picture."""
+    """Draw losses and multiple-choice scores of the runs, and print a table and the paths of the pictures."""
     per_step = arguments.tokens_per_step
     if per_step is not None and not 0 < per_step < 1e12:
         raise InputError(f"--tokens-per-step: {per_step:g}; allowed: more than 0")
@@ -86,7 +86,10 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Path, has_losses: bool) -> None:
-    """Draw multiple-choice scores, if a run has any."""
+    """Draw the multiple-choice scores of the runs that have them; nothing without any.
+
+    Raises InputError if the requested measure is unknown and no losses are drawn either.
+    """
     from harness.show.curves import MEASURES, MOST_RUNS, best_measure, choices_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture
 
@@ -108,7 +111,10 @@ def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Pa
 
 
 def notes(run: PlottedRun, only: LossKind | None = None) -> list[str]:
-    """Return one line for each requested curve or point that is not drawn."""
+    """Return a line for each curve or point of a run that is missing in the pictures.
+
+    ``only``: kind of losses that is drawn.
+    """
     import numpy as np
 
     reasons = []

@@ -65,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Alternate both states until every arm is decided or the budget is spent. Return the verdict's exit code."""
+    """Alternate both states of the code until every arm is decided or the budget is spent.
+
+    Return the verdict's exit code.
+    """
     from harness.regress import report as regression
     from harness.regress.decision import read_seconds
     from harness.regress.run import between_states, run_comparisons, with_codes
@@ -123,7 +126,7 @@ def regress(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, list[str]]:
-    """Return the scenario file ("" without one) and the command to measure. Raises InputError for none, or both."""
+    """Return (scenario file, command) to measure; the other one is empty. Raises InputError for none or both."""
     from harness.launch.code import holds_code
 
     program = command[command.index("--") + 1 :] if "--" in command else []
@@ -145,7 +148,7 @@ def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, l
 
 
 def _plan_of(program: list[str], arguments: argparse.Namespace) -> CommandPlan:
-    """Return the plan of a command, as ``harness exec`` would run it."""
+    """Return the plan that runs ``program`` as ``harness exec`` would. Raises InputError for options of a scenario."""
     from harness.attach.comparison import plan_against
 
     if arguments.set:
@@ -162,7 +165,7 @@ def _plan_of(program: list[str], arguments: argparse.Namespace) -> CommandPlan:
 def _of_commands(
     plan: CommandPlan, source: str, arguments: argparse.Namespace, command: list[str], limits: Limits, budget_s: float
 ) -> RegressionResult:
-    """Check commands of the user's own repository."""
+    """Compare both states of the user's repository by running the commands of ``plan`` in each."""
     from harness.regress.states import run_command_states
 
     for option in ("arm", "control"):

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def report(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Rebuild the report of a study from its tables. Print its first screen, or the requested page."""
+    """Rebuild the report of a study from its tables. Print its first screen, or (--format) the requested page."""
     folder = study_path(arguments.study)
     if arguments.format is None:
         print_first_screen(folder)
@@ -36,10 +36,10 @@ def report(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def print_first_screen(folder: Path, *, as_json: bool = False, measured: bool = False) -> None:
-    """Build the report of the study in ``folder``. Print its first screen and the paths of the rest.
+    """Build the report of the study in ``folder``, and print its first screen and the paths of its pages.
 
-    ``as_json``: print only summary.json instead. ``measured``: the study is new, and its result is added to the summary
-    of a GitHub workflow's step, if this is one.
+    ``as_json``: print summary.json instead. ``measured``: the study is new, so the first screen is also added to the
+    summary of a GitHub workflow's step, if this is one.
     """
     from harness.show import markdown, terminal
     from harness.show.build import build_report

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a scenario, or the rest of a study. Print the verdicts and the path of the summary."""
+    """Run a scenario, or (--resume) the rest of a study, and print its verdicts. Return the exit code of the study."""
     refuse_ranks("run")
     if arguments.resume is not None:
         _check_resume(arguments)
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Print every run and the expected duration, without running anything."""
+    """Print every planned run and the expected duration, as text or (--json) as JSON. Runs nothing."""
     from harness.commands.durations import expected, plan_line
     from harness.scenario.plan import describe, plan_json
 
@@ -108,7 +108,10 @@ def _say_plan(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Outcome | None:
-    """Run the study here, or in jobs if its scenario requires. None if only the batch script was printed."""
+    """Run the study here, or in Slurm jobs if its scenario says so.
+
+    None for --dry-run, which only prints the batch script.
+    """
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import print_script, slurm_of, submit_study
     from harness.launch.study import StudyOptions, run_study
@@ -143,7 +146,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
 
 
 def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
-    """Complete a study, in jobs if it was started in jobs."""
+    """Run the missing runs of a study: in Slurm jobs if it was started in jobs (unless --here), else here."""
     from harness.launch.quiet import load_check
     from harness.launch.slurm.study import begun_in_jobs, refuse_jobs_in_queue, resume_in_jobs
     from harness.launch.study import StudyOptions, resume_study
@@ -167,7 +170,10 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
 
 
 def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a scenario whose arms are commands."""
+    """Run a scenario whose arms are commands, or (--plan) print its runs.
+
+    Raises InputError for options that it lacks.
+    """
     from harness.launch.quiet import load_check
     from harness.scenario.commands import describe_commands, plan_commands
 

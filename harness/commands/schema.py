@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def schema(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print the schema, or the columns."""
+    """Print the JSON Schema of scenario files, or (--columns) the meaning of the tables' columns."""
     if arguments.columns:
         from harness.study.column_reference import reference
 

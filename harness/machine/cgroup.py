@@ -26,14 +26,14 @@ UNLIMITED_BYTES = 2**62  # version 1 writes "no limit" as the largest multiple o
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """The folder of one controller's files for a process."""
+    """The control group of a process for one controller: the folder of its files, and the mount above it."""
 
     version: Literal[1, 2]
     folder: Path
     mount: Path
 
     def lineage(self) -> Iterator[Path]:
-        """Yield its own folder, then each one above it up to the mount."""
+        """Yield the group's folder and each folder above it, up to and including the mount."""
         yield self.folder
         if self.folder != self.mount:
             for parent in self.folder.parents:
@@ -44,7 +44,10 @@ class ControlGroup:
 
 @dataclass(frozen=True)
 class CpuQuota:
-    """CPU time per period that a group may use. It limits the average; a burst may use every core."""
+    """Limit on the CPU time that a control group may use: ``cores`` on average per period.
+
+    A burst may use every core.
+    """
 
     cores: float
     period_us: int
@@ -55,7 +58,7 @@ class CpuQuota:
 
 @dataclass(frozen=True)
 class Throttling:
-    """Counters of a group since it was created."""
+    """Counts of a CPU quota's stops of a group, since the group was created."""
 
     periods: int
     throttled_periods: int
@@ -64,7 +67,7 @@ class Throttling:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """The tightest memory limit, and the memory that its group uses."""
+    """The tightest memory limit above a process, and the memory used in the group that sets it."""
 
     limit_bytes: int
     used_bytes: int | None
@@ -80,19 +83,25 @@ class MemoryLimit:
 
     @property
     def free_bytes(self) -> int | None:
-        """Bytes that can still be allocated."""
+        """Bytes that can still be allocated, counting reclaimable file pages as free.
+
+        None if the used memory is unknown.
+        """
         if self.used_bytes is None:
             return None
         return max(self.limit_bytes - self.used_bytes + self.reclaimable_bytes, 0)
 
     @property
     def most_free_bytes(self) -> int | None:
-        """Bytes that could be allocated if the kernel dropped every file page."""
+        """Bytes that could be allocated if the kernel dropped all file pages; None if the used memory is unknown."""
         return None if self.free_bytes is None else self.free_bytes + self.active_file_bytes
 
 
 def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None) -> ControlGroup | None:
-    """Find the group of process ``pid`` (None: this one) under ``controller``; None without control groups."""
+    """Return the control group of process ``pid`` (None: this one) for ``controller``.
+
+    None if there are no control groups.
+    """
     of_v1, of_v2 = _memberships(root, "self" if pid is None else str(pid))
     mounts = read_mounts(root)
     # A controller belongs to one version at a time. The other version then has no files for it.
@@ -104,7 +113,10 @@ def find_group(controller: Controller, root: Path = ROOT, pid: int | None = None
 
 
 def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
-    """Return the tightest CPU quota up to the mount; None without one. ``group``: of the controller "cpu"."""
+    """Return the tightest CPU quota from ``group`` up to the mount; None without one.
+
+    ``group``: of the controller "cpu".
+    """
     if group is None:
         return None
     read = _quota_v2 if group.version == 2 else _quota_v1
@@ -117,7 +129,7 @@ def cpu_quota(group: ControlGroup | None) -> CpuQuota | None:
 
 
 def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
-    """Read how often the quota throttled the group in ``folder``; None if the group does not count it."""
+    """Read how often the CPU quota stopped the group in ``folder``; None if the group does not count that."""
     fields = read_fields(folder / "cpu.stat")
     spent, unit_ns = (fields.get("throttled_usec"), 1000) if version == 2 else (fields.get("throttled_time"), 1)
     periods, throttled, time = to_int(fields.get("nr_periods")), to_int(fields.get("nr_throttled")), to_int(spent)
@@ -127,7 +139,7 @@ def throttling(folder: Path, version: Literal[1, 2]) -> Throttling | None:
 
 
 def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
-    """Return the CPUs that the group allows; () if it lists none. ``group``: of the controller "cpuset"."""
+    """Return the CPU numbers that ``group`` allows; () if no group lists any. ``group``: of the controller "cpuset"."""
     if group is None:
         return ()
     names = ("cpuset.cpus.effective",) if group.version == 2 else ("cpuset.effective_cpus", "cpuset.cpus")
@@ -139,7 +151,10 @@ def cpuset(group: ControlGroup | None) -> tuple[int, ...]:
 
 
 def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
-    """Return the tightest memory limit up to the mount; None without one. ``group``: of the controller "memory"."""
+    """Return the tightest memory limit from ``group`` up to the mount. None without a limit.
+
+    ``group``: of the controller "memory".
+    """
     if group is None:
         return None
     name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
@@ -159,7 +174,10 @@ def memory_limit(group: ControlGroup | None) -> MemoryLimit | None:
 
 
 def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
-    """Parse lines of "id:controllers:path". Return paths by version 1 controller, and the version 2 path."""
+    """Parse /proc/PID/cgroup.
+
+    Return the group's path by controller of version 1, and its path in version 2 (None: no line).
+    """
     of_v1: dict[str, str] = {}
     of_v2 = None
     for line in (read_text(root / "proc" / pid / "cgroup") or "").splitlines():
@@ -173,7 +191,7 @@ def _memberships(root: Path, pid: str) -> tuple[dict[str, str], str | None]:
 
 
 def _group(version: Literal[1, 2], path: str, mount: Mount, root: Path) -> ControlGroup:
-    """Return the process's folder below the mount, or the mount if the path belongs to another namespace."""
+    """Return the group at ``path`` below ``mount``; the mount itself if the path belongs to another namespace."""
     point = below(root, mount.point)
     relative = path.removeprefix(mount.root) if mount.root != "/" and Path(path).is_relative_to(mount.root) else path
     folder = point if ".." in Path(relative).parts else below(point, relative)
@@ -184,13 +202,13 @@ Quotas = Iterator[tuple[int, int]]
 
 
 def _quota_v2(folder: Path) -> Quotas:
-    """Read (quota, period) in microseconds from cpu.max: "150000 100000", or "max 100000"."""
+    """Yield (quota, period) in microseconds from cpu.max, such as "150000 100000"; nothing for "max 100000"."""
     quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
     yield from _limited(to_int(quota), to_int(period))
 
 
 def _quota_v1(folder: Path) -> Quotas:
-    """Read (quota, period) in microseconds from the two files of version 1; a quota of -1 means none."""
+    """Yield (quota, period) in microseconds from the two files of version 1; nothing for a quota of -1 (no limit)."""
     yield from _limited(read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us"))
 
 

@@ -13,6 +13,11 @@ _READINGS, _BATCHES = 2000, 5  # some milliseconds even if each reading is a sys
 
 @dataclass(frozen=True)
 class Clock:
+    """The system's clock source, the alternatives that the kernel offers, and the cost of a reading.
+
+    Read by :func:`read_clock`.
+    """
+
     source: str | None
     available: tuple[str, ...]
     read_ns: float

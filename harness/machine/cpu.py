@@ -14,6 +14,8 @@ BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}  # x86 flags, and ar
 
 @dataclass(frozen=True)
 class Processor:
+    """The machine's processor and the CPUs that this process may use of it, read by :func:`read_processor`."""
+
     name: str
     virtual: bool
     """True if a hypervisor is visible."""
@@ -31,7 +33,10 @@ class Processor:
 
 @dataclass(frozen=True)
 class Frequency:
-    """Clock settings of the allowed CPUs."""
+    """Clock settings (driver, governors, turbo) of the allowed CPUs, read by :func:`read_frequency`.
+
+    None: not reported.
+    """
 
     driver: str | None
     governors: tuple[str, ...]
@@ -73,7 +78,10 @@ def read_frequency(allowed: tuple[int, ...], root: Path = ROOT) -> Frequency:
 
 
 def _nodes(root: Path, allowed: set[int]) -> tuple[int, ...]:
-    """Return the NUMA nodes with allowed CPUs. Nodes without CPUs, such as a GPU's memory, do not count."""
+    """Return the NUMA nodes that have any of the CPUs ``allowed``.
+
+    Nodes without CPUs, such as a GPU's memory, do not count.
+    """
     folder = root / "sys/devices/system/node"
     nodes = parse_list(read_text(folder / "online"))
     return tuple(node for node in nodes if allowed & set(parse_list(read_text(folder / f"node{node}/cpulist"))))

@@ -19,7 +19,10 @@ from trainer.json_types import Json, JsonObject
 
 @dataclass(frozen=True)
 class Environment:
-    """Facts of this machine and installation. Unknown facts are None; most virtual machines report no governor."""
+    """Facts of this machine and installation that each run records.
+
+    None: unknown, as the governor of most virtual machines.
+    """
 
     python: str
     packages: Mapping[str, str | None]  # versions of PACKAGES; None: not installed
@@ -34,7 +37,7 @@ class Environment:
     memory_bytes: int
 
     def to_json(self) -> JsonObject:
-        """Return every fact by name, with the packages at the same level."""
+        """Return the facts by name as JSON. Package versions are at the same level as the other facts."""
         entries: dict[str, Json] = {}
         for name, value in asdict(self).items():
             entries |= value if name == "packages" else {name: value}
@@ -42,7 +45,10 @@ class Environment:
 
 
 def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
-    """Read versions, commit of ``checkout``, processor and memory, but no host name. Imports none of PACKAGES."""
+    """Read package versions, processor, memory and the git commit of the folder ``checkout``.
+
+    The host name is not read. None of the packages is imported.
+    """
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return Environment(
         python=platform.python_version(),
@@ -60,22 +66,31 @@ def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
 
 
 def record_environment() -> JsonObject:
-    """Return the environment for records. Other states of the code call this (``harness.launch.protocol``)."""
+    """Return the environment as JSON for a run's record.
+
+    Other revisions call it by name (``harness.launch.protocol``).
+    """
     return read_environment().to_json()
 
 
 def record_user_environment() -> JsonObject:
-    """Return the environment of a run of user code, with the commit of the checkout around the current folder."""
+    """Return the environment as JSON for a run of user code.
+
+    The commit is that of the checkout around the current folder.
+    """
     return read_environment(Path.cwd()).to_json()
 
 
 def has_nvidia_driver() -> bool:
-    """Return True if an NVIDIA driver is loaded. This is much faster than importing torch, which takes seconds."""
+    """Return True if an NVIDIA driver is loaded. It looks for a device file, because importing torch takes seconds."""
     return Path("/dev/nvidiactl").exists()
 
 
 def available_memory_bytes() -> int | None:
-    """Return the memory that new processes can use without swapping (MemAvailable and the cgroup); None if unknown."""
+    """Return the bytes that new processes can use without swapping, within the control group's limit.
+
+    None if unknown.
+    """
     available = read_memory().available_bytes
     if available is None:
         return None

@@ -37,10 +37,16 @@ TOOLS_S = 3 * toolchain.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
 
 
 class Examination:
-    """Readings of this machine in progress. Using one waits for it, and raises its error."""
+    """Examination of this machine for ``harness doctor``.
+
+    Its attributes are readings (:class:`Look`) that run in threads. :meth:`checks` waits for them.
+    """
 
     def __init__(self, results: Path, cache: Path, environ: Mapping[str, str], root: Path = ROOT) -> None:
-        """Start all readings. ``results`` and ``cache`` are folders to check; ``root`` contains /proc and /sys."""
+        """Start all readings. ``results``, ``cache``: folders whose disks are checked.
+
+        ``root``: file system with /proc and /sys.
+        """
         self._environ, self._root = environ, root
         self._load_found: load.Load | None = None
         self._before = load.read_counters(cpu.allowed_cpus(root), root)
@@ -68,10 +74,10 @@ class Examination:
     def checks(
         self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple
     ) -> list[Check]:
-        """Return all lines in reading order.
+        """Wait for the readings and return all lines in reading order. A failed reading gives a warning line.
 
-        ``threads``: of the CPU's profile; None for torch's own choice. ``needs``: of a scenario, if one is given.
-        ``fit``: returns further checks of the scenario.
+        ``threads``: torch threads of the CPU profile to check; None for torch's own choice. ``needs``: what a scenario
+        needs; None without a scenario. ``fit``: returns the lines on the scenario's memory.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
             ("python", software.check_python),
@@ -107,7 +113,9 @@ class Examination:
         return [line for name, check in lines for line in judge(name, check)]
 
     def facts(self) -> JsonObject:
-        """Return every fact by name, {"problem": why} for a failed reading. "load" is set after :meth:`checks`."""
+        """Return every reading as JSON by name; a failed one as {"problem": reason}. "load" is None before
+        :meth:`checks` has run.
+        """
         looks = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
 
@@ -139,7 +147,10 @@ class Examination:
         return processors.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
 
     def _load(self) -> Check:
-        """Check the load since the examination began. It runs last, after all our own programs have ended."""
+        """Return the line on what other processes used of our cores since the examination began.
+
+        It must run last, after our own programs have ended.
+        """
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())

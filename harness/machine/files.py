@@ -19,7 +19,7 @@ def read_text(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Return the number in a file; None for other content such as "max"."""
+    """Return the integer in a file; None for other content such as "max", or if the file is unreadable."""
     return to_int(read_text(path))
 
 
@@ -31,7 +31,10 @@ def to_int(text: str | None) -> int | None:
 
 
 def read_fields(path: Path, separator: str | None = None) -> dict[str, str]:
-    """Parse lines of "name<separator>value" (default: white space); the first of a name counts. {} if unreadable."""
+    """Parse lines of a name, ``separator`` (None: white space) and a value.
+
+    The first line of a name counts. {} if unreadable.
+    """
     fields: dict[str, str] = {}
     for line in (read_text(path) or "").splitlines():
         name, *value = line.split(separator, 1)
@@ -56,7 +59,7 @@ def parse_list(text: str | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo (proc_pid_mountinfo(5))."""
+    """One mounted file system: a line of mountinfo (proc_pid_mountinfo(5))."""
 
     point: str
     root: str
@@ -66,7 +69,7 @@ class Mount:
     """Options of the mount and of the file system."""
 
     def option(self, name: str) -> str | None:
-        """Return the value of ``name=value``; "" for a bare ``name``; None if it is not set."""
+        """Return the value of the option ``name=value``; "" for a bare ``name``; None if it is not set."""
         for option in self.options:
             key, _, value = option.partition("=")
             if key == name:
@@ -88,7 +91,10 @@ def read_mounts(root: Path = ROOT) -> list[Mount]:
 
 
 def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
-    """Return the mount of an absolute path: the deepest one, and the last of equals."""
+    """Return the mount that contains an absolute path: the deepest one, and the last of equally deep ones.
+
+    None without one.
+    """
     candidates = [mount for mount in mounts if path.is_relative_to(mount.point)]
     return (
         max(enumerate(candidates), key=lambda item: (len(Path(item[1].point).parts), item[0]))[1]
@@ -98,10 +104,10 @@ def mount_of(path: Path, mounts: list[Mount]) -> Mount | None:
 
 
 def below(root: Path, path: str) -> Path:
-    """Return ``path``, absolute in the examined system, as a path below ``root``."""
+    """Return the absolute path ``path`` of the examined system as a path below ``root``, its file system."""
     return root / path.lstrip("/")
 
 
 def _unescape(text: str) -> str:
-    """Decode blanks and similar characters, which mountinfo writes as three octal digits."""
+    """Decode characters such as blanks, which mountinfo writes as a backslash and three octal digits."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

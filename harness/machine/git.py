@@ -13,7 +13,10 @@ _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Return the output of ``git -C folder arguments``. Raise OSError or subprocess.SubprocessError if it fails."""
+    """Run ``git -C folder arguments`` and return its output, stripped.
+
+    Raise OSError or subprocess.SubprocessError if it fails.
+    """
     clean = {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK}
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(
@@ -29,7 +32,10 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def describe_checkout(folder: Path) -> str | None:
-    """Return the commit of the checkout around ``folder``, "+changes" if tracked files differ; None without one."""
+    """Return the short commit of the checkout around ``folder``, with "+changes" if tracked files differ from it.
+
+    None outside of a checkout.
+    """
     try:
         head = git(folder, "rev-parse", "--short=12", "HEAD")
         return head + ("+changes" if git(folder, "status", "--porcelain", "-uno") else "")
@@ -38,7 +44,7 @@ def describe_checkout(folder: Path) -> str | None:
 
 
 def is_ignored(path: Path) -> bool:
-    """Return True if ``path`` lies in a checkout whose rules keep it out of commits."""
+    """Return True if git's ignore rules keep ``path`` out of commits; False outside of a checkout."""
     try:
         return bool(git(path.parent, "check-ignore", str(path.absolute())))
     except (OSError, subprocess.SubprocessError):  # ``path`` is not ignored, or there is no checkout.

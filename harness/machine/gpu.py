@@ -19,6 +19,8 @@ NVIDIA_SMI_LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Device:
+    """One NVIDIA device as NVML reports it. None: not reported by this device or driver."""
+
     name: str
     memory_bytes: int | None
     used_bytes: int | None
@@ -40,6 +42,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Nvml:
+    """What NVML reports of the driver and all devices, or why it does not answer. Read by :func:`read_nvml`."""
+
     driver: str | None
     cuda: str | None
     """The newest CUDA version that the driver can run, such as 12.8."""
@@ -56,7 +60,7 @@ class Nvml:
 
     @property
     def absent(self) -> bool:
-        """True if this machine has no NVIDIA devices. Every other problem should be fixed."""
+        """True if this machine has no NVIDIA driver or library. Any other problem should be fixed."""
         return self.library_missing or self.driver_missing
 
 
@@ -70,7 +74,7 @@ def driver_loaded(root: Path = ROOT) -> str | None:
 
 
 def read_nvml() -> Nvml:
-    """Query NVML in another process. A hang or a crash is reported as a problem."""
+    """Query NVML in a separate process. If that hangs or crashes, the result has ``problem`` and ``broken`` set."""
     try:
         facts: Any = dict(facts_of_module("harness.machine.gpu", NVIDIA_SMI_LIMIT_S))
     except (TimeoutError, RuntimeError) as error:
@@ -109,7 +113,7 @@ def _look() -> Nvml:
 
 
 def _device(nvml: Any, index: int) -> Device:
-    """Read one device. If it does not answer, return it with a problem, so that the others are still shown."""
+    """Read the device with number ``index``. If it does not answer, return a device with only ``problem`` set."""
     try:
         return _answering(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
     except nvml.NVMLError as error:
@@ -153,7 +157,10 @@ def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
 
 
 def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> Any:
-    """Return the reading; None if this device or driver lacks it. ``raised``: errors to pass on instead."""
+    """Return the result of ``read``; None if this device or driver does not support it.
+
+    ``raised``: NVML error codes that are raised instead.
+    """
     try:
         return read()
     except AttributeError:

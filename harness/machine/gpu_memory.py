@@ -6,7 +6,7 @@ from typing import Any
 
 
 def free_gpu_memory() -> list[int]:
-    """Return the free bytes on each GPU; [] without a driver."""
+    """Return the free bytes of each GPU, in NVML's order; [] if NVML does not answer."""
     try:
         import pynvml
 

@@ -27,9 +27,9 @@ MODULES = {
 
 
 def read_imports() -> dict[str, str]:
-    """Return the import error of each package that cannot be imported, in the order of ``MODULES``.
+    """Return {package: import error} of the packages of ``MODULES`` that cannot be imported, in that order.
 
-    Imports run in parallel in separate processes, so that a library that crashes or hangs does not affect the others.
+    Each import runs in its own process, all at once, so that a crash or a hang affects no other.
     """
     tries = {package: Look(partial(_try, module), IMPORT_LIMIT_S + KILL_S) for package, module in MODULES.items()}
     outcomes = {package: _outcome(tried) for package, tried in tries.items()}

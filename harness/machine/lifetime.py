@@ -40,14 +40,17 @@ if sys.stdin.read() != "end":
 
 
 class Keeper:
-    """Small process that kills other processes once this one has ended for any reason.
+    """Helper process that kills marked processes once this process has ended, whatever the reason.
 
-    Processes that a command starts do not end with us, because :func:`die_with_parent` covers only our own child. While
-    suspended (SIGSTOP), they cannot even notice our end.
+    :func:`die_with_parent` covers only our own children, not the processes that these start. Suspended processes
+    (SIGSTOP) cannot even notice our end.
     """
 
     def __init__(self, name: str, value: str) -> None:
-        """Start the process. ``name`` and ``value``: an environment variable that only the processes to kill have."""
+        """Start the helper.
+
+        It kills processes with the environment variable ``name=value``, which no other process may have.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _KEEP, f"{name}={value}"],
             stdin=subprocess.PIPE,
@@ -56,7 +59,7 @@ class Keeper:
         )
 
     def end(self) -> None:
-        """End the process without killing anything."""
+        """End the helper without killing anything. Later calls do nothing."""
         if self._process.returncode is not None:
             return
         with suppress(OSError):  # The process may have been killed.

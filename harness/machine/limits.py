@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class Look(Generic[T]):
-    """Reading in a daemon thread with a timeout. A dead file server blocks only that thread."""
+    """A reading that starts at once in a daemon thread. A dead file server blocks only that thread.
+
+    ``limit_s``: seconds from now after which :meth:`result` no longer waits.
+    """
 
     def __init__(self, read: Callable[[], T], limit_s: float) -> None:
         self._until, self._limit_s = monotonic() + limit_s, limit_s
@@ -34,7 +37,7 @@ class Look(Generic[T]):
             self._error = error
 
     def result(self) -> T:
-        """Wait for the value and return it. Raise the reading's error, or TimeoutError."""
+        """Wait for the reading and return its value. Raise the reading's own error, or TimeoutError after the limit."""
         self._thread.join(max(self._until - monotonic(), 0.0))
         if self._error is not None:
             raise self._error
@@ -44,7 +47,10 @@ class Look(Generic[T]):
 
 
 def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -> tuple[int, str, str]:
-    """Run a program: (status, output, errors). Raise TimeoutError after ``limit_s``, OSError if it cannot start."""
+    """Run a program with ``text`` as its input. Return its exit status, output and errors.
+
+    Raise TimeoutError after ``limit_s`` seconds (the program is killed), OSError if it cannot start.
+    """
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", timeout=limit_s)
     except subprocess.TimeoutExpired as error:
@@ -53,7 +59,11 @@ def output_of(command: Sequence[str], limit_s: float, text: str | None = None) -
 
 
 def facts_of_module(module: str, limit_s: float) -> JsonObject:
-    """Return the JSON object that ``python -m module`` prints. A crash of its libraries affects only that program."""
+    """Run ``python -m module`` and return the JSON object on its last line.
+
+    A crash of a library affects only that process. Raise RuntimeError if it fails, TimeoutError after ``limit_s``
+    seconds.
+    """
     own_root = Path(__file__).resolve().parents[2]
     safe = [] if Path.cwd() == own_root else ["-P"]  # The user's folder may contain its own trainer.py or harness/.
     status, output, errors = output_of([sys.executable, *safe, "-m", module], limit_s)

@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class LoadReading:
-    """Counters since boot, in seconds."""
+    """Counters in seconds at one moment, read by :func:`read_counters`. Two of them give the load."""
 
     t_s: float
     """CLOCK_MONOTONIC."""
@@ -36,13 +36,13 @@ class LoadReading:
     """Name and CPU time of every other visible process."""
 
     def missing_s(self) -> float:
-        """Return the seconds to wait until a second reading is meaningful."""
+        """Return the seconds until a second reading gives a meaningful load; 0 if it does already."""
         return max(self.t_s + LEAST_LOAD_S - monotonic_ns() / 1e9, 0.0)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Mean load over ``elapsed_s``."""
+    """Mean load by other processes (in cores) between two readings, made by :func:`load_between`."""
 
     elapsed_s: float
     other_cores: float
@@ -52,7 +52,10 @@ class Load:
 
 
 def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:
-    """Read the counters; None if /proc/stat is not available."""
+    """Read the counters of the CPUs ``allowed``, and the CPU time of all processes.
+
+    None if /proc/stat is not available.
+    """
     busy = stolen = 0
     has_cpu_line = False
     for line in (read_text(root / "proc/stat") or "").splitlines():
@@ -85,7 +88,7 @@ def load_between(before: LoadReading, after: LoadReading) -> Load:
 
 
 def _processes(root: Path) -> dict[int, tuple[str, float]]:
-    """Return name and CPU time in seconds by process id, without this process."""
+    """Return (name, CPU time in seconds) of every visible process by process id, without this process."""
     times_by_process = {}
     try:
         ids = [int(entry.name) for entry in (root / "proc").iterdir() if entry.name.isdigit()]

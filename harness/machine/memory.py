@@ -13,7 +13,7 @@ _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of the whole machine. A control group may allow less."""
+    """Memory of the whole machine, read by :func:`read_memory`. A control group may allow less."""
 
     total_bytes: int | None
     available_bytes: int | None
@@ -26,6 +26,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class SharedMemory:
+    """Size and free space of /dev/shm, which carries the batches of loader workers.
+
+    Read by :func:`read_shared_memory`.
+    """
+
     total_bytes: int
     free_bytes: int
     writable: bool
@@ -45,7 +50,10 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
-    """Read /dev/shm; None if it does not exist. Call it with a timeout, because it may hang with its file system."""
+    """Read size and free space of /dev/shm.
+
+    None if it does not exist. It may hang with its file system, so use a timeout.
+    """
     folder = root / "dev/shm"
     try:
         usage = os.statvfs(folder)
@@ -58,7 +66,7 @@ def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory |
 
 
 def _size(text: str | None) -> int | None:
-    """Parse the size of a tmpfs, as in size=65536k, to bytes; None for other forms such as a percentage."""
+    """Convert the size option of a tmpfs, such as 65536k, to bytes; None for other forms such as a percentage."""
     if not text:
         return None
     unit = _UNITS.get(text[-1].lower())
@@ -67,9 +75,9 @@ def _size(text: str | None) -> int | None:
 
 
 def session_peak_bytes(session: int) -> int | None:
-    """Return the summed peak resident memory (VmHWM) of the living processes of ``session``; None if none reports it.
+    """Return the summed peak memory (VmHWM, bytes) of the living processes of a session. None if none reports it.
 
-    A page that several processes share counts in each, so the sum is an upper bound.
+    ``session``: its id. Pages that processes share count in each, so the sum is an upper bound.
     """
     total = 0
     for folder in Path("/proc").iterdir():

@@ -12,7 +12,7 @@ from harness.machine.files import read_int
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimated maximum needs of a study at one time. ``arms``: number of arms that are alive together."""
+    """Estimated maximum of the resources that a study needs at one time. ``arms``: number of arms that run together."""
 
     arms: int
     workers: int
@@ -27,7 +27,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class TaskLimit:
-    """Limit of processes and threads, their current number, and the source of the limit. None: unknown."""
+    """A limit on the number of processes and threads. ``used``: current number.
+
+    None if unknown. ``source``: what sets it.
+    """
 
     most: int
     used: int | None
@@ -35,7 +38,9 @@ class TaskLimit:
 
 
 def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
-    """Return the tightest limit of the control groups up to the mount; None without one."""
+    """Return the limit (pids.max) of the control groups up to the mount that leaves the least room; None without
+    one.
+    """
     if group is None:
         return None
     limits = [
@@ -47,12 +52,12 @@ def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
 
 
 def tightest(limits: Iterable[TaskLimit | None]) -> TaskLimit | None:
-    """Return the limit that leaves the least room; None without one."""
+    """Return the limit that leaves the least room; None if all of ``limits`` are None."""
     readable = [limit for limit in limits if limit is not None]
     return min(readable, key=lambda limit: limit.most - (limit.used or 0), default=None)
 
 
 def user_task_limit() -> TaskLimit | None:
-    """Return RLIMIT_NPROC of this process; None if it sets none. The number that the user has in use is unknown."""
+    """Return this user's limit of processes (RLIMIT_NPROC); None without one. Its current use is not read."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return None if soft < 0 else TaskLimit(soft, None, "ulimit -u")

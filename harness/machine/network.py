@@ -13,7 +13,10 @@ LOOPBACK = "127."
 
 
 def own_addresses() -> dict[str, str]:
-    """Return the first IPv4 address of each interface that has one, by the interface's name, loopback last."""
+    """Return {interface name: its first IPv4 address}, with loopback last.
+
+    Interfaces without an address are omitted.
+    """
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -25,5 +28,5 @@ def own_addresses() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface whose first address is ``address``; "" without one."""
+    """Return the name of the interface whose first IPv4 address is ``address``; "" if no interface has it."""
     return next((name for name, interface_address in own_addresses().items() if interface_address == address), "")

@@ -39,7 +39,7 @@ _OF_A_FILE = {"read", "write", "pread64", "recvfrom", "recvmsg", "sendmsg", "ioc
 
 @dataclass(frozen=True)
 class ProcessState:
-    """State of one process, from its main thread in /proc."""
+    """State of one process, read from its main thread in /proc by :func:`read_process` or :func:`read_session`."""
 
     pid: int
     name: str
@@ -61,7 +61,9 @@ class ProcessState:
 
     @property
     def out_of_files(self) -> bool:
-        """True if the process can hardly open another file. Receiving one batch takes several."""
+        """True if the process is within 4 files of its limit, so that it can hardly receive a batch, which takes
+        several.
+        """
         return (
             self.open_files is not None
             and self.most_open_files is not None
@@ -70,7 +72,7 @@ class ProcessState:
 
 
 def read_session(session: int, root: Path = ROOT) -> list[ProcessState]:
-    """Return the processes of ``session`` (a process id) in the order of their start."""
+    """Return the state of each process of a Unix session, in the order of their start. ``session``: its id."""
     members = []
     for folder in (root / "proc").iterdir():
         if folder.name.isdecimal() and (process := _read(folder)) is not None and process[0] == session:
@@ -85,7 +87,7 @@ def read_process(pid: int, root: Path = ROOT) -> ProcessState | None:
 
 
 def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
-    """Return the living processes that ``pids`` started, directly or indirectly, parents first."""
+    """Return the ids of the living processes that ``pids`` started, directly or indirectly, parents first."""
     children: dict[int, list[int]] = {}
     for folder in (root / "proc").iterdir():
         if folder.name.isdecimal():
@@ -102,15 +104,19 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
 
 
 def children(pid: int, root: Path = ROOT) -> list[int]:
-    """Return the living processes that the threads of ``pid`` started; empty if this kernel does not list them."""
+    """Return the ids of the living processes that any thread of ``pid`` started.
+
+    Empty if this kernel does not list them.
+    """
     lists = (root / "proc" / str(pid) / "task").glob("*/children")
     return sorted(int(child) for path in lists for child in (read_text(path) or "").split())
 
 
 def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
-    """Return the roles of the other ranks that rank 0 (process ``pid``) started here, by process id: ``rank-1``.
+    """Return {process id: role} of the other ranks that rank 0 (process ``pid``) started on this machine, such as
+    ``rank-1``.
 
-    Their own children, such as loader workers, are ``rank-1-child-0``. /proc is searched only if there are ranks.
+    Processes below them, such as loader workers, are ``rank-1-child-0``. /proc is only searched if there are ranks.
     """
     roles: dict[int, str] = {}
     for rank in children(pid, root):
@@ -123,7 +129,9 @@ def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
 
 
 def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
-    """Return the processes that were started with this environment variable, including those without a parent."""
+    """Return the ids of the processes that were started with the environment variable ``name=value``, orphans
+    included.
+    """
     entry = f"{name}={value}"
     pids = []
     for folder in (root / "proc").iterdir():
@@ -133,7 +141,10 @@ def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:
-    """Return the session and the state of the process of ``folder``."""
+    """Return the Unix session id and the state of the process of ``folder`` (``/proc/PID``).
+
+    None if the process has ended.
+    """
     head, bracket, tail = (read_text(folder / "stat") or "").rpartition(")")
     fields = tail.split()
     if not bracket or len(fields) < 20:

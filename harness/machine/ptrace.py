@@ -26,15 +26,18 @@ def allow_tracing() -> None:
 
 
 def find_py_spy() -> str | None:
-    """Return the py-spy program: in this Python's folder (with any active environment), else the first on PATH."""
+    """Return the path of the py-spy program: in this Python's folder, else the first on PATH.
+
+    None if it is not installed.
+    """
     installed = Path(sys.executable).with_name("py-spy")
     return str(installed) if os.access(installed, os.X_OK) else shutil.which("py-spy")
 
 
 def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the most likely fix, in one line, after the kernel refused a tracer of this process.
+    """Return the most likely fix, as one line, after the kernel refused that a tracer attaches to this process.
 
-    ``root`` is the file system with /proc and /run; ``environment`` identifies containers and batch systems.
+    ``root``: file system with /proc and /run. ``environment``: variables that reveal containers and batch systems.
     """
     scope = read_int(root / "proc/sys/kernel/yama/ptrace_scope")
     container = _container(root, environment)

@@ -24,5 +24,8 @@ _SIGNS = {
 
 
 def cause_in(text: str) -> str | None:
-    """Return the key of REMEDIES that applies to ``text``; None if it names no limit."""
+    """Return the key of REMEDIES for the exhausted limit that ``text`` (a log or an error) names.
+
+    None if it names none.
+    """
     return next((cause for cause, signs in _SIGNS.items() if any(sign in text.lower() for sign in signs)), None)

@@ -13,7 +13,10 @@ SLURM_LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by defa
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """Available parts of Slurm. ``partitions``: as printed by sinfo, with a star at the default."""
+    """Parts of Slurm that are available here. ``missing``: commands not found.
+
+    ``partitions``: as sinfo prints them, the default with a star.
+    """
 
     missing: tuple[str, ...]
     partitions: tuple[str, ...] = ()
@@ -22,7 +25,7 @@ class BatchSystem:
 
 
 def missing_commands() -> tuple[str, ...]:
-    """Return Slurm's commands that are not found here."""
+    """Return those of :data:`COMMANDS` that are not found on PATH."""
     return tuple(name for name in COMMANDS if shutil.which(name) is None)
 
 

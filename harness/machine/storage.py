@@ -15,6 +15,8 @@ NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9
 
 @dataclass(frozen=True)
 class Storage:
+    """Free space and write permission of a folder that studies write to, read by :func:`read_storage`."""
+
     folder: Path
     existing: Path
     """The folder itself, or its nearest existing parent."""
@@ -29,7 +31,10 @@ class Storage:
 
 
 def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
-    """Read the facts without creating anything. Call it with a timeout, because it may hang with its file system."""
+    """Read free space and write permission of ``folder``, or of its nearest existing parent. Creates nothing.
+
+    It may hang with the file system, so call it with a timeout.
+    """
     folder = expanded(folder).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)

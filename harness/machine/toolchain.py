@@ -21,6 +21,8 @@ _PROGRAM = "#include <Python.h>\n#include <cmath>\n{openmp}int main() {{ return 
 
 @dataclass(frozen=True)
 class Toolchain:
+    """Result of trying the compilers that ``torch.compile`` needs, made by :func:`read_toolchain`."""
+
     cxx: str
     """The C++ compiler as Inductor chooses it: $CXX, else g++ (clang++ on macOS)."""
     cxx_version: str | None
@@ -38,7 +40,7 @@ class Toolchain:
 
 
 def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain:
-    """Try the compilers. They only check the syntax of a small program, which takes some tenths of a second."""
+    """Try the compilers on a small program. They only check its syntax, which takes some tenths of a second."""
     cxx = environ.get("CXX") or ("clang++" if os.uname().sysname == "Darwin" else "g++")
     cc = environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     cache = Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir(), f"torchinductor_{_user()}"))
@@ -53,7 +55,7 @@ def read_toolchain(environ: Mapping[str, str], mounts: list[Mount]) -> Toolchain
 
 
 def _version(cxx: str) -> str | None:
-    """Return the first line of --version; None if the compiler cannot be started."""
+    """Return the first line that ``cxx --version`` prints; None if the compiler cannot be started."""
     try:
         status, output, _ = output_of([*cxx.split(), "--version"], COMPILE_TRY_LIMIT_S)
     except OSError:
@@ -62,7 +64,10 @@ def _version(cxx: str) -> str | None:
 
 
 def _reads(cxx: str, *, openmp: bool) -> str | None:
-    """Return the compiler's first error for a small program; None if it accepts the program."""
+    """Return the compiler's first error for a program with Python.h (and omp.h if ``openmp``).
+
+    None if it accepts it.
+    """
     include = sysconfig.get_path("include")
     command = [*cxx.split(), "-fsyntax-only", *(["-fopenmp"] if openmp else []), f"-I{include}", "-x", "c++", "-"]
     program = _PROGRAM.format(openmp="#include <omp.h>\n" if openmp else "")

@@ -17,6 +17,8 @@ TORCH_LIMIT_S = 90.0  # seconds; a cold import from a network file system takes 
 
 @dataclass(frozen=True)
 class Torch:
+    """Facts of the installed torch and the CUDA devices that it can use, read by :func:`read_torch`."""
+
     version: str
     cuda_build: str | None
     """CUDA version of the build; None for a build without CUDA."""
@@ -34,7 +36,10 @@ class Torch:
 
 
 def read_torch() -> Torch:
-    """Read the facts. Raise TimeoutError, or ImportError with the reason if torch cannot be imported."""
+    """Read the facts in a separate process. Raise ImportError with the reason if torch cannot be imported.
+
+    Raise TimeoutError after :data:`TORCH_LIMIT_S` seconds.
+    """
     try:
         facts: Any = dict(facts_of_module("harness.machine.torch_facts", TORCH_LIMIT_S))
     except RuntimeError as error:

@@ -21,7 +21,7 @@ TRACE_TRY_LIMIT_S = 10
 
 @dataclass(frozen=True)
 class Permissions:
-    """The kernel's settings for tracing."""
+    """The kernel settings that decide whether py-spy may sample and perf may count. None: unknown."""
 
     yama_scope: int | None
     """Yama's scope: 0 same user, 1 descendants and processes that allow it, 2 CAP_SYS_PTRACE only, 3 none."""
@@ -34,6 +34,8 @@ class Permissions:
 
 @dataclass(frozen=True)
 class PySpyTool:
+    """The installed py-spy, and whether it could sample this process. Made by :func:`try_py_spy`."""
+
     version: str | None
     """None if py-spy is not installed."""
     problem: str | None
@@ -55,7 +57,10 @@ def read_permissions(root: Path = ROOT) -> Permissions:
 
 
 def try_py_spy(limit_s: float = TRACE_TRY_LIMIT_S) -> PySpyTool:
-    """Dump this process with py-spy, as it samples a run, in some tenths of a second. ``limit_s``: timeout per call."""
+    """Let py-spy dump this process, to test whether it may sample a run. Takes some tenths of a second.
+
+    ``limit_s``: timeout of each call in seconds.
+    """
     program = find_py_spy()
     if program is None:
         return PySpyTool(None, "not installed")

@@ -30,14 +30,22 @@ COSTS: dict[AdviceCost, str] = {
 
 @dataclass(frozen=True)
 class NextSteps:
-    """Recommended changes (``ranked``, one line each), and a ``note`` on their certainty or on why there are none."""
+    """The section "What to try next" of a study's report, made by :func:`next_steps`.
+
+    ``ranked``: recommended changes, one line each, the largest gain first. ``note``: how sure they are, or why there
+    are none.
+    """
 
     ranked: tuple[str, ...]
     note: str
 
 
 def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, Estimate] | None = None) -> NextSteps:
-    """Return the best few changes that no arm has tried. ``ideal``: gain of each arm's ideal-data control, by arm."""
+    """Return at most :data:`STEPS_ADVISED` recommended changes that no arm has measured, the largest predicted
+    speedup first.
+
+    ``ideal``: measured speedup of each arm's ideal-data control, by arm. A prediction above it gets a warning.
+    """
     options = [
         (option, advice) for advice in found for option in advice.options if option.worth and option.measured is None
     ]
@@ -77,7 +85,7 @@ def next_steps(found: Sequence[ArmAdvice], names: ArmNames, ideal: Mapping[str, 
 
 
 def change_text(one: Advice, names: ArmNames) -> str:
-    """Name the change: ``2 loader workers``, ``pretokenizing``."""
+    """Return the change as a noun phrase, such as ``2 loader workers`` or ``pretokenizing``."""
     key, _, value = one.change.partition("=")
     match one.cost:
         case "processes":
@@ -95,7 +103,9 @@ def change_text(one: Advice, names: ArmNames) -> str:
 
 
 def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
-    """Return ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of ...``."""
+    """Return a recommendation: ``With 2 loader workers text-padded would be 1.38x as fast (...), at the cost of
+    ...``.
+    """
     word = "Without" if one.cost == "late check" else "With"
     faster = f"{ratio(one.speedup.median)} as fast ({interval(one.speedup)})"
     text = f"{word} {change_text(one, names)} {arm} would be {faster}, at the cost of {COSTS[one.cost]}"
@@ -105,7 +115,10 @@ def advice_line(one: Advice, arm: str, names: ArmNames) -> str:
 
 
 def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Warn that each worker of an iterable dataset may serve all items, which repeats them. Replay cannot see this."""
+    """Return a warning that names the arms with an iterable dataset; empty without one.
+
+    Each worker of such a dataset may serve all items, which repeats them. Replay cannot predict this.
+    """
     arms = list(dict.fromkeys(entry.arm for entry in advised if entry.iterable))
     if not arms:
         return []
@@ -116,7 +129,9 @@ def _iterable(advised: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
 
 
 def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
-    """Return the settings without a recommendation because a measured arm contradicts the prediction of one value."""
+    """Return a sentence for each setting without a recommendation because an arm measured another gain than replay
+    predicts.
+    """
     lines = []
     for advice in found:
         for option in advice.options:
@@ -137,12 +152,14 @@ def _contradictions(found: Sequence[ArmAdvice], names: ArmNames) -> list[str]:
 
 
 def _assumes_handover(advice: ArmAdvice) -> bool:
-    """Return True if no worker was recorded, so that the time of a hand-over is unknown."""
+    """Return True if no worker was recorded, so that the time to hand over a batch is assumed."""
     return any(assumption.kind == "hand-over" for assumption in advice.assumptions)
 
 
 def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> str:
-    """Return a warning if the prediction exceeds the measured gain of the arm without any data work; else ""."""
+    """Return a warning if the predicted speedup surely exceeds ``ideal``, the measured speedup without any data
+    work; else "".
+    """
     if one.cost == "late check" or ideal is None or ideal.ci_high is None or one.speedup.ci_low is None:
         return ""
     if one.speedup.ci_low <= ideal.ci_high * (1 + max(advice.noise_floor or 0.0, ADVISED_GAIN_MIN)):
@@ -152,7 +169,7 @@ def _against_ideal(one: Advice, ideal: Estimate | None, advice: ArmAdvice) -> st
 
 
 def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> list[str]:
-    """Return why there is nothing to try for the other arms, one sentence per reason."""
+    """Return why nothing is recommended for the arms outside ``advised``, one sentence per reason."""
     refused: dict[str, list[str]] = {}
     for entry in found:
         if entry.refused is not None:
@@ -205,14 +222,16 @@ def _least_gain(found: Sequence[ArmAdvice]) -> str:
 
 
 def cannot_be_replayed(named: str, why: str) -> str:
-    """Return the sentence on arms without a prediction, also for ``harness whatif``."""
+    """Return the sentence that ``named`` arms have no prediction, and why. ``harness whatif`` prints it too."""
     return f"No prediction for {named}: {why}."
 
 
 def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
-    """Return why other numbers of workers or of prefetched batches are not predicted, also for ``harness whatif``.
+    """Return the sentence on why other numbers of workers, or of prefetched batches, are not predicted for the arm
+    ``name``.
 
-    ``known``: doubts about the arm. The one of this kind has figures.
+    ``harness whatif`` prints it too. ``known``: doubts about the arm; one of kind ``bar`` gives the reason with
+    figures.
     """
     barring = next((entry for entry in known if entry.kind == bar), doubt(bar))
     settings = "numbers of workers" if RULE_OF[bar].bars == "workers" else "loader settings (workers, prefetch)"
@@ -220,7 +239,9 @@ def barred_text(bar: Bar, name: str, known: Sequence[Doubt] = ()) -> str:
 
 
 def _barred(found: ArmAdvice, names: ArmNames) -> list[str]:
-    """Return why changes with a sufficient predicted speed-up are not recommended, one sentence per reason."""
+    """Return a sentence for each reason why changes of an arm are not recommended, although their predicted gain
+    suffices.
+    """
     name = names.short(found.arm)
     bars: dict[AdviceBar, Advice] = {}
     # Sorted, because a larger number of workers must be better to replace a smaller one.
@@ -256,7 +277,10 @@ def _named(arms: Sequence[str], names: ArmNames) -> str:
 
 
 def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
-    """Return every change that was replayed, with the arms that measured it; "" if nothing was replayed."""
+    """Return the Markdown table of all replayed changes with predicted and measured speedups.
+
+    "" if nothing was replayed.
+    """
     rows = [
         [
             names.short(advice.arm),

@@ -67,7 +67,7 @@ def build_report(folder: Path) -> FirstScreen:
 
 
 def _write(path: Path, content: bytes | None) -> None:
-    """Write a file of the report; without content, remove that of an earlier report."""
+    """Write ``content`` to ``path``. None removes the file, because an earlier report may have written it."""
     if content is None:
         path.unlink(missing_ok=True)
     else:
@@ -77,7 +77,10 @@ def _write(path: Path, content: bytes | None) -> None:
 def report_of(
     study: StudyFolder, record: StudyRecord, runs: Sequence[RunData], *while_whole: Callable[[RunData], None]
 ) -> tuple[StudyReport, ProbeResults, RecordedFiles]:
-    """Analyse a study with the results of its probes, and write nothing. ``while_whole``: see :func:`analyse`."""
+    """Return a study's analysis, the results of its probes and its recorded files. Writes nothing.
+
+    ``while_whole``: functions that :func:`analyse` calls with each run while all its tables are loaded.
+    """
     report = analyse(record, runs, *while_whole)
     files = read_recorded(study, runs)
     results = probe_results(runs, files.profiled)
@@ -85,7 +88,9 @@ def report_of(
 
 
 def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunData]) -> None:
-    """Raise InputError if measured runs have lost all their tables: an empty report must not replace theirs."""
+    """Raise InputError if the tables of all measured runs were deleted, because an empty report would replace the
+    old one.
+    """
     if any(run.has_steps for run in runs) or not (record.status == "done" or _has_figures(study.summary_json)):
         return
     errors = (run.record.error for run in runs if run.record.error)
@@ -94,7 +99,10 @@ def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunDat
 
 
 def _has_figures(summary_json: Path) -> bool:
-    """True if the previous report shows a measured run."""
+    """Return True if ``summary_json`` of the previous report has an arm with measured blocks.
+
+    False if it is unreadable.
+    """
     try:
         arms = read_json(summary_json)["arms"].values()
         return any(arm["blocks"] for arm in arms)
@@ -103,9 +111,9 @@ def _has_figures(summary_json: Path) -> bool:
 
 
 def keep_derived(study: StudyFolder, run: RunData) -> None:
-    """Write the derived columns of a finished run into its steps table, for other programs.
+    """Add the derived columns of a finished run to its steps table on disk, for other programs.
 
-    The contract names these columns. Recorded columns stay unchanged. This project computes derived columns each time.
+    Recorded columns stay unchanged. This project itself computes derived columns anew each time.
     """
     if run.folder is None or run.record.status != "done":
         return
@@ -117,7 +125,10 @@ def keep_derived(study: StudyFolder, run: RunData) -> None:
 def draw(
     report: StudyReport, study: StudyFolder, profiles: Sequence[TorchProfile], screen: FirstScreen
 ) -> dict[str, Picture]:
-    """Write the pictures that show anything, return them by name, and remove those of an earlier report."""
+    """Write the report's pictures under plots/ and return them by file name. A picture without content is not drawn.
+
+    Files of an earlier report that this one does not draw are removed.
+    """
     from harness.show import plots  # Importing matplotlib takes a second.
 
     pictures = plots.pictures(report, screen.names)
@@ -137,7 +148,7 @@ OPEN = ("Verdicts in full",)  # sections that are initially unfolded
 
 
 def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[StepTimes], names: ArmNames) -> str:
-    """Return the whole HTML file. ``pictures``: by their names in ``report``."""
+    """Return the report as an HTML file. ``pictures``: the drawings, by the file names that ``report`` uses."""
     chart = _chart(steps)
     markdown = _renderer(pictures, chart)
     plot, script = _asset("uplot.min.js"), _asset("page.js")
@@ -165,7 +176,10 @@ def html_page(report: Page, pictures: Mapping[str, Picture], steps: Sequence[Ste
 
 
 def bar(card: VerdictCard) -> str:
-    """Return the bar of a step as SVG. Each part has a tooltip; the table above it shows the figures."""
+    """Return the bar that divides a step's time, as SVG. Each part has a tooltip.
+
+    The table beside it shows the figures.
+    """
     begun, parts = 0.0, []
     for index, bar_part in enumerate(card.bar):
         parts.append(
@@ -178,12 +192,15 @@ def bar(card: VerdictCard) -> str:
 
 
 def fragment(text: str) -> str:
-    """Return markdown as HTML for a page of another program, such as a notebook."""
+    """Return Markdown as an HTML element for the page of another program, such as a notebook."""
     return f"<div>{_renderer({}).render(text)}</div>"
 
 
 def _details(one: Section, markdown: MarkdownIt, chart: str) -> str:
-    """Return a folded section. ``chart``: the chart of step times; empty if the first screen shows it."""
+    """Return a section as an HTML element that can be folded.
+
+    ``chart``: the chart of step times, for its own section; "" if the first screen shows it.
+    """
     chart = chart if one.title == machine.STEPS_TITLE else ""
     opened = " open" if one.title in OPEN else ""
     heading = f"<summary><h2>{escape(one.title)}</h2></summary>"
@@ -198,7 +215,7 @@ _CHART = """<div id="steps"><div class="legend"></div>
 
 
 def _chart(steps: Sequence[StepTimes]) -> str:
-    """Return the interactive picture of the time of each step."""
+    """Return the HTML element of the interactive chart of step times. A script on the page draws it."""
     marks = "; ".join(f"{look} {meaning}" for look, meaning in machine.marks(steps).values())
     return _CHART.format(marks=escape(marks))
 
@@ -224,7 +241,10 @@ def _data(steps: Sequence[StepTimes], names: ArmNames) -> dict[str, Any]:
 
 
 def _renderer(pictures: Mapping[str, Picture], chart: str = "") -> MarkdownIt:
-    """Return a renderer whose tables have headers of rows and columns, and whose pictures are drawn in place."""
+    """Return a renderer from Markdown to HTML.
+
+    Tables get headers of rows and columns; images become ``pictures`` in place.
+    """
 
     def image(_: RendererHTML, tokens: Sequence[Token], at: int, *__: object) -> str:
         name = str(tokens[at].attrs.get("src", "")).rpartition("/")[2]
@@ -273,7 +293,10 @@ def _headers(state: Any) -> None:
 
 
 def _figure(name: str, picture: Picture, alt: str) -> str:
-    """Return the drawing for wide and narrow windows. Ids get the drawing's name, because drawings share ids."""
+    """Return the HTML of a drawing, in forms for wide and narrow windows.
+
+    Ids get ``name``, because drawings share ids.
+    """
     shown = []
     for form, svg in (("wide", picture.svg), ("narrow", picture.narrow)):
         inline_svg = _ID.sub(rf"\g<1>{name}-{form}-", svg)

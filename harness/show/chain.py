@@ -52,7 +52,10 @@ HELD = (
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One step of the way from the gain in isolation to the gain in training."""
+    """One link between the isolated gain and the gain in training, made by :func:`chain`.
+
+    ``text`` is its line in the report.
+    """
 
     name: str
     ratio: float | None  # speedup of the step that this link allows
@@ -60,7 +63,10 @@ class ChainLink:
 
 
 def chain(c: Comparison) -> list[ChainLink]:
-    """Return the measured links, in order."""
+    """Return the links of a comparison in the order of the module docstring.
+
+    A link whose figure is missing has no ratio and says why, or is left out.
+    """
     measured, waits = c.measured, c.measured.baseline_waits
     return [*_isolated(c), *_share(c, waits), *_hidden(waits, c.explained.hidden_behind_ms), *_run_queue(waits),
             *_ceiling(c, waits), *_doses(c), *_predicted(c), *_measured(measured)]  # fmt: skip
@@ -124,7 +130,10 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
 
 
 def _costs(waits: Waits, waited_ms: float) -> str:
-    """Return the cost of data for a step; a range if events do not tell when the device worked."""
+    """Format the time that the step waits for data, a mean per step.
+
+    It is a range if events do not show when the device worked.
+    """
     if (open_ms := left_open(waits.waited_range_ms, waits.step_ms)) is None:
         text = part_of(waits.step_ms)(waited_ms)
         return text if waits.uneven is None else f"{text} on average, {in_blocks(waits.uneven)}"

@@ -32,7 +32,7 @@ _BAR = 30  # characters of the longest bar
 
 
 def page(found: CorpusStatistics, picture: str | None = None) -> str:
-    """Return Markdown. ``picture``: the file name of the drawing, if there is one."""
+    """Return the Markdown page of a corpus. ``picture``: file name of the drawing; None for a page without one."""
     padded = [
         "sequence length", "padded rows", "useful", "tokens cut off", "packed rows", "useful",
         "useful tokens a row, packed against padded",
@@ -83,7 +83,7 @@ def _facts(found: CorpusStatistics) -> list[tuple[str, str]]:
 
 
 def _share(value: float) -> str:
-    """Format a share; exactly 0 is ``none``, because ``percent`` also rounds small shares to 0."""
+    """Format a share (0 to 1) as a percentage. Exactly 0 is ``none``, because small shares also round to 0."""
     return "none" if value == 0 else percent(value)
 
 
@@ -103,7 +103,10 @@ def _bins(found: CorpusStatistics) -> list[tuple[str, ...]]:
 
 
 def _advice(found: CorpusStatistics) -> str:
-    """Return a sentence for each thing that a reader should act on."""
+    """Return a warning each for unknown tokens, special tokens within the text, and repeated documents.
+
+    "" if there are none.
+    """
     unknown = (found.unknown_share or 0) > 0.001
     return " ".join([
         *["The tokenizer does not know part of this text: what was there cannot be learned."] * unknown,
@@ -115,12 +118,15 @@ def _advice(found: CorpusStatistics) -> str:
 
 
 def picture(found: CorpusStatistics) -> Picture:
-    """Draw the lengths of documents beside the padding by sequence length; one below the other on a phone."""
+    """Draw the distribution of document lengths beside the padding by sequence length.
+
+    The narrow form for phones stacks them.
+    """
     return drawn(lengths_figure(found), narrow=lengths_figure(found, NARROW))
 
 
 def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`picture`."""
+    """Draw one form of the picture of :func:`picture`."""
     figure = sheet.figure(8.0 if sheet.stacked else 4.6)
     lengths, padding = (plain(panel, "y") for panel in figure.subplots(*((2, 1) if sheet.stacked else (1, 2))))
     documents, tokens = sum(bucket.documents for bucket in found.bins), sum(bucket.tokens for bucket in found.bins)
@@ -140,7 +146,10 @@ def lengths_figure(found: CorpusStatistics, sheet: Sheet = WIDE) -> Figure:
 
 
 def _bars(axes: Axes, ticks: Sequence[str], text: str, shares: Mapping[str, tuple[str, Sequence[float]]]) -> None:
-    """Draw two bars at each tick. ``shares``: their colour and heights by label."""
+    """Draw two bars at each tick. ``text``: label of the x axis.
+
+    ``shares``: {legend label: (colour, heights from 0 to 1)}.
+    """
     for shift, (label, (colour, values)) in zip((-0.2, 0.2), shares.items(), strict=True):
         positions = [index + shift for index in range(len(values))]
         axes.bar(positions, [100 * value for value in values], 0.4, color=colour, label=label)

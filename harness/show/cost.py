@@ -46,18 +46,18 @@ def money(usd: float) -> str:
 
 
 def dollars(usd: float) -> str:
-    """Format as :func:`money`, without the unit."""
+    """Format US dollars as :func:`money` does, without "USD"."""
     return f"{usd:,.2f}" if usd >= 1 or not usd else f"{usd:.2g}"
 
 
 def hours(seconds: float) -> str:
-    """Hours to three digits, without the unit: ``6.40``, ``0.0153``."""
+    """Format seconds as hours with three digits, without the unit: ``6.40``, ``0.0153``."""
     value = seconds / HOUR_S
     return number(value) if value >= 1 else f"{value:.3g}"
 
 
 def lines(found: PredictedCost) -> list[str]:
-    """Return the table of `harness cost`, and its arithmetic."""
+    """Return the output of ``harness cost``: a sentence, a table with a row per arm, the arithmetic, and notes."""
     has_price = found.per_hour_usd is not None
     header = ["arm", "steps", "step [95 %]", f"slowest of {WORST_OF_STEPS}", "hours [95 %]", f"hours {AT_SLOWEST}"]
     header += ["USD", f"USD {AT_SLOWEST}"] * has_price
@@ -102,7 +102,7 @@ def _usd(price: HourlyPrice | None, seconds: float) -> str:
 
 
 def arithmetic(arm: ArmCost) -> str:
-    """Return one line: every part of an arm's time, and their sum."""
+    """Return the arm's time as one line: a sum of all its parts, such as start-up, steps and checkpoints."""
     work, parts = arm.work, []
     first = min(work.starts, work.steps)
     if work.steps > first:
@@ -127,7 +127,9 @@ def _many(number_of: int, noun: str, ending: str = "s") -> str:
 
 
 def notes(found: PredictedCost) -> list[str]:
-    """Return remarks on the figures, one line each."""
+    """Return notes on the prediction, one line each: price, what the figures exclude, long steps, emulated devices,
+    and doubts.
+    """
     noted = [price_line(found)]
     for arm in found.arms:
         if arm.work.passed_over:
@@ -159,7 +161,10 @@ def notes(found: PredictedCost) -> list[str]:
 
 
 def _doubt_note(one: Doubt) -> str:
-    """Return the meaning and the remedy of a doubt about measured steps; "" if the figures already allow for it."""
+    """Return a doubt about measured steps with its remedy: waits for a core, or drift.
+
+    "" for any other kind of doubt.
+    """
     share = percent(abs(one.share or 0.0))
     match one.kind:
         case "no core":
@@ -177,7 +182,10 @@ def _doubt_note(one: Doubt) -> str:
 
 
 def price_line(found: PredictedCost) -> str:
-    """Return the price, its number of devices, and whether steps were measured on another device."""
+    """Return the price per hour and per device, or how to give one if it is unknown.
+
+    Adds a note if the steps were measured on another device than the priced one.
+    """
     priced = list(zip(found.measured, found.prices, strict=True))
     if found.per_hour_usd is None:
         unpriced = [arm.arm for arm, price in priced if price is None]
@@ -207,13 +215,19 @@ def _price_text(price: HourlyPrice) -> str:
 
 
 def limit_text(found: PredictedCost) -> str:
-    """Format the spending limit: ``6.00 h``, ``20.00 USD (6.67 h)``."""
+    """Format the budget.
+
+    An amount of money is followed by the time that it lasts: ``6 h``, ``20.00 USD, which is 6.67 h``.
+    """
     assert found.limit is not None
     return amounts_text(found.limit, found.limit_s)
 
 
 def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
-    """Format as :func:`limit_text`. ``limit_s``: seconds that the limit lasts, if known."""
+    """Format a budget as :func:`limit_text` does.
+
+    ``limit_s``: seconds until it is spent; None without a known price.
+    """
     amounts = [] if limit.usd is None else [money(limit.usd)]
     amounts += [] if limit.hours is None else [f"{limit.hours:g} h"]
     text = " and ".join(amounts)
@@ -222,7 +236,10 @@ def amounts_text(limit: SpendingLimit, limit_s: float | None) -> str:
 
 
 def refusal(found: PredictedCost, done: float = 0.0) -> str:
-    """Return why the work does not start, on one line with the arithmetic. ``done``: share of its finished steps."""
+    """Return why the work does not start: the budget, the expected time and the arithmetic, on one line.
+
+    ``done``: share (0 to 1) of the steps that an earlier start has finished.
+    """
     left_s = found.left_s(done)
     whole_s = found.spent_s + left_s
     if done or found.spent_s > found.measuring_s:
@@ -239,7 +256,7 @@ def refusal(found: PredictedCost, done: float = 0.0) -> str:
 
 
 def worst_warning(found: PredictedCost) -> str | None:
-    """Return a warning if only the worst case exceeds the limit; None otherwise."""
+    """Return a warning if the worst case exceeds the budget. None without a budget, or if the worst case fits in it."""
     worst_s = found.spent_s + found.total.worst
     if found.limit_s is None or worst_s <= found.limit_s:
         return None
@@ -251,7 +268,9 @@ def worst_warning(found: PredictedCost) -> str | None:
 
 
 def _longer(found: PredictedCost) -> str:
-    """Name the longer warm-up in the worst case of a study in which arms wait for data."""
+    """Return a clause on longer warm-up, which is part of the worst case, if an arm waits for data and may warm up
+    longer; else "".
+    """
     warms_up_longer = any(
         measurement.waits and work.most_extra for measurement, work in zip(found.measured, found.work, strict=True)
     )
@@ -259,7 +278,10 @@ def _longer(found: PredictedCost) -> str:
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
-    """Return predicted against actual time, as text of a section; "" without a prediction. ``totals``: of arms."""
+    """Return the Markdown that compares predicted with actual time and cost; "" without a prediction.
+
+    ``totals``: measured totals by arm; adds a line on each arm's step time.
+    """
     if found is None:
         return ""
     total, usd = found.total, found.total_usd
@@ -286,9 +308,10 @@ def _usd_of(found: PredictedCost, seconds: float) -> str:
 
 
 def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[str]:
-    """Return for each arm the predicted step, the mean measured one, and its wait for a core.
+    """Return a line per arm: its predicted step time, the measured one, and the time that a step waits for a core (ms).
 
-    A machine shared with other processes is the usual reason for a wrong prediction.
+    Other processes on the machine are the usual reason for a wrong prediction. Arms without measured steps have no
+    line.
     """
     lines = []
     for arm in found.arms:
@@ -304,7 +327,7 @@ def step_lines(found: PredictedCost, totals: Mapping[str, ArmTotals]) -> list[st
 
 
 def outcome(found: PredictedCost) -> str:
-    """Return the error of the prediction, and the spent part of the budget."""
+    """Return sentences on the prediction's error and the spent share of the budget. A partial run has no error."""
     if found.error is not None:
         subject = "Without the measuring, the actual time" if found.measuring_s else "The actual time"
         text = f"{subject} differs from the predicted one by {signed_percent(found.error)}."
@@ -322,7 +345,7 @@ def outcome(found: PredictedCost) -> str:
 
 
 def cost_json(found: PredictedCost) -> dict[str, Json]:
-    """Return the section of summary.json, which `harness cost --json` prints."""
+    """Return the cost section of summary.json, which ``harness cost --json`` also prints."""
     parts = {
         "steps": "steps", "startup": "startup", "passes": "evaluation", "answers": "answering",
         "checkpoints": "saving", "ending": "ending",
@@ -357,7 +380,7 @@ def cost_json(found: PredictedCost) -> dict[str, Json]:
 
 
 def actual_line(found: PredictedCost) -> str:
-    """Return predicted and actual cost as a line for a terminal."""
+    """Return one line for the terminal: predicted and actual time and cost, and the prediction's error."""
     total = found.total
     priced = f" ({_usd_of(found, total.likely)} against {_usd_of(found, found.spent_s)})"
     measuring = f", {duration(found.measuring_s)} of it measuring the first steps" if found.measuring_s else ""
@@ -366,7 +389,10 @@ def actual_line(found: PredictedCost) -> str:
 
 
 def spending_lines(found: Sequence[Expense]) -> list[str]:
-    """Return a table of all folders, with the sum of each kind that has several folders, and the total."""
+    """Return the table of ``harness spent``: a row per folder, sums by kind if there are several kinds, and the total.
+
+    A last line counts the folders without a price, which the sums of money leave out.
+    """
     rows = [["folder", "kind", "hours", "USD"]]
     rows += [[str(expense.folder), expense.kind, hours(expense.seconds), _sum_usd([expense])] for expense in found]
     kinds = list(dict.fromkeys(expense.kind for expense in found))

@@ -53,7 +53,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PlottedRun:
-    """Values to draw of one run. Each curve has shape (2, points): finished optimizer steps, and the value.
+    """Values to draw of one run. Each curve has shape (2, points): completed optimizer steps, and the value after them.
 
     ``tokens``: curve of the positions computed so far, padding included; None if unknown.
     """
@@ -70,7 +70,7 @@ class PlottedRun:
     """Parts of the run whose time is not recorded: path and reason."""
 
     def only(self, kind: LossKind | None) -> PlottedRun:
-        """Return the run with losses of ``kind`` alone and without multiple choice; unchanged for None."""
+        """Return a copy with only the losses of ``kind``, without multiple choice. None: return the run unchanged."""
         if kind is None:
             return self
         nothing = curve([])
@@ -81,7 +81,9 @@ class PlottedRun:
         )
 
     def at(self, steps: Values, axis: Axis) -> Values:
-        """Convert numbers of steps into places on the axis."""
+        """Convert optimizer steps to positions on ``axis``: unchanged, or interpolated from :attr:`tokens`, which
+        must be known.
+        """
         if axis == "steps":
             return steps
         assert self.tokens is not None, "asked for before it was drawn"
@@ -95,7 +97,9 @@ def curve(points: Sequence[tuple[float, float]]) -> Values:
 
 
 def of_arm(arm: ArmCurves, names: ArmNames) -> PlottedRun:
-    """Return the first evaluated run of an arm."""
+    """Return the values to draw of an arm: of its first run that answered multiple-choice questions, else of its
+    first run.
+    """
     run = next((entry for entry in arm.runs if entry.choices), arm.runs[0])
     training, validation = (
         curve([(step + 1, loss) for step, loss in losses]) for losses in (run.training, run.validation)
@@ -104,13 +108,16 @@ def of_arm(arm: ArmCurves, names: ArmNames) -> PlottedRun:
 
 
 def best_measure(runs: Sequence[PlottedRun]) -> Measure:
-    """Return acc_norm, the usual measure; the measure by token if a run lacks acc_norm (for example an llm.c log)."""
+    """Return ``acc_norm``, the usual measure. If a run lacks it (as an llm.c log does), return ``acc_tokens``."""
     has_norm = all(choice.acc_norm is not None for run in runs for choice in run.choices)
     return "acc_norm" if has_norm else "acc_tokens"
 
 
 def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw the first block of each arm. A later arm is thinner, so that an equal curve below it still shows."""
+    """Draw training and validation losses of each arm's first block.
+
+    Each later arm's line is thinner, so equal curves all show.
+    """
     figure, axes = sheet.plot(5.2, "both")
     for index, (arm, colour) in enumerate(zip(found.arms, CURVES, strict=False)):
         run, name = arm.runs[0], names.short(arm.arm)
@@ -127,7 +134,11 @@ def loss_curves(found: Learning, names: ArmNames, sheet: Sheet = WIDE) -> Figure
 
 
 def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[float], name: str) -> Picture:
-    """Draw the loss of every step and its moving mean; the lower axis counts steps, the upper one tokens."""
+    """Draw the loss of every step and its moving mean. The lower axis counts optimizer steps, the upper one tokens.
+
+    ``steps``: numbers from 0. ``tokens``: tokens up to each step, padding included. ``name``: name of the run in the
+    title.
+    """
     curve = (np.asarray(steps) + 1, np.asarray(tokens), np.asarray(losses, dtype=float), name)
     return drawn(training_figure(*curve), narrow=training_figure(*curve, NARROW))
 
@@ -135,7 +146,7 @@ def loss_curve(steps: Sequence[int], tokens: Sequence[int], losses: Sequence[flo
 def training_figure(
     steps: np.ndarray, tokens: np.ndarray, losses: np.ndarray, name: str, sheet: Sheet = WIDE
 ) -> Figure:
-    """Return the figure of :func:`loss_curve`."""
+    """Draw one form of the picture of :func:`loss_curve`. ``steps``: completed optimizer steps at each loss."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     figure, axes = sheet.plot(4.6)
@@ -162,12 +173,16 @@ _HELD_OUT: dict[str, Any] = {"linewidth": 1.3, "markersize": 4.5, "markerfacecol
 
 
 def smoothed_steps(steps: int) -> int:
-    """Return the number of steps per point of the moving mean; 1 if a curve of ``steps`` is too short for a mean."""
+    """Return the number of steps that each point of the moving mean averages.
+
+    1 (no mean) if ``steps`` points are too few.
+    """
     return max(1, min(SMOOTHED_STEPS_MAX, steps // SMOOTHED_FRACTION))
 
 
 def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw training loss as it is (pale) and as a mean around each step (line), and validation loss (dashed, points).
+    """Draw the losses of several runs over ``axis``: training loss (pale) with its moving mean (line), validation
+    loss (dashed).
 
     A cross marks a curve's first NaN or infinite loss, at the height of the loss before it. A star marks the lowest
     loss of each curve; for training, the lowest loss of a single step.
@@ -202,7 +217,10 @@ def loss_figure(runs: Sequence[PlottedRun], axis: Axis, sheet: Sheet = WIDE) -> 
 
 
 def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, colour: str) -> None:
-    """Draw the losses of a run with their moving mean; without it if the curve is too short."""
+    """Draw the losses of a run pale, below their moving mean over ``smoothed`` steps.
+
+    A curve too short for a mean is one line.
+    """
     if smoothed > 1 and len(losses) >= SMOOTHED_FRACTION * smoothed:
         axes.plot(*thinned(places, losses), color=colour, linewidth=0.7, alpha=0.25)
         mean = np.convolve(losses, np.full(smoothed, 1 / smoothed), mode="valid")
@@ -215,7 +233,10 @@ def _draw_training(axes: Axes, places: Values, losses: Values, smoothed: int, co
 
 
 def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str, *, named: bool) -> None:
-    """Draw a star at the lowest loss. ``named``: True to write the loss below it."""
+    """Draw a star at the lowest finite loss of ``values``; nothing without one.
+
+    ``named``: also write that loss below the star.
+    """
     if (lowest := minimum(values)) is None:
         return
     position = run.at(np.array([lowest[0]]), axis)
@@ -226,7 +247,9 @@ def _mark_lowest(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour
 
 
 def _mark_broken(axes: Axes, run: PlottedRun, values: Values, axis: Axis, colour: str) -> None:
-    """Draw a cross where a curve becomes NaN or infinite, at the height of the last value before it."""
+    """Draw a cross at the first NaN or infinite loss of a curve, at the height of the last value before it; nothing
+    without one.
+    """
     finite, broken = _split(values)
     if not len(broken):
         return
@@ -246,16 +269,19 @@ def minimum(values: Values) -> tuple[float, float] | None:
 
 
 def _smoothed_steps(runs: Sequence[PlottedRun]) -> int:
-    """Return the steps per point of the moving mean, equal for all runs so that equal runs look equal.
+    """Return the number of steps that each point of the moving mean averages, one number for all runs; 1 for no mean.
 
-    The shortest run that is long enough for a mean determines it.
+    The shortest run that is long enough for a mean determines it. With one number, equal runs look equal.
     """
     windows = [smoothed_steps(_split(run.training)[0].shape[1]) for run in runs[:MOST_RUNS]]
     return min((window for window in windows if window > 1), default=1)
 
 
 def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, sheet: Sheet = WIDE) -> Figure:
-    """Draw shares of correct answers by ``measure``, with 95 % intervals (Wilson), and the share of a guess."""
+    """Draw the percentage of right answers by ``measure`` over the axis, with 95 % intervals (Wilson).
+
+    A dotted line marks the chance of a guess. A run without the number of questions has no interval.
+    """
     figure, axes = _axes(axis, sheet)
     numbers = {choice.questions for run in runs[:MOST_RUNS] for choice in run.choices}
     banded = False
@@ -285,7 +311,9 @@ def choices_figure(runs: Sequence[PlottedRun], measure: Measure, axis: Axis, she
 
 
 def _label(name: str) -> str:
-    """Return a name for the legend. matplotlib leaves out names that begin with an underscore."""
+    """Return ``name`` for the legend, with a space in front of an underscore: matplotlib omits labels that begin
+    with one.
+    """
     return f" {name}" if name.startswith("_") else name
 
 
@@ -313,6 +341,8 @@ def _finished(figure: Figure, axes: Axes, text: str, count: int, sheet: Sheet, w
 
 
 def _split(values: Values) -> tuple[Values, Values]:
-    """Return the points with a finite value, and the steps of the others."""
+    """Return the points of a curve with a finite value, shape (2, points), and the steps of its NaN and infinite
+    values.
+    """
     finite = np.isfinite(values[1])
     return values[:, finite], values[0, ~finite]

@@ -27,7 +27,10 @@ _POINTS = 200  # points of the drawn curve
 
 @dataclass(frozen=True)
 class DedupPage:
-    """The settings and results that a page shows."""
+    """Results of a near-duplicate search, for its page.
+
+    ``quality`` and ``clusters`` compare them with labels; None without labels.
+    """
 
     settings: DedupSettings
     result: DedupResult
@@ -36,7 +39,10 @@ class DedupPage:
 
 
 def as_json(found: DedupPage) -> dict[str, Json]:
-    """Return settings, S-curve, result and quality as plain data."""
+    """Return settings, S-curve, result and quality as JSON data.
+
+    With labels, ``precision`` and ``recall`` are repeated on top.
+    """
     settings = found.settings
     plain: dict[str, Json] = {
         "settings": record_json(settings),
@@ -50,14 +56,16 @@ def as_json(found: DedupPage) -> dict[str, Json]:
 
 
 def similarities(settings: DedupSettings) -> list[float]:
-    """Return the similarities at which the S-curve is printed: tenths, and around the threshold."""
+    """Return the similarities (0 to 1) at which the S-curve is printed: tenths, the threshold, and 0.05 below and
+    above it.
+    """
     around_threshold = [round(settings.threshold + step, 6) for step in (-0.05, 0.05)]
     points = {settings.threshold, *(tenth / 10 for tenth in range(1, 11)), *around_threshold}
     return sorted(point for point in points if 0 < point <= 1)
 
 
 def page(found: DedupPage, picture: str | None = None) -> str:
-    """Return Markdown. ``picture``: the file name of the drawn S-curve, if there is one."""
+    """Return the Markdown page of a search. ``picture``: file name of the drawn S-curve; None for a page without it."""
     settings, result = found.settings, found.result
     labelled = found.quality is not None or found.clusters is not None
     page = joined(
@@ -154,7 +162,7 @@ def _criteria(settings: DedupSettings) -> str:
 
 
 def _ignored(shingling: Shingling) -> str:
-    """Name the differences between two texts that are ignored."""
+    """Name the differences between texts that do not count: white space and, by the settings, case and Unicode form."""
     case = {"lower": "case", "fold": "case (folded)", "keep": ""}[shingling.case]
     form = {"nfc": "Unicode form (NFC)", "nfkc": "Unicode form (NFKC)", "none": ""}[shingling.unicode]
     return listing([part for part in (case, "white space", form) if part])
@@ -206,19 +214,19 @@ def _rules(found: DedupPage) -> str:
 
 
 def _share(value: float | None) -> str:
-    """Format a share with four places. A share below 1 is never printed as 1."""
+    """Format a share (0 to 1) with four decimals; a share below 1 is never printed as 1. A dash for None."""
     if value is None:
         return NOT_MEASURED
     return "over 0.9999" if 0.99995 <= value < 1 else f"{value:.4f}"
 
 
 def picture(settings: DedupSettings) -> Picture:
-    """Draw the S-curve and the threshold."""
+    """Draw the S-curve (chance to become a candidate by similarity) with the threshold."""
     return drawn(s_curve_figure(settings), narrow=s_curve_figure(settings, NARROW))
 
 
 def s_curve_figure(settings: DedupSettings, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`picture`."""
+    """Draw one form of the picture of :func:`picture`."""
     figure, axes = sheet.plot(4.2, "both")
     banding = settings.banding
     grid = [index / _POINTS for index in range(_POINTS + 1)]

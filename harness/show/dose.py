@@ -12,7 +12,11 @@ from harness.show.words import count, listing, ms, number
 
 
 def dose_line(found: Dose) -> str:
-    """Return the kind, the slope with its interval, and the figures behind it; without a full stop."""
+    """Return the result of a slowdown injection: its kind, the slope (ms of step per added ms) with its interval,
+    and figures.
+
+    If no slope could be fitted, return the reason instead. There is no full stop.
+    """
     if found.unfitted is not None:
         return f"the slowdown injection (dose) of {_subject(found)} shows nothing: {dose_reason(found)}"
     text = _fitted(found)
@@ -22,7 +26,7 @@ def dose_line(found: Dose) -> str:
 
 
 def dose_reason(found: Dose) -> str | None:
-    """Return why nothing was decided; None if something was decided."""
+    """Return why the injection decided nothing, and how many more blocks would decide; None if it decided."""
     if found.unfitted is not None:
         return _unfitted(found.unfitted)
     if found.kind != "undecided" or found.slope is None:
@@ -96,7 +100,10 @@ def _fitted(found: Dose) -> str:
 
 
 def _interval(estimate: Estimate, unit: str = "") -> str:
-    """Format an interval: ``95 % interval 0.91 to 1.04, 5 blocks``."""
+    """Format an interval with its number of blocks: ``95 % interval 0.91 to 1.04, 5 blocks``.
+
+    ``unit`` follows the numbers.
+    """
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     bounds = f"{_two(estimate.ci_low)} to {_two(estimate.ci_high)}{unit}"
@@ -109,7 +116,7 @@ def _two(value: float) -> str:
 
 
 def assumption_lines(found: Iterable[Assumption]) -> list[str]:
-    """Return a line for each assumption, without a full stop."""
+    """Return a line for each assumption that a replay makes, without a full stop."""
     return [ASSUMPTIONS[assumption.kind](assumption) for assumption in found]
 
 

@@ -96,13 +96,19 @@ TICKS = [m * 10**e for e in range(-3, 5) for m in (1, 1.5, 2, 3, 5, 7)]
 
 @dataclass(frozen=True)
 class Sheet:
-    """Sheet of a picture: its width, and whether text stands above the rows because it does not fit beside them."""
+    """Width and layout of a picture: :data:`WIDE` or :data:`NARROW` (phones).
+
+    ``stacked``: text stands above the rows, because it does not fit beside them.
+    """
 
     width: float  # inches
     stacked: bool = False
 
     def plot(self, height: float, grid: Literal["x", "y", "both"] = "y") -> tuple[Figure, Axes]:
-        """Return a figure of ``height`` inches with one plot."""
+        """Return a figure of ``height`` inches with one plot, and the plot's axes.
+
+        ``grid``: direction of its grid lines.
+        """
         figure = self.figure(height)
         return figure, plain(figure.add_subplot(), grid)
 
@@ -117,7 +123,7 @@ class Sheet:
 
 
 def plain(axes: Axes, grid: Literal["x", "y", "both"]) -> Axes:
-    """Draw a grid behind the data, and remove the frame at the top and at the right."""
+    """Draw a grid in direction ``grid`` behind the data, remove the top and right frame lines, and return ``axes``."""
     axes.grid(axis=grid, color=GRID, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -131,18 +137,22 @@ NARROW = Sheet(3.8, stacked=True)  # A phone shows it 366 pixels wide.
 
 @dataclass(frozen=True)
 class RowAxes:
-    """Axes with one row of marks per label."""
+    """Axes with one horizontal row of marks per label, made by :func:`row_axes`."""
 
     figure: Figure
     axes: Axes
     pitch: float  # distance between two rows; a row of marks is 1 high
 
     def at(self, row: int) -> float:
-        """Return the position of a row's centre on the axis."""
+        """Return the y coordinate of the centre of row ``row`` (from 0, top to bottom)."""
         return row * self.pitch
 
     def label(self, labels: Sequence[str], texts: Sequence[str], colours: Sequence[str], soft: Sequence[bool]) -> None:
-        """Write each row's name and figures: left and right of the axes on a wide sheet, else above the row's marks."""
+        """Write each row's name (``labels``) and figures (``texts``, in ``colours``).
+
+        On a wide sheet they stand left and right of the axes, else above the row's marks. ``soft``: rows with a pale
+        name.
+        """
         if self.pitch == 1:
             self.axes.set_yticks(range(len(labels)), labels, fontsize=TEXT)
             for tick, is_soft in zip(self.axes.get_yticklabels(), soft, strict=True):
@@ -163,7 +173,7 @@ class RowAxes:
         self._fit(lines_max)
 
     def _fit(self, lines: int) -> None:
-        """Make room for ``lines`` of text above the first row."""
+        """Enlarge the figure by ``lines`` lines of text above the first row."""
         bottom, top = self.axes.get_ylim()
         inches = self.figure.get_figheight() / (bottom - top)
         new_top = -0.5 - (lines + 1) * TEXT * SPACING / 72 / inches
@@ -179,7 +189,10 @@ class RowAxes:
 
 
 def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, lines: int = 0) -> RowAxes:
-    """Return axes of ``count`` rows of ``height`` inches. ``lines``: of text above each row of a stacked sheet."""
+    """Return axes with ``count`` rows, each ``height`` inches high, and ``margin`` inches for everything else.
+
+    ``lines``: lines of text above each row on a stacked sheet.
+    """
     pitch = 1 + (lines + 0.5) * TEXT * SPACING / 72 / height if sheet.stacked else 1
     figure, axes = sheet.plot(margin + height * pitch * count, "x")
     axes.set_ylim(pitch * (count - 1) + 0.6, 0.4 - pitch)  # first row on top
@@ -189,7 +202,7 @@ def row_axes(count: int, height: float, margin: float, sheet: Sheet = WIDE, line
 
 
 def fitted(figure: Figure, sheet: Sheet) -> Figure:
-    """Return the figure. On a stacked sheet, wrap its texts and make it high enough for them."""
+    """Return ``figure``. On a stacked sheet, first wrap its texts and enlarge the figure for the added lines."""
     if not sheet.stacked:
         return figure
     title(figure, wrapped(figure.get_suptitle(), 0.82))
@@ -212,7 +225,7 @@ def fitted(figure: Figure, sheet: Sheet) -> Figure:
 
 
 def wrapped(text: str, share: float = 1.0) -> str:
-    """Break text into lines that fit ``share`` of a narrow sheet."""
+    """Break text into lines that fit ``share`` (0 to 1) of the width of a narrow sheet."""
     lines = (textwrap.wrap(line, int(LINE * share), break_on_hyphens=False) for line in text.split("\n"))
     return "\n".join(part for line in lines for part in line)
 
@@ -220,7 +233,10 @@ def wrapped(text: str, share: float = 1.0) -> str:
 def point(
     axes: Axes, estimate: Estimate, row: float, colour: str, marker: str, label: str | None, hollow: bool = False
 ) -> None:
-    """Draw a median with its interval; hollow without an interval."""
+    """Draw the median of ``estimate`` at the y coordinate ``row``, with its interval as a line.
+
+    The mark is hollow if ``hollow`` is True or there is no interval.
+    """
     if estimate.ci_low is not None and estimate.ci_high is not None:
         axes.plot([estimate.ci_low, estimate.ci_high], [row, row], color=colour, linewidth=2.2, zorder=4)
     face = "white" if hollow or estimate.ci_low is None else colour
@@ -228,7 +244,10 @@ def point(
 
 
 def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = (), sheet: Sheet = WIDE) -> None:
-    """Draw a logarithmic axis around 1 that shows the estimates and ``more`` values, with ticks such as 0.98x or 5x."""
+    """Make the x axis logarithmic with a line at 1, wide enough for ``found`` and the values ``more``.
+
+    Ticks read 0.98x or 5x.
+    """
     from matplotlib.ticker import MaxNLocator
 
     ends = (
@@ -253,7 +272,7 @@ def ratio_axis(axes: Axes, found: Sequence[Estimate], more: Sequence[float] = ()
 
 
 def ratio_ticks(axis: Any, ticks: Sequence[float]) -> None:
-    """Label a logarithmic axis at ``ticks`` alone: ``0.98x``."""
+    """Put ticks at ``ticks`` only, labelled as ratios such as ``0.98x``."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     axis.set_major_locator(FixedLocator(ticks))
@@ -270,12 +289,15 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def legend_of_all(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> None:
-    """Draw a legend below all plots."""
+    """Draw one legend for the whole figure, below all plots, in ``columns`` columns."""
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=TEXT, frameon=False)
 
 
 def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Thin a long curve to the lowest and highest point of each of ``most / 2`` pieces, so that no peak is lost."""
+    """Thin a curve of more than ``most`` points, given as x values ``time`` and y values ``size``.
+
+    Keeps the lowest and highest point of each of ``most / 2`` pieces, so that no peak is lost.
+    """
     if len(size) <= most:
         return time, size
     import numpy as np
@@ -289,7 +311,9 @@ def thinned(time: np.ndarray, size: np.ndarray, most: int = _MOST_POINTS) -> tup
 
 @dataclass(frozen=True)
 class Picture:
-    """Drawing as a PNG for markdown, and as SVG in the page's theme colours."""
+    """One drawing in all its forms: PNG for Markdown, SVG in the colours of the page's theme, and a narrow SVG for
+    phones.
+    """
 
     png: bytes
     svg: str
@@ -297,7 +321,10 @@ class Picture:
 
 
 def drawn(figure: Figure, emulated: bool = False, narrow: Figure | None = None) -> Picture:
-    """Return the drawing in all forms, marked if the device is emulated. The same study gives the same bytes."""
+    """Render a figure in all forms; an emulated device is marked in the picture. Equal figures give equal bytes.
+
+    ``narrow``: the figure for phones, if there is one.
+    """
     import matplotlib
 
     if emulated:
@@ -319,31 +346,39 @@ PHONE = 640  # pixels: narrower windows show the narrow picture
 
 
 def write_picture(path: Path, picture: Picture) -> None:
-    """Write the PNG at ``path`` and, beside it, the narrow drawing as an SVG in the colours of the reader's theme."""
+    """Write the PNG to ``path`` and the narrow drawing, if any, beside it as an SVG that follows the reader's theme."""
     write_bytes(path, picture.png)
     if picture.narrow:
         write_text(path.with_name(narrow_name(path.name)), themed_file(picture.narrow))
 
 
 def themed_file(svg: str) -> str:
-    """Return the SVG of a page as a separate file, with the colours of both themes."""
+    """Return the SVG ``svg``, made for the HTML page, as the text of a file of its own, with the colours of both
+    themes.
+    """
     theme = f"<style>{style()}svg {{ color: var(--ink) }}</style>"
     return svg.replace("><", f">{theme}<", 1) + "\n"
 
 
 def narrow_name(name: str) -> str:
-    """Return the file name of the narrow drawing of a picture."""
+    """Return the file name of a picture's narrow drawing: ``NAME-narrow.svg`` for ``NAME.png``."""
     return f"{name.removesuffix('.png')}-narrow.svg"
 
 
 def picture_link(alt: str, name: str) -> str:
-    """Return Markdown that shows a written picture: the narrow drawing in a narrow window, else the PNG."""
+    """Return an HTML <picture> element, for Markdown.
+
+    Windows up to :data:`PHONE` pixels show the narrow drawing, others the PNG.
+    """
     source = f'<source media="(max-width: {PHONE}px)" srcset="{narrow_name(name)}"/>'
     return f'<picture>{source}<img src="{name}" alt="{alt}"/></picture>'
 
 
 def _laid_out(figure: Figure) -> None:
-    """Lay a figure out once for all forms, because a layout engine would draw it twice for each saved file."""
+    """Fix the positions of all elements, once.
+
+    Otherwise matplotlib would lay the figure out twice for each saved file.
+    """
     import matplotlib
 
     _plain_text(figure)
@@ -361,7 +396,9 @@ def _svg(figure: Figure) -> str:
 
 
 def _plain_text(figure: Figure) -> None:
-    """Draw every text literally, because matplotlib treats text between two dollar signs as a formula."""
+    """Make the figure draw all its texts literally. matplotlib would treat text between two dollar signs as a
+    formula.
+    """
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
@@ -370,7 +407,7 @@ def _plain_text(figure: Figure) -> None:
 
 
 def _themed(svg: str) -> str:
-    """Return only the <svg> element, with the page's colours for text and background."""
+    """Return matplotlib's SVG as a bare <svg> element, in which the page's theme sets the colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"#[0-9a-fA-F]{6}\b", lambda match: _variable(match[0]), svg)
@@ -383,7 +420,7 @@ def _themed(svg: str) -> str:
 
 
 def _shortened(svg: str) -> str:
-    """Remove parts that no browser shows: comments, names of groups, white space, and most of a glyph's name."""
+    """Return the SVG without parts that no browser shows: comments, names of groups, white space, long glyph names."""
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # No element refers to a group.
     svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
@@ -397,7 +434,10 @@ def _variable(colour: str) -> str:
 
 
 def style() -> str:
-    """Return the style sheet's custom properties for both themes, selected by the system or by the page's button."""
+    """Return CSS that defines the colours of the light and the dark theme.
+
+    The system or the page's button selects one.
+    """
     light, dark = (
         f"color-scheme: {scheme}; " + " ".join(f"{name}: {pair[index]};" for name, pair in THEME.items())
         for index, scheme in enumerate(("light", "dark"))

@@ -70,7 +70,10 @@ VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no diff
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """Content of the first screen. ``beware``: all missing runs, failures and undeclared differences; comes first."""
+    """The first screen of a report, made by :func:`first_screen`. Markdown, HTML and terminal show it.
+
+    ``beware``: missing and failed runs, and all undeclared differences. It comes first.
+    """
 
     question: str
     emulated: str
@@ -86,13 +89,16 @@ class FirstScreen:
 
     @property
     def next_note(self) -> str:
-        """Note on the next steps; "" if there is no step and the card's diagnosis does not concern the data."""
+        """Note on the recommended changes. "" if there are none and the card's diagnosis does not concern the data."""
         about_data = self.card is None or self.card.kind == "input-bound" or self.next_steps.ranked
         return self.next_steps.note if about_data else ""
 
     @property
     def columns(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return header and rows of the comparisons, without empty columns; the last column is always kept."""
+        """Return the header and the rows of the table of comparisons.
+
+        A column without any figure is omitted, except the last.
+        """
         last = len(HEADER) - 1
         shown = [i for i in range(last + 1) if i == last or any(row[i] != NOT_MEASURED for row in self.rows)]
         return tuple(HEADER[i] for i in shown), [tuple(row[i] for i in shown) for row in self.rows]
@@ -150,17 +156,20 @@ def first_screen(report: StudyReport) -> FirstScreen:
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """Return the fewest blocks, and steps per block, of any compared arm, and the smallest share of an epoch."""
+    """Return a sentence on how much was measured: the fewest blocks and steps per block of a compared arm.
+
+    The longest epoch of an arm, in steps, is the scale.
+    """
     measured = [arm for arm in arms if arm.blocks]
     longest = max((arm.epoch_steps for arm in measured if arm.epoch_steps is not None), default=None)
     return horizon_text(min(arm.blocks for arm in measured), min(arm.block_steps for arm in measured), longest)
 
 
 def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[Comparison | NotCompared]]:
-    """Return all comparisons and those with a line of their own.
+    """Return all comparisons, and those that get a line of their own.
 
-    If there are :data:`COMPARISONS_MANY` or more, only some have a line of their own: the best and the worst decided
-    ones, and those with a warning. All are sorted by measured ratio, the fastest candidate first.
+    From :data:`COMPARISONS_MANY` comparisons on, only some get one: the best and the worst decided ones, and those with
+    a warning. All are then sorted by measured ratio, the fastest candidate first.
     """
     if len(report.comparisons) < COMPARISONS_MANY or len(report.compared) < COMPARISONS_MANY:
         return [*report.comparisons], [*report.comparisons]
@@ -177,13 +186,15 @@ def _ordered(report: StudyReport) -> tuple[list[Comparison | NotCompared], list[
 
 
 def _loader_fails(report: StudyReport, c: Comparison) -> bool:
-    """Return True if loader workers of an arm repeat each other's batches, or make none."""
+    """Return True if loader workers of an arm repeat each other's batches, or deliver none."""
     arms = [report.arm(name) for name in (c.candidate, c.baseline)]
     return any(arm is not None and loader_texts(arm, arm.name) for arm in arms)
 
 
 def _tally(comparisons: Sequence[Comparison | NotCompared]) -> Headline:
-    """Return the number of comparisons by verdict."""
+    """Return a line that counts the comparisons by verdict, for a report in which only some have a line of their
+    own.
+    """
     verdicts = Counter(
         VERDICTS[comparison.measured.verdict] for comparison in comparisons if isinstance(comparison, Comparison)
     )
@@ -204,7 +215,9 @@ def _decided(comparisons: Sequence[Comparison | NotCompared]) -> list[Comparison
 
 
 def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line for each cause of "undecided", with the reason and the remedy of the first such comparison."""
+    """Yield a line per cause of "undecided": the number of comparisons, and the reason and remedy of the first of
+    them.
+    """
     by_cause: dict[str, list[Comparison]] = {}
     for c in comparisons:
         if isinstance(c, Comparison) and c.measured.undecided is not None:
@@ -218,7 +231,10 @@ def _undecided_lines(comparisons: Sequence[Comparison | NotCompared], names: Arm
 def _headline(
     report: StudyReport, c: Comparison | NotCompared, names: ArmNames, with_data: bool, once: Collection[str]
 ) -> Headline:
-    """Return the line of a comparison. ``once``: remedies that one common line gives for all comparisons."""
+    """Return the line of a comparison. ``with_data``: adds the baseline's cost of data.
+
+    ``once``: remedies that it omits, because one common line gives them for all comparisons.
+    """
     changed = change(report.study, c.baseline, c.candidate)
     candidate, baseline = names.short(c.candidate), names.short(c.baseline)
     subject = f"{changed} ({candidate})" if changed else f"{candidate} against {baseline}"
@@ -251,7 +267,10 @@ def _drift(found: Estimate, baseline: str, c: Comparison) -> str:
 
 
 def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
-    """Return the devices of both arms if any of them is emulated, else ""."""
+    """Return " on an …" with the emulated devices of a comparison, and the arm on a real one if there is one.
+
+    "" if no device is emulated.
+    """
     devices = emulated_devices(c)
     if devices is None:
         return ""
@@ -261,7 +280,10 @@ def _device(report: StudyReport, c: Comparison, names: ArmNames) -> str:
 
 
 def _learned(m: Measured, *, emulated: bool) -> list[str]:
-    """Return the problems of the losses that make a speed doubtful, if the verdict does not already name them."""
+    """Return at most one sentence on losses that make the speedup doubtful: diverged, different or not compared.
+
+    Empty if the losses agree, or if the verdict already names the problem.
+    """
     if m.undecided in ("diverged", "other loss"):
         return []
     if m.losses.diverged:
@@ -307,13 +329,16 @@ def _row(c: Comparison | NotCompared, names: ArmNames) -> tuple[str, ...]:
 
 
 def _or_none(one: Estimate) -> str:
-    """Return a mark for a ratio whose interval includes no change and a change worth reporting."""
+    """Return " unclear" for a ratio whose interval includes 1 and also a change worth reporting; else ""."""
     holds = one.ci_low is not None and one.ci_high is not None and one.ci_low <= 1 <= one.ci_high
     return " unclear" if holds and (one.distance or 0.0) >= WORTH_SHARE else ""
 
 
 def _differences(comparisons: Sequence[Comparison | NotCompared]) -> list[str]:
-    """Return undeclared differences, one line each; many are counted by kind, except for those of the training."""
+    """Return a line for each undeclared difference between arms. If there are too many, return one count per kind.
+
+    Differences in losses or repeated data are always listed.
+    """
     lines = difference_lines(comparisons)
     if len(lines) <= DIFFERENCES_SHOWN:
         return [f"The arms also differ: {line}" for line in lines]
@@ -340,7 +365,10 @@ _KINDS = {"host load": "host load by other processes", "fact": "facts of the run
 def difference_lines(
     comparisons: Sequence[Comparison | NotCompared], only: Collection[ConfoundKind] | None = None
 ) -> list[str]:
-    """Return every undeclared difference (``only``: of these kinds) with the comparisons that have it."""
+    """Return a line per undeclared difference, with the comparisons that have it.
+
+    ``only``: kinds to include; None for all.
+    """
     pairs_by_line: dict[str, list[str]] = {}
     for c in comparisons:
         differing = c.confounds if isinstance(c, Comparison) else ()
@@ -362,7 +390,7 @@ REST_OF_PARTS = "everything else"
 
 @dataclass(frozen=True)
 class BarPart:
-    """Part of the bar of a step."""
+    """Part of the bar that divides a step's time in a :class:`VerdictCard`. ``label`` and ``ms`` are texts as shown."""
 
     label: str
     ms: str
@@ -376,7 +404,10 @@ class BarPart:
 
 @dataclass(frozen=True)
 class VerdictCard:
-    """Card with the diagnosis of one program."""
+    """Diagnosis of one attached program on the first screen, made by :func:`verdict_card`.
+
+    All texts are ready to print.
+    """
 
     kind: DiagnosisKind
     title: str  # the command, its steps, and the time of a step by the clock
@@ -388,10 +419,10 @@ class VerdictCard:
 
 
 def verdict_card(report: StudyReport, names: ArmNames, compared: Headline | None) -> VerdictCard | None:
-    """Return the card of the study's program; None if no program is attached.
+    """Return the diagnosis of the study's program; None if no arm has one (only attached programs are diagnosed).
 
-    With several ranks, it shows the rank that works longest in a step, because the others wait for it. ``compared``:
-    line of the only comparison. It replaces the diagnosis, and the card shows the candidate.
+    With several ranks, it describes the rank that works longest in a step, because the others wait for it.
+    ``compared``: line of the only comparison. It replaces the diagnosis, and the card then describes the candidate.
     """
     arms = [arm for arm in report.arms if not arm.control and arm.diagnoses and arm.wall is not None]
     if report.comparisons:

@@ -33,7 +33,10 @@ ALT = "Training and validation loss by step"
 
 
 def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return the section on losses and answers; "" if nothing was evaluated."""
+    """Return Markdown on validation losses and multiple-choice answers; "" if nothing was evaluated.
+
+    ``pictures``: names of the written pictures.
+    """
     if found is None:
         return ""
     parts = []
@@ -67,7 +70,7 @@ def _losses(arms: Sequence[ArmCurves], names: ArmNames) -> str:
 
 
 def loss(value: float) -> str:
-    """Format a loss with four decimals, because losses differ in their third and fourth."""
+    """Format a loss with four decimals; NaN and infinity as **diverged**."""
     return f"{value:.4f}" if math.isfinite(value) else Markdown("**diverged**")
 
 
@@ -76,7 +79,9 @@ def _shortened(one: CurvesCompared, names: ArmNames) -> CurvesCompared:
 
 
 def agreement(one: CurvesCompared) -> str:
-    """Return a sentence: two arms have equal losses, or where they first differ, and by how much."""
+    """Return a clause that two arms have identical losses, or where their losses first differ and by how much at
+    most.
+    """
     pair = f"{one.candidate} and {one.baseline}"
     numbers = f"{one.training:,} training and {one.validation:,} validation losses"
     if not one.training and not one.validation:
@@ -100,7 +105,9 @@ def agreement(one: CurvesCompared) -> str:
 
 
 def _beyond(one: CurvesCompared) -> str:
-    """Return the losses that the figures do not include."""
+    """Return clauses on losses that the comparison leaves out: NaN or infinite ones, and those that one arm alone
+    has; else "".
+    """
     text = f"; {one.not_finite:,} of them NaN or infinite in an arm" if one.not_finite else ""
     for arm, losses in zip((one.baseline, one.candidate), one.alone, strict=True):
         text += f"; {losses:,} more of {arm} at steps that the other has no loss of" if losses else ""
@@ -108,7 +115,7 @@ def _beyond(one: CurvesCompared) -> str:
 
 
 def _against(one: float, other: float) -> str:
-    """Format two different losses with enough digits to show the difference."""
+    """Format two different losses as ``2.31 against 2.32``, with enough digits to show the difference."""
     short = f"{one:.6g}", f"{other:.6g}"
     return " against ".join(short if short[0] != short[1] else (repr(one), repr(other)))
 
@@ -118,7 +125,10 @@ def _relative(fraction: float) -> str:
 
 
 def cost(arms: Sequence[ArmCurves]) -> str:
-    """Return the time of evaluation, which no step and no throughput includes."""
+    """Return the number, time (s) and share of evaluation passes.
+
+    They run outside of steps, so no throughput includes them.
+    """
     passes = sum(arm.passes + arm.choice_passes for arm in arms)
     seconds = sum(arm.evaluate_s for arm in arms)
     shares = sorted(arm.share for arm in arms)
@@ -130,7 +140,7 @@ def cost(arms: Sequence[ArmCurves]) -> str:
 
 
 def learning_json(found: Learning) -> Json:
-    """Return the section of summary.json."""
+    """Return the section of summary.json on validation losses, answers, and the comparison of losses."""
     return {
         "arms": {
             arm.arm: {
@@ -169,7 +179,7 @@ CHOICES_NOTE = (
 
 
 def choice_parts(found: Learning, names: ArmNames) -> list[str]:
-    """Return the table and its note; nothing if no question was asked."""
+    """Return the table of multiple-choice results and its notes; empty if no arm answered questions."""
     arms = [arm for arm in found.arms if arm.choice_passes]
     if not arms:
         return []
@@ -188,7 +198,9 @@ def choice_parts(found: Learning, names: ArmNames) -> list[str]:
 
 
 def _asked(arm: ArmCurves) -> tuple[list[int], list[int]]:
-    """Return the numbers of questions, and the numbers of steps after which they were asked."""
+    """Return the numbers of questions in an arm's last passes, and the completed optimizer steps at those passes,
+    both sorted.
+    """
     return sorted({choice.questions or 0 for choice in arm.answers}), sorted(
         {choice.step + 1 for choice in arm.answers}
     )
@@ -203,12 +215,12 @@ def _choices_cell(arm: ArmCurves, name: str) -> str:
 
 
 def share_text(found: RightShare) -> str:
-    """``31.1 % [30.2 %–32.0 %]``."""
+    """Format a share of right answers with its 95 % interval: ``31.1 % [30.2 %–32.0 %]``."""
     return f"{100 * found.share:.1f} % [{100 * found.ci_low:.1f} %–{100 * found.ci_high:.1f} %]"
 
 
 def choices_json(arm: ArmCurves) -> dict[str, Json]:
-    """Return the shares of right answers; nothing if no question was asked."""
+    """Return ``{"multiple_choice": …}`` with the arm's shares of right answers; {} if it answered no questions."""
     if not arm.choice_passes:
         return {}
     right_shares = {name: right_share(arm.answers, name) for name in ("acc", "acc_norm", "acc_bytes", "acc_tokens")}
@@ -220,7 +232,10 @@ def choices_json(arm: ArmCurves) -> dict[str, Json]:
 
 
 def target_section(found: Sequence[Learned], names: ArmNames) -> str:
-    """Return the table and its note; "" if the scenario has no target."""
+    """Return the table of steps, tokens and seconds to the target loss, with its note.
+
+    "" if the scenario has no target loss.
+    """
     if not found:
         return ""
     target = f"{found[0].target:g}"
@@ -254,7 +269,10 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
 
 
 def _reached_cell(one: Learned) -> str:
-    """Return ``5 of 5`` with the number of runs that ended above the target again, and of failed runs."""
+    """Format ``5 of 5``: runs that reached the target loss.
+
+    Adds how many of them ended above it again, and failed runs.
+    """
     text = f"{one.reached} of {one.runs}"
     text += f"; {one.left} ended above it again" if one.left else ""
     return text + (f"; {one.failed} more failed" if one.failed else "")

@@ -29,7 +29,10 @@ DIAGNOSED = (CODE, GC, "compiled")  # Kinds of causes that are parts of a step.
 
 @dataclass(frozen=True)
 class Headline:
-    """Line on a comparison or an arm: the ``finding``, and its ``support``."""
+    """One line of the first screen, on a comparison or an arm: ``SUBJECT: FINDING. SUPPORT``.
+
+    ``support`` is whole sentences or "".
+    """
 
     subject: str
     finding: str
@@ -45,7 +48,7 @@ class Headline:
 
 
 def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
-    """Return the lines about ``arm``; none if it has no measured step."""
+    """Return the first screen's lines about an arm of a study without comparisons; empty if no step was measured."""
     totals = arm.totals
     if totals.step_ms is None:
         return []
@@ -76,7 +79,10 @@ def lone_lines(arm: ArmReport, names: ArmNames) -> list[Headline]:
 
 
 def cause_findings(arm: ArmReport) -> list[str]:
-    """Return the recorded causes of slow steps that no diagnosis covers."""
+    """Return the recorded causes of slow steps that no diagnosis of the arm covers, one text each.
+
+    A cause of the same kind as the first diagnosis is listed without its time, which the diagnosis gives.
+    """
     diagnosed = {SETTINGS_BY_REMEDY.get(diagnosis.remedy) for diagnosis in arm.diagnoses}
     headline = arm.diagnoses[0].kind if arm.diagnoses else ""  # The diagnosis already gives this cost.
     causes = [cause for cause in arm.causes if cause.kind not in DIAGNOSED and cause.place not in diagnosed]
@@ -87,7 +93,10 @@ def cause_findings(arm: ArmReport) -> list[str]:
 
 
 def _with_evaluations(arm: ArmReport, step: str) -> str:
-    """Return the time of a step by the clock if evaluations run within steps; else ``step``."""
+    """Return ``step`` (text on the time of a step).
+
+    If evaluations run within some steps, sentences on their share precede it.
+    """
     hidden = arm.unseen
     if hidden is None or not hidden.evaluating_steps or hidden.evaluating >= 1:
         return step
@@ -102,10 +111,10 @@ def _with_evaluations(arm: ArmReport, step: str) -> str:
 
 
 def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
-    """Return the kinds of steps with the mean of each; None for one kind, or if the slow ones are listed as exceptions.
+    """Return a clause on fast and slow steps with the mean of each kind.
 
-    Steps far longer than both kinds form a third one. Otherwise they would move the slow kind's mean to a value that no
-    step has.
+    None if all steps are of one kind, or if the few slow ones are listed as long steps anyway. Steps far longer than
+    both kinds form a third one. Otherwise they would move the slow kind's mean to a value that no step has.
     """
     kinds, long = totals.step_kinds, totals.long_steps
     exception = kinds is not None and kinds.above_share <= LONG_STEPS_SHARE_MAX
@@ -123,7 +132,7 @@ def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
 
 
 def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
-    """Return the long steps that raise the mean: ``(10 of 240 steps take 1,530 ms, mostly in log)``."""
+    """Return the long steps that raise the mean: `` (10 of 240 steps take 1,530 ms, mostly in log)``; "" for None."""
     if found is None:
         return ""
     phase = f", mostly in {found.phase}" if found.phase not in ("", "other") else ""
@@ -135,7 +144,10 @@ def _long(found: LongSteps | None, part: Callable[[float], str]) -> str:
 
 
 def loader_texts(arm: ArmReport, name: str) -> list[str]:
-    """Return warnings about loader workers that repeat each other's batches, or that deliver none."""
+    """Return warnings, with remedies, about loader workers that repeat each other's batches or deliver none.
+
+    ``name``: the arm's name in the text.
+    """
     remedy = "split its items by worker (torch.utils.data.get_worker_info)"
     warnings = []
     if arm.copies:
@@ -155,7 +167,7 @@ def loader_texts(arm: ArmReport, name: str) -> list[str]:
 
 
 def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return the arms with steps that no figure includes, because an evaluation ran within them."""
+    """Return a line per arm with steps that contain an evaluation. All other figures exclude these steps."""
     arms_unseen = [(names.short(arm.name), arm.unseen) for arm in arms if arm.unseen is not None]
     return [
         Headline(name, f"evaluations take {percent(unseen.evaluating)} of the time, in "
@@ -166,7 +178,7 @@ def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]
 
 
 def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return the arms with optimizer steps that loss scaling skipped."""
+    """Return a line per arm in which loss scaling skipped optimizer steps (fp16 overflow)."""
     support = "A skipped step halves the loss scale and trains nothing. Warm-up steps are included."
     return [
         Headline(names.short(arm.name), f"{arm.skipped_steps:,} of {count(arm.optimizer_steps, 'optimizer step')} "
@@ -177,7 +189,9 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
-    """Return the arms that tokenize with another library than the tokenizer was made for, and its proof."""
+    """Return a line per arm that tokenizes with another library than the tokenizer's own, with the proof that both
+    agree.
+    """
     return [
         Headline(names.short(arm.name), f"encodes with {arm.tokenizer_engine}", capitalised(f"{arm.tokenizer_proof}."))
         for arm in arms
@@ -186,9 +200,9 @@ def engine_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
 
 
 def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNames) -> list[Headline]:
-    """Return which rank of a program waits longest for data, if the others wait for it, and the possible gain.
+    """Return a line on the ranks of one program: which of them waits longest for data, and if the others wait for it.
 
-    ``gain``: of all ranks, from the record of all of them; None if not recorded.
+    Empty with fewer than two ranks. ``gain``: possible speedup of all ranks together; None if not recorded.
     """
     ranks = [arm for arm in arms if arm.unseen is not None and arm.unseen.ranks > 1 and "fetch" in arm.totals.phase_ms]
     if len(ranks) < 2:
@@ -224,7 +238,10 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
 
 
 def _others(longest: str, last: str, gain: GroupGain | None) -> str:
-    """Return a sentence on whether the other ranks wait while the rank ``last`` still fetches."""
+    """Return a sentence on whether the other ranks wait for the rank ``last``, which fetches longest.
+
+    ``longest``: the other ranks' longest wait for data, formatted. ``gain``: None if not recorded.
+    """
     text = f"The others wait {longest} at most"
     if gain is None:
         return f"{text}. The record does not tell whether they then wait for {last}."
@@ -241,7 +258,7 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
 
 
 def _together(without: Estimate) -> str:
-    """Return the gain of all ranks without any data work."""
+    """Return a sentence on how fast all ranks would be without any data work. ``without``: that speedup."""
     if without.median <= 1 + WAIT_SHARE:
         return f"Without any data work all would be no faster: {ratio(without.median)}{_range(without)}."
     return f"Without any data work all would be {_or_none(without)}, if each has cores of its own."
@@ -252,7 +269,7 @@ def _surely(one: Estimate) -> bool:
 
 
 def _or_none(one: Estimate) -> str:
-    """Format ``1.298x as fast (1.290x to 1.302x)``, with a word if the interval includes no change."""
+    """Format ``1.298x as fast (1.290x to 1.302x)``; with "or no faster" if the interval reaches down to about 1."""
     return f"{ratio(one.median)} as fast{'' if _surely(one) else ' or no faster'}{_range(one)}"
 
 
@@ -265,7 +282,7 @@ def _mean_ms(arm: ArmReport) -> float:
 
 
 def _data(arm: ArmReport) -> str:
-    """Return a sentence on the waits for data and the hidden data work."""
+    """Return sentences on how long an arm's steps wait for data, and how much data work is hidden behind them."""
     totals = arm.totals
     step_ms = _mean_ms(arm)
     part = part_of(step_ms)
@@ -300,7 +317,10 @@ def _data(arm: ArmReport) -> str:
 
 
 def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
-    """Return a sentence on the device's idle time while the host of an attached program waited for data."""
+    """Return sentences on how long the device is idle per step while the host of an attached program waits for data.
+
+    ``fetch_ms``: the host's wait for data, per step.
+    """
     totals, part = arm.totals, part_of(step_ms)
     if totals.device_starved_ms is None:
         return (
@@ -332,7 +352,11 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
 
 
 def _gain(arm: ArmReport) -> str:
-    """Return the gain without any data work, by the control and by replay, and a reason if they disagree."""
+    """Return sentences on the speedup without any data work, measured by the ideal-data control and predicted by
+    replay.
+
+    Adds a reason if both disagree. "" if neither is known and nothing else is noteworthy.
+    """
     explained = arm.explained
     measured, replayed = explained.ideal_measured, explained.ideal_predicted if explained.within_tolerance else None
     parts = []
@@ -357,7 +381,9 @@ def _gain(arm: ArmReport) -> str:
 
 
 def control_findings(arm: ArmReport) -> list[str]:
-    """Return what the controls of ``arm`` measured: the gain without data work, and the cost of more of it."""
+    """Return what the controls of ``arm`` measured: the speedup without data work, and the results of slowdown
+    injections.
+    """
     measured = arm.explained.ideal_measured
     return [*([] if measured is None else [_measured_gain(arm, measured)]), *(line.text for line in _dose_lines(arm))]
 
@@ -371,7 +397,10 @@ def _measured_gain(arm: ArmReport, measured: Estimate, kinds: UnevenSpeed | None
 
 
 def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
-    """Format ``1.020x as fast (1.010x to 1.030x)``. If blocks are of two kinds, give the speed of each kind."""
+    """Format ``1.020x as fast (1.010x to 1.030x)``.
+
+    ``kinds``: speedups of two kinds of blocks, formatted instead; None for one kind.
+    """
     uneven = arm.totals.uneven
     if kinds is None or uneven is None:
         return f"{ratio(one.median)} as fast{_range(one)}"
@@ -383,9 +412,9 @@ def _as_fast(arm: ArmReport, one: Estimate, kinds: UnevenSpeed | None) -> str:
 
 
 def _apart(measured: Estimate, replayed: Estimate) -> bool:
-    """Return True if the intervals are over :data:`WITNESSES_WITHIN` apart.
+    """Return True if measured and replayed speedup disagree: their intervals are over :data:`WITNESSES_WITHIN` apart.
 
-    If one has no interval, return True if the medians differ by more than the tolerance of a replay.
+    If one has no interval, return True if the medians differ by more than :data:`REPLAY_ERROR_MAX`.
     """
     ends = [
         (estimate.ci_low or estimate.median, estimate.ci_high or estimate.median) for estimate in (measured, replayed)
@@ -398,7 +427,10 @@ def _apart(measured: Estimate, replayed: Estimate) -> bool:
 
 
 def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str:
-    """Return possible reasons: hidden work can slow the step, a wait can have other causes."""
+    """Return a sentence with a possible reason why measured and replayed speedup disagree.
+
+    Hidden data work can slow the step, or a wait can have another cause than data work.
+    """
     if measured.median < replayed.median:
         possible_reason = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
@@ -412,7 +444,10 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
 
 
 def _restarts(arm: ArmReport) -> str:
-    """Return the cost that replay cannot remove: starting a loader's workers, and their first batches."""
+    """Return a sentence on the cost of restarting the loader at ends of epochs, which replay cannot remove.
+
+    "" if that cost is small or unknown.
+    """
     if arm.unseen is not None and arm.unseen.never_restarted:
         return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:
@@ -427,7 +462,10 @@ def _restarts(arm: ArmReport) -> str:
 
 
 def _sampler(arm: ArmReport) -> str:
-    """Return the time of the sampler in the main thread if it is so long that more workers do not help; else ""."""
+    """Return a sentence on a slow sampler. It runs in the main thread, so more workers do not help.
+
+    "" if it is fast.
+    """
     if arm.unseen is None or arm.unseen.sampling <= RESTART_SHARE_MAX:
         return ""
     step_ms = _mean_ms(arm)

@@ -17,7 +17,10 @@ LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 
 
 def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems: Sequence[str] = ()) -> str:
-    """Return Markdown; "" if nothing was sampled. ``problems``: work that probes could not do, a line each."""
+    """Return Markdown with the load of host and devices during measured steps; "" if nothing was sampled.
+
+    ``problems``: what the probes could not measure, a line each.
+    """
     parts = []
     if loads:
         parts += ["### Host", _host_table(loads), HOST_NOTE]
@@ -83,7 +86,9 @@ HOST_NOTE = (
 
 
 def _limits(load: HostLoad) -> str:
-    """Return the limits of the run's cgroup; "" without a limit."""
+    """Return the CPU quota and memory limit of the run's cgroup, and how close the run came to them; "" without a
+    limit.
+    """
     limits = []
     if load.quota_cores is not None:
         share = load.throttled_share
@@ -143,7 +148,7 @@ STEPS_TITLE = "Steps over time"
 
 
 def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
-    """Return the slowest outliers; "" if no steps were measured."""
+    """Return a table of the slowest outliers of all runs, with the number of outliers; "" if no step was measured."""
     if not found:
         return ""
     slow = [
@@ -167,7 +172,10 @@ def steps_section(found: Sequence[StepTimes], names: ArmNames) -> str:
 
 
 def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
-    """Return {"outlier" or "evaluation": (look, meaning)} of marked steps. Outliers are always named."""
+    """Return {mark: (look, meaning)} for the legend of the step chart.
+
+    "outlier" is always there, "evaluation" only if it occurs.
+    """
     recorded = {mark for times in found for mark in times.mark}
     outliers = "outliers (those outside of all phases write a checkpoint)" if "checkpoint" in recorded else "outliers"
     shown = {"outlier": ("rings are", outliers)}
@@ -175,6 +183,9 @@ def marks(found: Sequence[StepTimes]) -> dict[str, tuple[str, str]]:
 
 
 def at_once(found: Sequence[StepTimes]) -> bool:
-    """Return True if several arms ran at once, as ranks do: a line connects the steps of each."""
+    """Return True if the first runs of all arms (at least two) share a period of time.
+
+    The picture then connects each arm's steps by a line.
+    """
     firsts = {times.arm: times for times in reversed(found)}.values()
     return len(firsts) > 1 and max(times.start_s[0] for times in firsts) < min(times.start_s[-1] for times in firsts)

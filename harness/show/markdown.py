@@ -45,7 +45,10 @@ BAR_HEADER = ("part of a step", "time", "share")
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: ``text`` is markdown without the heading. ``card``: the page draws its bar above the text."""
+    """Part of a report: ``text`` is Markdown without the heading; "" as title means no heading.
+
+    ``card``: the HTML page draws its bar above the text.
+    """
 
     title: str
     text: str
@@ -54,7 +57,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report: ``opening`` is the first screen, ``sections`` are the details."""
+    """A whole report, made by :func:`page`. ``opening``: sections of the first screen. ``sections``: the details."""
 
     title: str
     opening: Sequence[Section]
@@ -80,10 +83,10 @@ def page(
     files: RecordedFiles = NO_FILES,
     timeline_cut: Sequence[str] = (),
 ) -> Page:
-    """Return the whole page, which begins with ``screen``. ``pictures``: file names that exist under plots/.
+    """Return the whole report, which begins with ``screen``. ``pictures``: names of the files under plots/.
 
-    ``found``: results of the probes. ``files``: of profiled runs. ``timeline_cut``: omissions of the timeline, a
-    sentence each.
+    ``found``: results of the probes. ``files``: recorded files of profiled runs. ``timeline_cut``: what the timeline
+    omits, a sentence each.
     """
     names = screen.names
     plain = [arm for arm in report.arms if not arm.control]
@@ -124,7 +127,7 @@ def page(
 
 
 def opening(title: str, screen: FirstScreen) -> str:
-    """Return only the first screen, without pictures."""
+    """Return the Markdown of the first screen alone, without pictures."""
     return Page(safe(title), _opening(screen, ()), ()).markdown
 
 
@@ -156,7 +159,9 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
 
 
 def _card(card: VerdictCard, pictures: Sequence[str]) -> list[Section]:
-    """Return the verdict card: diagnosis, the parts of a step as a table, step times, and other findings."""
+    """Return the sections of a verdict card: the diagnosis, a table of the step's parts, the chart of steps, and
+    findings.
+    """
     rows = [(bar_part.label, bar_part.ms, bar_part.percent) for bar_part in card.bar]
     findings = bulleted(map(safe, card.findings))
     return [
@@ -188,7 +193,7 @@ def _picture(name: str, pictures: Sequence[str]) -> str:
 
 
 def probes_section(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
-    """Return the cost of the probes and their problems; "" if there is neither."""
+    """Return Markdown with a table of each probe's cost and the list of ``problems``; "" if there is neither."""
     parts = []
     if costs:
         parts.append(column_table(costs, {
@@ -244,12 +249,14 @@ HOW_TO_READ = """\
 
 
 def how_to_read(report: StudyReport) -> str:
-    """Return the help text. Only its remark on the order of the data depends on the study."""
+    """Return the help section of a report. Only its remark on the order of the data depends on the study."""
     return HOW_TO_READ.format(order=_data_order(report), resamples=2 * RESAMPLES)
 
 
 def _data_order(report: StudyReport) -> str:
-    """Return a sentence on whether each block reads the same data."""
+    """Return a clause on the data of a study's blocks: the same order, another order, or consecutive parts of one
+    run.
+    """
     study = report.study
     arms = [arm for arm in study.arms if arm.control is None]
     if any(COMMAND in arm.declared for arm in arms):
@@ -263,7 +270,7 @@ def _data_order(report: StudyReport) -> str:
 
 
 def reproduction(report: StudyReport) -> str:
-    """Return the command, the scenario, how arms were interleaved, and the environment."""
+    """Return Markdown on how to repeat a study: its command, scenario, interleaving and environment."""
     study = report.study
     facts = [f"scenario file {code(study.scenario_file)}"] if study.scenario_file else []
     interleave_note = f" ({study.interleave_reason})" if study.interleave_reason else ""

@@ -21,17 +21,23 @@ _PARTS = re.compile(r"[^-._ ]+[-._ ]*|[-._ ]+")
 
 
 class ArmNames:
-    """Short names of the arms of one study, without controls."""
+    """Short names of a study's arms for texts and tables.
+
+    Made once per report; ``names``: the full names, without controls.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(dict.fromkeys(names))
 
     def short(self, name: str) -> str:
-        """Return the arm's name in tables, which is unique."""
+        """Return the unique short name of an arm; an unknown name is returned unchanged."""
         return self._short.get(name, name)
 
     def pair(self, candidate: str, baseline: str) -> str:
-        """Return the label of a comparison: ``tokens vs text``, or ``tokens vs text, bs4`` of a matrix."""
+        """Return the label of a comparison: ``tokens vs text``; in a matrix with the settings that both share, as in
+
+        ``tokens vs text, bs4``.
+        """
         (first, _, point), (second, _, other_point) = (
             self.short(name).partition(" ") for name in (candidate, baseline)
         )
@@ -40,11 +46,17 @@ class ArmNames:
         return f"{self.short(candidate)} vs {self.short(baseline)}"
 
     def apart(self, one: str, other: str) -> str:
-        """Return the part of the first name that differs from the second, such as ``tokens``."""
+        """Return the part of ``one`` that differs from ``other``, such as ``tokens``; the whole short name if no
+        part stands out.
+        """
         return self._compared(one, other)[1]
 
     def _compared(self, one: str, other: str) -> tuple[str, str, str, str]:
-        """Return the common beginning of two names, the part of each alone, and their common end."""
+        """Return (common beginning, differing part of ``one``, differing part of ``other``, common end) of two
+        short names.
+
+        Beginning and end are "" if no part stands out.
+        """
         one_parts, other_parts = (_PARTS.findall(self.short(name)) for name in (one, other))
         common_start = _shared(one_parts, other_parts)
         common_end = _shared(one_parts[common_start:][::-1], other_parts[common_start:][::-1])
@@ -55,14 +67,14 @@ class ArmNames:
         return "".join(one_parts[:common_start]), first, second, gap + "".join(one_parts[len(one_parts) - common_end :])
 
     def shorten(self, c: Comparison | NotCompared) -> Comparison | NotCompared:
-        """Return ``c`` with short names in place of full ones, for sentences about it."""
+        """Return a copy of ``c`` with short arm names, for sentences about it."""
         pair = {"baseline": self.short(c.baseline), "candidate": self.short(c.candidate)}
         if isinstance(c, NotCompared):
             return replace(c, **pair, missing=self._missing(c.missing))
         return self.shorten_compared(c)
 
     def shorten_compared(self, c: Comparison) -> Comparison:
-        """Return ``c`` with short names."""
+        """Return a copy of ``c`` with short arm names, as :meth:`shorten` for comparisons that were measured."""
         m, predicted = c.measured, c.explained.predicted
         return replace(
             c,
@@ -93,7 +105,10 @@ class ArmNames:
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """(short, full) names: for a matrix its keys and the settings of all arms, else every shortened name."""
+        """(short, full) pairs that explain the shortened names.
+
+        In a matrix they explain its keys and list the common settings.
+        """
         if self._short == self._by_point and self._matrix is not None:
             shared = [("all arms", pair) for pair in self._matrix.shared]
             return [*((brief.rstrip("="), key) for key, brief in self._matrix.brief.items()), *shared]
@@ -122,7 +137,10 @@ class ArmNames:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Abbreviations of the varying keys of a matrix, and the ``key=value`` settings of all arms."""
+    """Names of the arms of a matrix, made by :func:`_matrix`. ``brief``: abbreviation of each varying key.
+
+    ``shared``: ``key=value`` settings that all arms have.
+    """
 
     brief: Mapping[str, str]
     shared: tuple[str, ...]
@@ -133,24 +151,24 @@ class _Matrix:
 
 
 def _shared(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    """Count the parts that both begin with."""
+    """Return the number of leading parts that both names have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
 
 
 def _split(name: str) -> tuple[str, dict[str, str]]:
-    """Split ``arm@key=value,key=value`` into the arm and its settings."""
+    """Return the arm and the settings of a name of the form ``arm@key=value,key=value``; {} without settings."""
     arm, _, settings = name.partition("@")
     pairs = [pair.partition("=") for pair in settings.split(",")] if settings else []
     return arm, {key: value for key, _, value in pairs}
 
 
 def without_point(name: str) -> str:
-    """Return the name of an arm without its point in a matrix."""
+    """Return the name of an arm without its matrix settings: ``arm`` for ``arm@key=value``."""
     return _split(name)[0]
 
 
 def _matrix(names: Sequence[str]) -> _Matrix | None:
-    """Return the matrix that the names are points of; None if one is not a point."""
+    """Return the matrix whose points the arms are; None if a name has no settings (``arm@key=value``)."""
     points = [_split(name)[1] for name in names]
     if not points or not all(points):
         return None
@@ -163,7 +181,7 @@ def _matrix(names: Sequence[str]) -> _Matrix | None:
 
 
 def _without_shared(names: Sequence[str]) -> list[str]:
-    """Return long names without their common beginning and end; short names unchanged."""
+    """Return names without their common beginning and end. They stay unchanged if all fit, or if there is only one."""
     if len(names) < 2 or all(len(name) <= NAME_FITS for name in names):
         return list(names)
     parts = [_PARTS.findall(name) for name in names]
@@ -174,7 +192,10 @@ def _without_shared(names: Sequence[str]) -> list[str]:
 
 
 def middle_out(name: str) -> str:
-    """Shorten a long name in its middle, because names of arms mostly differ at their ends."""
+    """Return ``name`` with … in place of its middle if it exceeds :data:`NAME_LONGEST`.
+
+    Names of arms mostly differ at the ends.
+    """
     half = (NAME_LONGEST - 1) // 2
     return name if len(name) <= NAME_LONGEST else f"{name[:half]}…{name[-half:]}"
 
@@ -193,7 +214,10 @@ _NOTHING = (None, 0, False, "", _MISSING)
 
 
 def change(study: StudyRecord, baseline: str, candidate: str) -> str | None:
-    """Return the only change of the candidate; None if there are several, or if it is unknown."""
+    """Return the only difference between both arms' settings, as in ``4 loader workers instead of 0``.
+
+    None if several settings differ, or if the arm's name says more than the value (``true``).
+    """
     configs = [_config(study, name) for name in (baseline, candidate)]
     keys = dict.fromkeys(key for config in configs for key in config if key != "seed")
     differs = {key: pair for key in keys if (pair := [config.get(key, _MISSING) for config in configs])[0] != pair[1]}
@@ -219,7 +243,7 @@ def _config(study: StudyRecord, name: str) -> Mapping[str, Any]:
 
 
 def _command(before: str, after: str) -> str:
-    """Return the words in which two commands differ, with the option that they belong to."""
+    """Return the words in which two commands differ, with their option: ``--workers 4 instead of --workers 0``."""
     first, second = before.split(), after.split()
     start = _shared(first, second)
     end = _shared(first[start:][::-1], second[start:][::-1])

@@ -41,7 +41,7 @@ STEP_TIMES = "step mean, p50, p95 (ms)"
 
 
 def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
-    """Return the possible and the measured gain of each comparison; "" if nothing was compared."""
+    """Return two Markdown tables: possible and measured speedups of each comparison. "" if nothing was compared."""
     if not compared:
         return ""
     pair: dict[str, Callable[[Comparison], str]] = {
@@ -80,7 +80,9 @@ def comparisons(compared: Sequence[Comparison], names: ArmNames) -> str:
 
 
 def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return speed, data work and model of every arm."""
+    """Return three Markdown tables with speed, data work and model figures (FLOP/s, MFU, loss) of the arms, and a
+    note.
+    """
     blocks = " or ".join(map(str, sorted({arm.blocks for arm in shown})))
     reasons = dict.fromkeys(missing for arm in shown if (missing := mfu_reason(arm.speed.no_mfu)))
     peaks = dict.fromkeys(arm.speed.mfu_of for arm in shown if arm.speed.mfu is not None)
@@ -111,7 +113,10 @@ def arms(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _padding(shown: Sequence[ArmReport]) -> str:
-    """Return a remark that padding counts as model FLOPs, so padding raises an arm's MFU; "" without padding."""
+    """Return a remark that model FLOPs count padding too, with the share of trained positions.
+
+    "" if there is little padding.
+    """
     shares = sorted(
         arm.totals.useful_fraction
         for arm in shown
@@ -142,7 +147,7 @@ def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return the controls, each with its arm; "" without any."""
+    """Return a table of the control arms, each with the arm that it belongs to; "" without controls."""
     if not shown:
         return ""
     rows = column_table(shown, {
@@ -161,7 +166,7 @@ def controls(shown: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def step_times(arm: ArmReport) -> str:
-    """Return the mean, which sentences and pictures also give, and the quantiles of single steps."""
+    """Format mean, median and 95th percentile of an arm's step times (ms) as ``31.0, 30.1, 42.5``."""
     return ", ".join(map(number_cell, (arm.totals.mean_step_ms, arm.totals.p50_ms, arm.totals.p95_ms)))
 
 
@@ -172,7 +177,10 @@ def _loss(totals: ArmTotals) -> str:
 
 
 def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
-    """Return both tables, each with its note; "" if the scenario does not ask for them."""
+    """Return two tables on the data paths, alone and in training, with notes.
+
+    "" if the scenario does not ask for them.
+    """
     if not found:
         return ""
     baselines = list(dict.fromkeys(path.baseline for path in found))
@@ -212,7 +220,7 @@ def data_paths(found: Sequence[DataPath], names: ArmNames) -> str:
 
 
 def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
-    """Return the fastest path alone, and its gain in training, at each baseline."""
+    """Return a sentence per baseline: its fastest other data path alone, and the gain of that path in training."""
     lines = []
     for baseline in dict.fromkeys(path.baseline for path in found):
         paths = [
@@ -237,12 +245,12 @@ def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
 
 
 def _digits(value: float) -> str:
-    """Format with three significant digits, also far below 1: ``0.00412``."""
+    """Format a positive value with three significant digits, also below 1, as in ``0.00412``."""
     return number(value) if value >= 1 else f"{value:.5f}" if value < 0.01 else f"{value:.3f}"
 
 
 def claim_text(one: JudgedClaim) -> str:
-    """Return the claim's own text, or a text from its figure and bounds."""
+    """Return the text of a claim as the scenario words it, else a text built from its figure and bounds."""
     kind = one.kind
     if kind.text:
         return kind.text
@@ -251,7 +259,7 @@ def claim_text(one: JudgedClaim) -> str:
 
 
 def claims(uses: Sequence[ArmUse], judged: Sequence[JudgedClaim], names: ArmNames) -> str:
-    """Return the claims with their figures; "" if the scenario names no claim."""
+    """Return the verdict on each claim and the tables behind them; "" if the scenario has no claims."""
     if not judged:
         return ""
     parts = " / ".join(PARTS)
@@ -281,7 +289,9 @@ def _parts(known: Mapping[str, str]) -> str:
 
 
 def claim_sentence(one: JudgedClaim, names: ArmNames) -> str:
-    """Return ``"Batching makes tokenization faster": does not hold here: 1.03x [1.01x to 1.05x] (a against b).``"""
+    """Return the verdict on a claim: ``"Batching makes tokenization faster": does not hold here: 1.03x [...] (a
+    against b).``
+    """
     kind = one.kind
     reference = "" if one.baseline is None else f" against {names.short(one.baseline)}"
     figure, comparative = "nothing was measured", ""
@@ -307,7 +317,7 @@ def _verdict(one: JudgedClaim) -> str:
 
 
 def _why_open(one: JudgedClaim) -> str:
-    """Return why a measured figure neither confirms nor refutes the claim."""
+    """Return why a measured figure neither confirms nor refutes the claim, as a clause; "" if it does one of them."""
     if one.outcome != "not measurable" or one.figure is None:
         return ""
     if one.figure.ci_low is None:
@@ -319,7 +329,10 @@ def _why_open(one: JudgedClaim) -> str:
 
 
 def _most(one: JudgedClaim) -> str:
-    """Return the speedup that sharing the work can give, if it is less than is claimed or was measured."""
+    """Return a clause on the speedup that the arm's processes and cores can give at most.
+
+    "" if that maximum is unknown, or if it contradicts neither the claim nor the measurement.
+    """
     if one.processes is None or one.cores is None or one.figure is None:
         return ""
     speedup_max = min(one.processes, one.cores)
@@ -331,7 +344,9 @@ def _most(one: JudgedClaim) -> str:
 
 
 def _limits(one: JudgedClaim) -> str:
-    """Return what weakens the verdict: another difference of the arms, the same strategy, no A/A control."""
+    """Return clauses on what weakens the verdict: other differences of the arms, equal tokenization, no A/A
+    control; else "".
+    """
     text = f"; both have data.tokenize {one.untested}, so nothing of the claim was tried" if one.untested else ""
     if one.differs:
         keys = listing([*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])])

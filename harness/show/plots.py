@@ -75,7 +75,7 @@ MOST_LINES = len(CURVES)  # maximum number of distinguishable lines
 
 
 def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
-    """Return {file name: picture} of all pictures that have content."""
+    """Draw all pictures of a report that have content, except those of steps and memory. Return them by file name."""
     makers: dict[str, Callable[[Sheet], Figure | None]] = {}
     compared = report.compared[:PICTURE_ROWS_MAX]
     if compared:
@@ -95,7 +95,10 @@ def pictures(report: StudyReport, names: ArmNames) -> dict[str, Picture]:
 
 
 def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture | None:
-    """Return the picture that ``make`` draws on a wide and on a narrow sheet; None if it has no content."""
+    """Return the picture that ``make`` draws, once on a wide and once on a narrow sheet.
+
+    None if ``make`` returns None.
+    """
     if (wide := make(WIDE)) is None:
         return None
     return drawn(wide, emulated, make(NARROW))
@@ -104,8 +107,7 @@ def in_both(make: Callable[[Sheet], Figure | None], emulated: bool) -> Picture |
 def isolated(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
     """Draw for each comparison the ratio in isolation, the ceiling, and the ratio in training with its interval.
 
-    All three concern speed, so training counts positions. If the arms train different shares of them, a hollow mark
-    shows the ratio of trained tokens too.
+    All three are ratios of speed in positions/s. If the arms pad differently, a hollow mark shows trained tokens/s too.
     """
     rows = row_axes(len(comparisons), 0.62, 2.0, sheet, lines=4)
     axes = rows.axes
@@ -158,7 +160,7 @@ def _compared(
     colours: Sequence[str],
     sheet: Sheet,
 ) -> Figure:
-    """Name the rows by their comparisons and finish the figure."""
+    """Label each row with its comparison and its text, add the legend, and return the fitted figure."""
     labels = [f"{names.short(c.candidate)}\nagainst {names.short(c.baseline)}" for c in comparisons]
     rows.label(labels, texts, colours, [False] * len(texts))
     if rows.axes.get_legend_handles_labels()[0]:
@@ -167,7 +169,7 @@ def _compared(
 
 
 def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Draw every measured ratio with its interval, over the noise floor as a band."""
+    """Draw each comparison's measured ratio with its interval. A grey band behind it shows the noise floor."""
     rows = row_axes(len(comparisons), 0.5, 1.9, sheet, lines=4)
     axes = rows.axes
     band_label: str | None = "noise floor (an arm against itself)"
@@ -196,7 +198,11 @@ def forest(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WI
 
 
 def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> Figure:
-    """Stack milliseconds per step by phase; the fetch is split into the stages that the step waited for."""
+    """Draw a bar per arm: the mean milliseconds per step by phase, or of the device by cause of idleness if it is
+    asynchronous.
+
+    The time to fetch a batch is split by the stages that the step waited for.
+    """
     rows = row_axes(len(arms), 0.36, 2.0, sheet, lines=2)
     figure, axes = rows.figure, rows.axes
     handles: dict[str, Any] = {}
@@ -226,13 +232,15 @@ def ledger(arms: Sequence[ArmReport], names: ArmNames, sheet: Sheet = WIDE) -> F
 
 
 def _share(arm: ArmReport, waited_ms: float, step_ms: float) -> str:
-    """Return the share of a step in waits for data; a range if events do not show when the device worked."""
+    """Format the share of a step in waits for data. It is a range if events do not show when the device worked."""
     ends = left_open(arm.totals.waited_range_ms, step_ms) or (waited_ms,)
     return " to ".join(percent(end / step_ms) for end in ends)
 
 
 def steps(found: Sequence[StepTimes], names: ArmNames) -> Picture:
-    """Draw the time of each step over the study, one colour per arm, with the marks of :func:`machine.marks`."""
+    """Draw the time of each step (ms) over the time of the study (s), one colour per arm, and mark outliers and
+    evaluations.
+    """
     figure, axes = WIDE.plot(STEPS_HEIGHT)
     for index, arm in enumerate(dict.fromkeys(run.arm for run in found)):
         points = [point for run in found if run.arm == arm for point in zip(run.start_s, run.wall_ms, strict=True)]
@@ -267,7 +275,10 @@ _CAUSE_COLOURS = {"python": "other"}
 
 
 def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
-    """Return (colour key, milliseconds, legend label) from left to right; of the device if it is asynchronous."""
+    """Return (colour key, milliseconds, legend label) of the pieces of an arm's bar, from left to right.
+
+    They divide the device's time if it is asynchronous, else the time of the host's main thread.
+    """
     if arm.totals.starved_ms:
         idle = [(_CAUSE_COLOURS.get(cause, cause), arm.totals.starved_ms.get(cause, 0.0), cause) for cause in CAUSES]
         upper = max(0.0, sum(arm.totals.phase_ms.values()) - sum(arm.totals.starved_ms.values()))
@@ -282,7 +293,10 @@ def _parts(arm: ArmReport) -> list[tuple[str, float, str]]:
 
 
 def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE) -> Figure | None:
-    """Draw a line per comparison (the first few), from link to link; None if no chain has two ratios."""
+    """Draw the chain of each comparison as a line of ratios, for at most :data:`MOST_LINES`.
+
+    None if no chain has two ratios.
+    """
     lines = []
     for c in comparisons:
         ratios = {link.name: link.ratio for link in chain(c) if link.ratio is not None and link.name in STATIONS}
@@ -323,7 +337,10 @@ def why(comparisons: Sequence[Comparison], names: ArmNames, sheet: Sheet = WIDE)
 
 
 def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
-    """Label one axis with the links and the other with ratios. On a narrow sheet, the links are below each other."""
+    """Label one axis with the links of the chain and the other with ratios. ``values``: all ratios that it must show.
+
+    A narrow sheet lists the links from top to bottom.
+    """
     low, high = min(0.9, *values) * 0.9, max(1.5, *values) * 1.1
     ends, text = (-0.3, len(STATIONS) - 0.7), "how many times as fast (log scale)"
     style: dict[str, Any] = {"color": RULE, "linewidth": 1, "linestyle": "--"}
@@ -341,7 +358,10 @@ def _stations(axes: Axes, values: Sequence[float], sheet: Sheet) -> None:
 
 
 def memory(profiles: Sequence[TorchProfile], sheet: Sheet = WIDE) -> Figure | None:
-    """Draw the main processes' memory (the first few); None if none was recorded."""
+    """Draw the allocated memory of the main processes over time, for at most :data:`MEMORY_CURVES_MAX`.
+
+    None if not recorded.
+    """
     rows = [(profile.arm, curve) for profile in profiles for curve in profile.memory if curve.role == "main"]
     if not rows:
         return None

@@ -41,7 +41,10 @@ NO_NAMES = (
 
 @dataclass(frozen=True, eq=False)
 class CurveSource:
-    """Curves of one run, with candidates for its name: its path, its arm in a study of several, its configuration."""
+    """Curves of one run and what :func:`named` can name it by. ``place``: its path. ``arm``: None outside a study.
+
+    ``config``: None if unknown.
+    """
 
     run: PlottedRun
     place: Path
@@ -50,15 +53,16 @@ class CurveSource:
 
 
 def find_curves(paths: Sequence[str], tokens_per_step: float | None) -> list[PlottedRun]:
-    """Return the runs at ``paths``, each named by what differs. ``tokens_per_step``: for logs of llm.c.
+    """Return the runs at ``paths``, named by what differs between them.
 
-    Raise InputError, with one line, if a path contains no run, or if a run has no losses.
+    ``tokens_per_step``: only for llm.c logs, which do not contain it; None draws them over steps only. Raise InputError
+    if a path contains no run, or if a run has no losses.
     """
     return named([source for path in paths for source in _brought(path, tokens_per_step)])
 
 
 def _brought(place: str, tokens_per_step: float | None) -> list[CurveSource]:
-    """Return the curve sources of a path or a URL. Copies the records and tables of a URL to this machine."""
+    """Return the runs at a path or URL. From a URL, the records and tables are first copied to this machine."""
     with brought_here(place, "plot", tables_of_run) as path:
         sources = _sources(path, tokens_per_step)
     if not is_remote(place):
@@ -82,7 +86,10 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
 
 
 def _of_training(path: Path) -> CurveSource:
-    """Read a training from its tables. They contain all its parts, also killed parts without a ledger."""
+    """Read the curves of a training's folder from its tables, which also cover parts that ended by a kill.
+
+    Raise InputError without any loss.
+    """
     losses = read_losses(path / LOSSES)
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
@@ -119,7 +126,10 @@ def _tables(
 
 
 def _of_study(path: Path) -> list[CurveSource]:
-    """Return the first finished run with losses of each arm, without controls."""
+    """Return the curves of each arm's first finished run with losses, without controls.
+
+    Raise InputError without any.
+    """
     sources: dict[str, CurveSource] = {}
     study = StudyFolder(path)
     study.read_study()  # Raises an error of one line if the file is damaged.
@@ -162,7 +172,11 @@ def _of_log(path: Path, tokens_per_step: float | None) -> CurveSource:
 
 
 def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
-    """Return the curves of an llm.c log. Its HellaSwag score is by token, over an unknown number of questions."""
+    """Return the curves of an llm.c log, unnamed.
+
+    Its HellaSwag score becomes ``acc_tokens``, over an unknown number of questions. ``tokens_per_step``: None leaves
+    the token axis unknown.
+    """
     training = curve([(row.step + 1, row.loss) for row in log.training])
     validation = curve([(row.updates, row.value) for row in log.validation])
     choices = tuple(ChoicePass(row.updates - 1, None, None, None, None, row.value) for row in log.hellaswag)
@@ -172,19 +186,22 @@ def of_llmc_log(log: LlmcLog, tokens_per_step: float | None) -> PlottedRun:
 
 
 def named(sources: Sequence[CurveSource]) -> list[PlottedRun]:
-    """Return the runs, each named by one or two differing keys of its configuration, else by its folder and arm."""
+    """Return the runs with distinct names: by one or two settings in which they differ, else by folder and arm."""
     names = _numbered(_by_keys(sources) or _by_place(sources))
     return [replace(source.run, name=name) for source, name in zip(sources, names, strict=True)]
 
 
 def _numbered(names: Sequence[str]) -> list[str]:
-    """Number equal names: ``name``, ``name (2)``. A run may be given twice, or a log and its folder."""
+    """Return distinct names: the second of two equal names becomes ``name (2)``. A run may be given twice."""
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
 
 
 def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
-    """Name runs by a few differing keys: ``learning_rate 0.001``. None if that is not possible for all runs."""
+    """Return names by the settings in which the runs differ, such as ``learning_rate 0.001``.
+
+    None if a configuration is unknown, if more than :data:`RUN_KEYS_MAX` settings differ, or if names would be equal.
+    """
     flats: list[Mapping[str, Json]] = [flatten(source.config) for source in sources if source.config is not None]
     if len(flats) != len(sources) or len(sources) < 2:
         return None
@@ -197,7 +214,7 @@ def _by_keys(sources: Sequence[CurveSource]) -> list[str] | None:
 
 
 def _setting(key: str, value: Json) -> str:
-    """Format a setting: ``learning_rate 0.001``; ``no llmc`` if it is not set; for a path only its last part."""
+    """Format a setting: ``learning_rate 0.001``; ``no llmc`` for None; a path by its last component."""
     if value is None:
         return f"no {key}"
     if isinstance(value, str) and "/" in value:
@@ -206,7 +223,9 @@ def _setting(key: str, value: Json) -> str:
 
 
 def _by_place(sources: Sequence[CurveSource]) -> list[str]:
-    """Name runs by the differing part of their paths (``b`` of /x/b beside /x/a) and by their arm: ``b: plain``."""
+    """Return names by the part in which paths differ (``b`` of /x/b beside /x/a), with the arm if known: ``b:
+    plain``.
+    """
     places = [Path(normpath(source.place.absolute())) for source in sources]  # normalized, because ".." is no name
     if len(set(places)) == 1:
         return [source.arm or path.name for source, path in zip(sources, places, strict=True)]
@@ -217,9 +236,9 @@ def _by_place(sources: Sequence[CurveSource]) -> list[str]:
 
 
 def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list[list[str]]:
-    """Return the header and a row for each run. Steps are completed steps; a loss is of a single step.
+    """Return table rows: the header, then lowest losses, hours and cost of each run. Steps are completed steps.
 
-    The multiple-choice column has the last known share by ``measure``, by default the best measure of all runs.
+    A column has the last share of right answers by ``measure``; None: :func:`best_measure`. No column without answers.
     """
     with_choices = [run for run in runs if run.choices]
     share_measure = measure or (best_measure(with_choices) if with_choices else None)
@@ -233,7 +252,9 @@ def run_rows(runs: Sequence[PlottedRun], measure: Measure | None = None) -> list
 
 
 def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
-    """Return the table as JSON: one object for each run, with every measure of multiple choice."""
+    """Return one JSON object per run: lowest losses, seconds, cost, and the last share of right answers by each
+    measure.
+    """
     return [
         {
             "run": run.name,
@@ -249,7 +270,7 @@ def run_records(runs: Sequence[PlottedRun]) -> list[Json]:
 
 
 def last_share(run: PlottedRun, measure: Measure) -> float | None:
-    """Return the last finite share of right answers; None without any."""
+    """Return the last finite share (0 to 1) of right answers by ``measure``; None if there is none."""
     shares = [getattr(choice, measure) for choice in run.choices]
     finite = [float(share) for share in shares if share is not None and np.isfinite(share)]
     return finite[-1] if finite else None
@@ -266,7 +287,10 @@ def _record(values: Values) -> Json:
 
 
 def draw_losses(folder: Path, name: str) -> None:
-    """Draw loss.png from losses.csv in ``folder``, if that has rows."""
+    """Draw loss.png from losses.csv in ``folder``; nothing if that file is missing or empty.
+
+    ``name``: for the title.
+    """
     rows = read_losses(folder / LOSSES) if (folder / LOSSES).exists() else []
     if rows:
         picture = loss_curve([row.step for row in rows], [row.tokens for row in rows], [row.loss for row in rows], name)

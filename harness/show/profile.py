@@ -40,7 +40,10 @@ PICTURE = "memory.png"
 
 
 def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str]) -> str:
-    """Return the profiles by arm; "" without a profile. ``pictures``: names of the written pictures."""
+    """Return Markdown on the operators, kernels and memory that torch.profiler recorded; "" without a profile.
+
+    ``pictures``: names of the written pictures.
+    """
     if not profiles:
         return ""
     parts = [OPERATORS_NOTE]
@@ -80,7 +83,7 @@ def _arm(profile: TorchProfile) -> list[str]:
 
 
 def gap_line(gap: CutProfile | LostProfile) -> str:
-    """Return a line on the missing part of a profiled run."""
+    """Return a line on profiled steps without a usable profile: it is cut short, or it is missing."""
     if isinstance(gap, CutProfile):
         return f"a profile of {count(gap.steps, 'step')} is not whole, or of no window: left out"
     return f"steps {gap.first} to {gap.last} were profiled, but no whole profile of them is here"
@@ -94,7 +97,9 @@ def _title(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
-    """Return times per profiled step for the main process, and in total for a worker."""
+    """Return a table of the most expensive operators: ms per profiled step for the main process, in total for a
+    worker.
+    """
     main = role.role == "main" and profile.steps > 0
     steps, per = (profile.steps, "a step") if main else (1, "in all")
     device = main and profile.operators.device_ms is not None
@@ -124,7 +129,9 @@ def _operator_table(profile: TorchProfile, role: RoleOperators) -> str:
 
 
 def _top(operators: Sequence[Operator], device: bool) -> list[Operator]:
-    """Sort operators by self time on the host or time on the device, whichever is longer."""
+    """Return the operators, the most expensive first: by host self time or (if ``device``) device time, whichever
+    is longer.
+    """
     return sorted(
         operators, key=lambda operator: -max(operator.self_ms, (operator.device_ms or 0.0) if device else 0.0)
     )
@@ -174,9 +181,9 @@ LINKED = "/@=,+:"  # characters that need no quoting in a link, besides letters 
 
 
 def stacks_section(reports: Mapping[str, StackReport], files: Mapping[str, Sequence[str]]) -> str:
-    """Return the section's markdown; "" if nothing was sampled.
+    """Return Markdown on the functions that py-spy sampled; "" if nothing was sampled. ``reports``: by arm.
 
-    ``reports``: by sampled arm. ``files``: files of its run, as paths relative to the report.
+    ``files``: by arm, the run's files as paths relative to the report.
     """
     parts = [_sampled_arm(name, report, files.get(name, ())) for name, report in reports.items() if report.places]
     return "\n\n".join([*parts, STACKS_NOTE]) if parts else ""
@@ -197,7 +204,7 @@ def _sampled_arm(name: str, report: StackReport, files: Sequence[str]) -> str:
 
 
 def tokenization_lines(report: StackReport) -> list[str]:
-    """Return a sentence for the main thread and one for the workers, if tokenizing has most of their samples."""
+    """Return a sentence for each group of threads (main, workers) in which tokenizing took the most samples."""
     return [_tokenizing(place) for place in report.tokenization]
 
 
@@ -226,7 +233,10 @@ def _functions(report: StackReport) -> str:
 
 
 def _deepest(report: StackReport) -> str:
-    """Return the most frequent whole stack of each place, its innermost frames."""
+    """Return a table with the most frequent stack of each place (phase or stage).
+
+    Only its innermost frames are shown.
+    """
 
     def stack(place: Place) -> Markdown:
         frames = place.stacks[0].name.split(";")
@@ -270,7 +280,7 @@ def _where(place: Place, report: StackReport) -> str:
 
 
 def _frame(frame: str) -> str:
-    """Shorten the function in ``function (file)``, because Rust's mangled names have hundreds of letters."""
+    """Shorten the function's name in ``function (file)``, because Rust's mangled names have hundreds of characters."""
     function, _, file = frame.rpartition(" (")
     return f"{short(function)} ({file}" if function else short(frame)
 

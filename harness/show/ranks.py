@@ -29,7 +29,9 @@ CLOCKS = "Ranks of one machine share its clock (CLOCK_MONOTONIC)."
 
 
 def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line for each arm with several ranks."""
+    """Yield a line for each arm with several ranks, without controls: the rank that the others wait for, and the
+    waits.
+    """
     for arm in arms:
         if arm.ranks is not None and arm.control is None:
             subject = f"{names.short(arm.name)}, {count(len(arm.ranks.ranks), 'rank')} ({arm.ranks.parallel})"
@@ -37,7 +39,7 @@ def rank_lines(arms: Iterable[ArmReport], names: ArmNames) -> Iterator[Headline]
 
 
 def scaling_lines(comparisons: Iterable[Comparison], names: ArmNames) -> Iterator[Headline]:
-    """Yield a line for each comparison of arms with different numbers of ranks."""
+    """Yield a line for each comparison of arms with different numbers of ranks: the speedup and the efficiency."""
     for comparison in comparisons:
         if (scaling := comparison.scaling) is None:
             continue
@@ -67,7 +69,10 @@ def _kind(found: Scaling) -> str:
 
 
 def _scaled_by(found: Scaling, first: str) -> list[str]:
-    """Return what weakens the efficiency, which counts ranks that may share a machine."""
+    """Return sentences on what weakens the efficiency: other differences of the arms, or ranks that share cores.
+
+    ``first``: short name of the baseline.
+    """
     lines = []
     exceeds = (open_to := found.efficiency_range) is not None and open_to[0] > 1
     if found.differs:
@@ -129,7 +134,7 @@ def _support(found: RanksReport) -> str:
 
 
 def section(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return a row for each rank of each arm with several ranks."""
+    """Return a table with a row per rank of all arms that have several ranks, and a note; "" without such an arm."""
     several = [(arm, arm.ranks) for arm in arms if arm.ranks is not None]
     rows = [(arm.name, rank) for arm, report in several for rank in report.ranks]
     if not rows:

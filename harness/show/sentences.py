@@ -42,12 +42,12 @@ from harness.show.words import (
 
 
 def sentence(c: Comparison | NotCompared) -> str:
-    """Return the verdict of ``c``: a sentence with ratio and interval, then ceiling, reason and disagreements."""
+    """Return the verdict of ``c`` in full: ratio and interval, ceiling, reason, and disagreements between estimates."""
     return " ".join(part for part in sentence_parts(c) if part)
 
 
 def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
-    """Return :func:`sentence` in two parts: the finding, and the rest."""
+    """Return the text of :func:`sentence` as two strings: the finding, and everything after it."""
     if isinstance(c, NotCompared):
         return f"{c.candidate} against {c.baseline}: not measured", f"({missing_text(c.missing)})."
     devices = emulated_devices(c)
@@ -68,23 +68,32 @@ def sentence_parts(c: Comparison | NotCompared) -> tuple[str, str]:
 
 
 def emulated_devices(c: Comparison) -> str | None:
-    """Return the emulated devices, such as ``emulated gh200``; None if all devices are real."""
+    """Return the emulated devices for the text after "on an", such as ``emulated gh200``.
+
+    None if all devices are real.
+    """
     return " and an ".join(c.explained.emulated) or None
 
 
 def believed_ratio(c: Comparison) -> Estimate | None:
-    """Return :func:`predicted_ratio` if the unedited replay is within tolerance, so that it needs no caveat."""
+    """Return the predicted ratio if the unedited replay is within tolerance, so that no caveat is needed; else None."""
     predicted = c.explained.predicted
     return predicted.ratio if isinstance(predicted, PredictedRatio) and predicted.within_tolerance else None
 
 
 def predicted_ratio(c: Comparison) -> Estimate | None:
-    """Return the replay's prediction of the measured ratio; None without one."""
+    """Return the ratio that replay predicts for :attr:`Measured.ratio`, also if its error is large.
+
+    None if not predicted.
+    """
     return c.explained.predicted.ratio if isinstance(c.explained.predicted, PredictedRatio) else None
 
 
 def _figures(m: Measured, baseline: str) -> str:
-    """Return the figures behind the finding; "" if the runs were too noisy for any."""
+    """Return the figures behind the finding in parentheses: ratio, interval, blocks and noise floor.
+
+    "" if the runs were too noisy for a ratio.
+    """
     measured, together = m.ratio, m.together or m.ratio
     if barred(m.doubts, "ratio") is not None:
         return ""
@@ -105,7 +114,10 @@ def _figures(m: Measured, baseline: str) -> str:
 
 
 def _more_tokens(m: Measured) -> str:
-    """Return a change of padding or batch size, which could be mistaken for a change of speed."""
+    """Return a clause on how many more tokens a step has; "" if as many.
+
+    Without it, a change of padding or batch size could be mistaken for a change of speed.
+    """
     per_step = m.measured_per_step
     return (
         ""
@@ -124,7 +136,10 @@ def _floor(m: Measured, baseline: str) -> str:
 
 
 def _steps(m: Measured) -> str | None:
-    """Return the change of step time, if each step trains or computes another amount of tokens."""
+    """Return a clause on the change of step time.
+
+    None if steps have as many tokens, or if the doubt about the ratio covers it.
+    """
     positions = m.positions_per_step
     trained = positions if m.trained_per_step is None else m.trained_per_step
     if trained is None or positions is None or max(abs(trained - 1), abs(positions - 1)) <= SAME_TOKENS_WITHIN:
@@ -144,7 +159,10 @@ def _steps(m: Measured) -> str | None:
 
 
 def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
-    """Return ``steps take 9 % less time (…)``, by the verdict on step time; None if step time was not measured."""
+    """Return ``steps take 9 % less time (…)``, as the verdict ``judged`` on step time says.
+
+    None if it was not measured. ``speed``: how many times as fast the candidate's steps are.
+    """
     if speed is None or judged is None:
         return None
     figures = f"({ratio(speed.median)} as fast, {interval(judged.of or speed)})"
@@ -160,12 +178,15 @@ def steps_text(speed: Estimate | None, judged: Judged | None) -> str | None:
 
 
 def whose(arm: str, waits: Waits) -> str:
-    """Return the arm; with several ranks, the rank whose figures ``waits`` are."""
+    """Return the name for the owner of ``waits``: the arm, or ``rank 0 of ARM`` with several ranks."""
     return arm if waits.ranks == 1 else f"rank 0 of {arm}"
 
 
 def left_open(range_ms: tuple[float, float] | None, step_ms: float) -> tuple[float, float] | None:
-    """Return ``range_ms``, the cost of data by both readings of the device; None if the readings hardly differ."""
+    """Return ``range_ms``, the least and most wait for data per step, if events do not show when the device worked.
+
+    None if both ends hardly differ.
+    """
     return None if range_ms is None or range_ms[1] - range_ms[0] < WORTH_SHARE * step_ms else range_ms
 
 
@@ -175,7 +196,10 @@ def between(range_ms: tuple[float, float], step_ms: float) -> str:
 
 
 def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
-    """Return the range of the cost of data if it is unknown when the device worked; "" if the range is small."""
+    """Return a sentence on the range of the wait for data, if events do not show when the device worked.
+
+    "" if both ends hardly differ.
+    """
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
@@ -199,7 +223,9 @@ def in_blocks(uneven: UnevenWaits) -> str:
 
 
 def data_text(c: Comparison) -> str:
-    """Return the cost of the baseline's data work, and how much of it the step waits for: one or two sentences."""
+    """Return one or two sentences: the time of the baseline's data work per step, and how much of it the step waits
+    for.
+    """
     waits = c.measured.baseline_waits
     baseline = whose(c.baseline, waits)
     owner = "" if waits.ranks == 1 else f"{baseline} "
@@ -256,7 +282,10 @@ def _where(c: Comparison, waits: Waits, work: float) -> str:
 
 
 def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
-    """Return the phases that hide nearly all of the hidden work, largest first; "the step" if there are many."""
+    """Return the phases that hide at least :data:`BEHIND_SHARE` of the hidden work, the largest first.
+
+    "the step" if more than :data:`BEHIND_PHASES` are needed.
+    """
     phases = sorted(hidden_behind_ms.items(), key=lambda item: -item[1])
     sums = list(accumulate(value for _, value in phases))
     enough = next((index + 1 for index, value in enumerate(sums) if value >= BEHIND_SHARE * hidden_ms), len(phases) + 1)
@@ -266,10 +295,10 @@ def _behind(hidden_behind_ms: Mapping[str, float], hidden_ms: float) -> str:
 
 
 def _for_a_core(waits: Waits) -> str:
-    """Return how long a step waits for a core; "" if that is short.
+    """Return "; a step waits N ms for a core", or "" if that wait is unmeasured or small.
 
-    Replay counts hidden work as free, although it may take cores from the step. Long waits mean that other processes
-    take them.
+    With hidden data work the threshold is lower: the replay counts that work as free, although it takes cores from the
+    step.
     """
     share_min = WORTH_SHARE if sum(waits.hidden_ms.values()) else CORE_WAIT_SHARE_MAX
     if waits.contended_ms is None or waits.contended_ms < share_min * waits.step_ms:
@@ -291,7 +320,7 @@ def _isolated(c: Comparison) -> str:
 
 
 def _candidate_waits(c: Comparison) -> Iterator[str]:
-    """Yield a sentence on the wait of the candidate's steps for data, if it was measured."""
+    """Yield a sentence on how long the candidate's steps wait for data; nothing if that was not measured."""
     waits = c.measured.candidate_waits
     if waits.waited_ms is not None:
         part, open_ms = part_of(waits.step_ms), left_open(waits.waited_range_ms, waits.step_ms)
@@ -300,7 +329,7 @@ def _candidate_waits(c: Comparison) -> Iterator[str]:
 
 
 def _without_data(c: Comparison) -> str:
-    """Return a sentence on the baseline's speed without any data work."""
+    """Return a sentence on the speedup of the baseline without any data work (the ceiling), or on why it is unknown."""
     m, waits = c.measured, c.measured.baseline_waits
     if m.ceiling is None:
         return f"No ceiling ({absent_text(m, 'ceiling')})."
@@ -333,7 +362,7 @@ def ceiling_text(m: Measured) -> str:
 
 
 def _witnesses(c: Comparison) -> str:
-    """Return the results of replay and of slowdown injections."""
+    """Return clauses on what replay predicts and what slowdown injections showed; "" without either."""
     witnesses = []
     predicted = c.explained.predicted
     if isinstance(predicted, PredictedRatio) and predicted.ratio is not None:
@@ -347,7 +376,10 @@ def _witnesses(c: Comparison) -> str:
 
 
 def disagreements(c: Comparison) -> list[str]:
-    """List estimates that differ by more than their intervals, the noise floor and :data:`WITNESSES_WITHIN` explain."""
+    """Return a clause for each pair of estimates that contradict each other, such as prediction and measurement.
+
+    Their difference exceeds their intervals, the noise floor and :data:`WITNESSES_WITHIN`.
+    """
     m, waits = c.measured, c.measured.baseline_waits
     dissent = [*_prediction_against_measurement(c), *_doses_against_ledger(c)]
     floor = 1 + max(m.noise_floor or 0.0, WITNESSES_WITHIN)
@@ -385,7 +417,7 @@ def disagreements(c: Comparison) -> list[str]:
 
 
 def _hides(waits: Waits) -> bool:
-    """True if any data work runs behind the step."""
+    """Return True if any data work of the arm runs hidden behind the step."""
     return sum(waits.hidden_ms.values()) > 0
 
 
@@ -410,7 +442,9 @@ def _prediction_against_measurement(c: Comparison) -> list[str]:
 
 
 def _doses_against_ledger(c: Comparison) -> list[str]:
-    """Find slowdown injections that contradict the ledger, for example awaited work that costs nothing."""
+    """Return a clause for each slowdown injection that contradicts the ledger, for example awaited work that costs
+    nothing.
+    """
     waits, contradictions = c.measured.baseline_waits, []
     for dose in c.explained.doses:
         exposed = waits.waited_ms if dose.what == "data" else waits.exposed_ms.get(dose.what)

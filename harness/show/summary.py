@@ -47,9 +47,10 @@ def summary(
     unread: Sequence[str] = (),
     cost: PredictedCost | None = None,
 ) -> dict[str, Json]:
-    """Return the summary as plain data. An unmeasured figure is null (never NaN or 0), with its reason beside it.
+    """Return the content of summary.json. An unmeasured figure is null (never NaN or 0), with its reason beside it.
 
-    ``unread``: files of probes that could not be read, one line each. ``cost``: the predicted cost, if any.
+    ``found``: results of the probes. ``unread``: files of probes that could not be read, a line each. ``cost``: the
+    predicted cost; None without a budget.
     """
     study = report.study
     optional: dict[str, Sequence[Json]] = {
@@ -101,12 +102,18 @@ def summary(
 
 
 def _fields(record: object, names: str, key: str = "{}") -> dict[str, Json]:
-    """Return the named fields of a record as plain data. ``key``: the key of a name."""
+    """Return attributes of ``record`` as plain data, by key. ``names``: attribute names, separated by spaces.
+
+    ``key``: format of each key, such as ``step_{}``.
+    """
     return {key.format(name): plain_json(getattr(record, name)) for name in names.split()}
 
 
 def _data_path(one: DataPath) -> Json:
-    """Return the record. The kind of an undecided verdict's cause keeps its key of earlier versions."""
+    """Return a data path as plain data.
+
+    The cause of an undecided verdict stays under ``undecided``, its key in earlier versions.
+    """
     content = record_json(one)
     if one.steps is not None:
         content["steps"] = _fields(one.steps, "verdict resolution undecided of")
@@ -184,12 +191,14 @@ def _arm(arm: ArmReport) -> Json:
 
 
 def _wall(one: Wall) -> JsonObject:
-    """Return the step time by the clock, which is the sum of the step's parts, and the parts of the program."""
+    """Return the step time by the clock, which is the sum of the step's parts, and the times of the whole program
+    by part.
+    """
     return {**_fields(one, "steps step_ms"), "program": [{**record_json(part), "unit": "ms"} for part in one.program]}
 
 
 def _comparison(c: Comparison | NotCompared) -> dict[str, Json]:
-    """Return a comparison as plain data. The keys are the same if nothing was measured."""
+    """Return a comparison as plain data. If it was not measured, the same keys are there, with null or empty values."""
     if isinstance(c, NotCompared):
         missing = missing_text(c.missing)
         return {
@@ -252,7 +261,7 @@ NULLS = (
 
 
 def _records(c: Comparison) -> dict[str, Json]:
-    """Return the verdict, its figures and its doubts as records, as schema 2 introduced them."""
+    """Return the parts of a comparison that schema 2 added: the verdict, the figures with units, and the doubts."""
     m = c.measured
     figures = {
         "measured": (m.figure, m.measure),
@@ -277,13 +286,13 @@ def _records(c: Comparison) -> dict[str, Json]:
 
 
 def _whatif(one: WhatIf) -> dict[str, Json]:
-    """Return a prediction with its reasons as texts, as earlier versions wrote them."""
+    """Return a what-if prediction as plain data. Its reasons are texts, as in earlier versions."""
     gaps = {name: None if (gap := getattr(one, name)) is None else GAPS[gap] for name in ("reason", "candidate_reason")}
     return {**asdict(one), **gaps, "doubts": [doubt_json(doubt) for doubt in one.doubts]}
 
 
 def _reasons(c: Comparison) -> dict[str, str]:
-    """Return the reason for each figure that is null."""
+    """Return {figure: reason} for each figure of a comparison that is null."""
     absent = dict(c.measured.absent)
     if not isinstance(c.explained.predicted, PredictedRatio):
         absent["predicted"] = c.explained.predicted
@@ -292,7 +301,7 @@ def _reasons(c: Comparison) -> dict[str, str]:
 
 
 def _dose(dose: Dose) -> dict[str, Json]:
-    """Return the record with its reason and the page's line, without the fields that only this line uses."""
+    """Return a slowdown injection as plain data, with the report's line (``words``) and the reason if undecided."""
     return {
         **_fields(dose, "arm what kind"),
         "words": dose_line(dose),

@@ -46,7 +46,10 @@ RECORDED, FREE, MEASURED = CURVES[1], CURVES[0], INK
 
 
 def sweep_sentence(sweep: Sweep) -> str:
-    """Return a sentence on where tokenization starts to matter, or that it does not in this range."""
+    """Return a sentence on the value of the swept setting from which tokenization costs the step time.
+
+    If no value in the range is such a crossover, return the least or the largest cost instead.
+    """
     if sweep.crossings:
         texts = "; ".join(crossing_text(sweep, crossing) for crossing in sweep.crossings)
         return f"crossover at {CROSSING_SHARE * 100:.0f} % of the step: {texts}"
@@ -58,17 +61,17 @@ def sweep_sentence(sweep: Sweep) -> str:
 
 
 def crossing_text(sweep: Sweep, crossing: Crossing) -> str:
-    """Return ``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
+    """Return a crossover as a clause: ``tokenization starts to matter between device=2x and 4x (about 2.07x)``."""
     verb = "stops mattering" if crossing.matters_below else "starts to matter"
     value = f"about {number(crossing.at)}x" if sweep.key == "device" else f"at {crossing.at:.0f}"
     return f"tokenization {verb} between {sweep.key}={crossing.between[0]} and {crossing.between[1]} ({value})"
 
 
 def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]] = ()) -> Picture:
-    """Draw step times over the swept value, wide and narrow.
+    """Draw step time (ms) over the swept value, with and without tokenization.
 
-    ``unswept``: prediction under only the other edits, with the measured step time. ``checks``: step times in ms of
-    other arms that ran with a swept value.
+    ``arm``: the replayed arm. ``unswept``: prediction under only the other edits, with the measured step time.
+    ``checks``: (swept value, measured step time in ms) of other arms.
     """
     wide, narrow = (sweep_figure(sweep, arm, unswept, checks, sheet) for sheet in (WIDE, NARROW))
     return drawn(wide, unswept.emulated, narrow)
@@ -77,7 +80,7 @@ def picture(sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[
 def sweep_figure(
     sweep: Sweep, arm: str, unswept: Prediction, checks: Sequence[tuple[float, Estimate]], sheet: Sheet = WIDE
 ) -> Figure:
-    """Return the figure of :func:`picture`."""
+    """Draw one form of the picture of :func:`picture`; the parameters are the same."""
     from matplotlib.ticker import NullLocator
 
     figure, axes = sheet.plot(5.4, "both")

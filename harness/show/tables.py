@@ -33,24 +33,24 @@ _BLOCK = re.compile(r"#|>|[-+=:](?![0-9A-Za-z])|[0-9]+(?=[.)](?:\s|$))")
 
 
 class Markdown(str):
-    """Trusted Markdown, such as ``**grew**``. Tables escape all other cells."""
+    """Text that is already Markdown, such as ``**grew**``. Tables write it as it is and escape all other cells."""
 
     __slots__ = ()
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose cells are text, except for those that are :class:`Markdown`."""
+    """Return a Markdown table. Cells are escaped, except for those that are :class:`Markdown`."""
     lines = [_row(header), "| --- |" + " ---: |" * (len(header) - 1)]
     return "\n".join([*lines, *map(_row, rows)])
 
 
 def column_table(items: Iterable[T], columns: Mapping[str, Callable[[T], str]]) -> str:
-    """Return a table with a row for each item. ``columns``: the cell of an item by the header of its column."""
+    """Return a Markdown table with a row per item. ``columns``: {header: function that returns the cell of an item}."""
     return table([*columns], [[show(item) for show in columns.values()] for item in items])
 
 
 def cell(value: T | None, show: Callable[[T], str]) -> str:
-    """Return ``value`` as ``show`` formats it; a dash if it was not measured."""
+    """Return the cell for ``value``: formatted by ``show``, or a dash for None."""
     return NOT_MEASURED if value is None else show(value)
 
 
@@ -60,17 +60,20 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def estimate_cell(estimate: Estimate | None) -> str:
-    """Format an estimate: ``65,300 [64,100–66,200]``."""
+    """Format a median with its interval: ``65,300 [64,100–66,200]``; a dash for None."""
     return interval_cell(estimate, number)
 
 
 def ratio_cell(estimate: Estimate | None) -> str:
-    """Format a ratio: ``1.136x [1.062–1.170]``."""
+    """Format a ratio with its interval: ``1.136x [1.062–1.170]``; a dash for None."""
     return interval_cell(estimate, times, "x")
 
 
 def interval_cell(estimate: Estimate | None, show: Callable[[float], str], unit: str = "") -> str:
-    """Return a median with its interval, both as ``show`` formats them."""
+    """Format a median with its interval, each number by ``show``: ``31.0 [30.2–32.0]``. A dash for None.
+
+    ``unit``: written after the median.
+    """
     if estimate is None:
         return NOT_MEASURED
     # With fewer than MIN_BLOCKS blocks, equal bounds come from equal assumptions and show no scatter.
@@ -85,27 +88,27 @@ def stages_cell(values: Mapping[str, float], stages: Sequence[str]) -> str:
 
 
 def bulleted(lines: Iterable[str]) -> str:
-    """Return a list in Markdown; "" without lines."""
+    """Return ``lines`` as a bulleted list in Markdown; "" without lines."""
     return "\n".join(f"- {line}" for line in lines)
 
 
 def joined(*parts: str) -> str:
-    """Join the non-empty parts as paragraphs."""
+    """Join the non-empty parts by blank lines, as paragraphs of Markdown."""
     return "\n\n".join(part for part in parts if part)
 
 
 def number_cell(value: float | None, scale: float = 1) -> str:
-    """Return a number in units of ``scale``."""
+    """Format ``value / scale``, for example 2e9 with ``scale`` 1e9 as ``2.00``. A dash for None."""
     return NOT_MEASURED if value is None else number(value / scale)
 
 
 def percent_cell(share: float | None) -> str:
-    """Format a share: ``12 %``."""
+    """Format a share (0 to 1) as ``12 %``; a dash for None."""
     return cell(share, percent)
 
 
 def safe(text: str) -> Markdown:
-    """Return free text as one line, without markup and without control characters of a terminal."""
+    """Return free text as one line of Markdown that shows the text literally. Control characters become visible."""
     line = visible(one_line(text))
     special = "\\*<|`&" + "[]" * bool(_LINK.search(line)) + "$" * (line.count("$") > 1)
     escaped = "".join(f"\\{letter}" if letter in special else letter for letter in line)
@@ -117,25 +120,28 @@ def safe(text: str) -> Markdown:
 
 
 def code(text: str) -> Markdown:
-    """Return free text as code on one line. A backtick, which would end it, becomes a quotation mark."""
+    """Return free text as inline code of Markdown, on one line.
+
+    A backtick, which would end it, becomes an apostrophe.
+    """
     return Markdown(f"`{visible(one_line(text)).replace('`', chr(39)) or ' '}`")
 
 
 def fenced(text: str) -> Markdown:
-    """Return lines of free text as a block of code. Its fence is longer than any fence in the text."""
+    """Return free text as a code block of Markdown. Its fence is longer than any run of backticks in the text."""
     lines = [visible(line) for line in text.split("\n")]
     fence = "`" * max(3, *(1 + len(run) for line in lines for run in re.findall("`+", line)), 3)
     return Markdown("\n".join([fence, *lines, fence]))
 
 
 def short(name: str) -> str:
-    """Shorten a function's name for a table. Names of kernels are C++ signatures; names in Rust are mangled."""
+    """Cut a function's name to :data:`FUNCTION_NAME_LONGEST` characters. Kernels are named by long C++ signatures."""
     name = visible(one_line(name.replace("`", "'")))
     return name if len(name) <= FUNCTION_NAME_LONGEST else f"{name[: FUNCTION_NAME_LONGEST - 1]}…"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines: the first column left-aligned, the others right-aligned."""
+    """Return rows of cells as lines of equal columns: the first left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     first, *others = widths
     return [
@@ -149,12 +155,12 @@ def estimate_json(estimate: Estimate | None) -> dict[str, Json] | None:
 
 
 def record_json(record: DataclassInstance) -> dict[str, Json]:
-    """Return a dataclass as plain data, field by field."""
+    """Return a dataclass as a JSON object by field name. NaN and infinity become null."""
     return {name: plain_json(value) for name, value in asdict(record).items()}
 
 
 def plain_json(one: Any) -> Json:
-    """Return records, mappings and sequences as plain data; a number that is not finite is null."""
+    """Return a value as JSON data: dataclasses and mappings as objects, NaN and infinity as null."""
     if is_dataclass(one) and not isinstance(one, type):
         return record_json(one)
     if isinstance(one, Mapping):
@@ -170,7 +176,7 @@ def finite(value: float | None) -> float | None:
 
 
 def doubt_json(one: Doubt) -> dict[str, Json]:
-    """Return a doubt as plain data, with the claims that it bars and the unit of its share."""
+    """Return a doubt as a JSON object: its text, what it bars, the unit of its share, and its remedy."""
     rule, remedy = RULE_OF[one.kind], one.remedy
     return {
         "kind": one.kind,

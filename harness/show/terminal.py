@@ -12,7 +12,7 @@ BLOCK = "\N{FULL BLOCK}"
 
 
 def lines(screen: FirstScreen) -> list[str]:
-    """Return warnings, a line for each comparison, the small table, and the next steps."""
+    """Return the first screen as lines: warnings, the card or a line per comparison, the table, and the next steps."""
     text = [*_wrapped("Emulated: ", screen.emulated)] if screen.emulated else []
     for warning in screen.beware:
         text += _wrapped("! ", warning)
@@ -41,7 +41,7 @@ def _next(screen: FirstScreen) -> list[str]:
 
 
 def card_lines(card: VerdictCard) -> list[str]:
-    """Return the verdict card: title, diagnosis, the bar of a step, findings, and its certainty."""
+    """Return the verdict card as lines: title, diagnosis, the bar of a step, findings, and how sure they are."""
     text = [*_wrapped("", card.title), *_wrapped("", f"{card.diagnosis}: {card.cost}")]
     label, amount = (
         max(map(len, texts)) for texts in ([part.label for part in card.bar], [part.ms for part in card.bar])

@@ -24,7 +24,11 @@ ValidationArms = Sequence[tuple[str, Estimate]]
 def prediction_lines(
     scenario: str, arm: str, p: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> list[str]:
-    """Return the answer as text, one line per fact. ``doubts``: about this prediction."""
+    """Return the answer of ``harness whatif`` as lines.
+
+    Without edits in ``p``, only the measurement and the replay's error. ``checks``: arms that ran with these edits.
+    ``doubts``: reasons to doubt this prediction.
+    """
     edits = f" with {' '.join(p.edits.texts)}" if p.edits.texts else ""
     lines = [f"{arm} of {scenario}, replayed{edits}{', on an emulated device' if p.emulated else ''}"]
     blocks = f"median of {count(len(p.block_ms), 'block')}"
@@ -63,7 +67,7 @@ def prediction_lines(
 
 
 def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
-    """Return a line for each reason, with the affected edits."""
+    """Return a line for each distinct doubt, with the edits that it concerns."""
     edits_by_text: dict[str, list[str]] = {}
     for doubt in doubts:
         edits_by_text.setdefault(doubt_text(doubt), []).extend(
@@ -73,7 +77,7 @@ def _doubt_lines(doubts: Sequence[Doubt]) -> list[str]:
 
 
 def validation_text(prediction: Prediction) -> str:
-    """Return the error of the unedited replay, and a warning if it is too large to rely on predictions."""
+    """Return a clause on the error of the unedited replay, with a warning if that exceeds :data:`REPLAY_ERROR_MAX`."""
     errors = prediction.validation
     text = (
         f"the unedited replay is {signed_percent(errors.median)} off (worst {signed_percent(errors.worst)} of "
@@ -85,7 +89,10 @@ def validation_text(prediction: Prediction) -> str:
 
 
 def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
-    """Return the sweep as an aligned table with measurements of other arms, and its crossover."""
+    """Return a table with a row per swept value, and a sentence on the crossover.
+
+    ``checks``: for each value, the arms that ran with it.
+    """
     header = [sweep.key, "step ms", "tokenize=0 ms", "tokenization costs", *(["measured ms"] if any(checks) else [])]
     rows = [header]
     points = zip(sweep.texts, sweep.recorded, sweep.without, sweep.shares, checks, strict=True)
@@ -108,7 +115,10 @@ def sweep_lines(sweep: Sweep, checks: Sequence[ValidationArms]) -> list[str]:
 def answer_json(
     scenario: str, arm: str, prediction: Prediction, checks: ValidationArms, doubts: Sequence[Doubt] = ()
 ) -> dict[str, Json]:
-    """Return the answer as plain data. ``doubts``: those that bar a recommendation or other loader settings."""
+    """Return the JSON output of ``harness whatif``.
+
+    ``doubts``: those that bar a recommendation or other loader settings.
+    """
     return {
         "scenario": scenario,
         "arm": arm,

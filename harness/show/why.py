@@ -44,7 +44,10 @@ LINK_NAMES = {"contended": "waiting for a core", "dose": "slowdown injection (do
 
 
 def section(report: StudyReport, pictures: Sequence[str], names: ArmNames) -> str:
-    """Return the explanation from gain in isolation to gain in training; "" if nothing was compared."""
+    """Return Markdown with the chain of each comparison and the tables behind it (device, blocking calls, replays).
+
+    "" if nothing of this was measured. ``pictures``: names of the written pictures.
+    """
     parts = []
     compared = report.compared
     arms = [arm for arm in report.arms if not arm.control]
@@ -138,7 +141,10 @@ def _bound(totals: ArmTotals) -> str:
 
 
 def _busy(totals: ArmTotals) -> str:
-    """Return busy time; a range if it is unknown because phases were still being launched."""
+    """Format the device's busy time (ms per step).
+
+    It is a range if it is unknown whether phases still being launched kept it busy.
+    """
     if totals.device_busy_ms is not None:
         source = " (profiled window)" if totals.busy_from == "profiled window" else ""
         return f"{number(totals.device_busy_ms)}{source}"
@@ -151,13 +157,15 @@ def _busy(totals: ArmTotals) -> str:
 
 
 def _idle(totals: ArmTotals) -> str:
-    """Return idle time; "at least" if further idle time within phases that were being launched is unknown."""
+    """Format the device's idle time (ms per step); with "at least" if it may have idled in phases that were being
+    launched.
+    """
     at_least = "at least " if totals.device_busy_ms is None and totals.device_unknown_ms else ""
     return f"{at_least}{number_cell(totals.device_starved_ms)}"
 
 
 def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
-    """Return a line for each arm whose device waited for launches."""
+    """Return a line for each arm whose device waited for the host to launch work, or may have done so."""
     lines = []
     for arm in arms:
         totals = arm.totals
@@ -249,7 +257,7 @@ REPLAY_NOTE = (
 
 
 def emulation(report: StudyReport) -> str:
-    """Return the assumptions of emulated devices; "" if everything ran."""
+    """Return a list of what each emulated device assumes; "" if no device is emulated."""
     notes: dict[str, list[str]] = {}
     for arm in report.arms:
         if report.emulated and arm.speed.emulation and not arm.control:
@@ -274,12 +282,15 @@ UNSPLIT = {
 
 
 def part_text(one: Removal) -> str:
-    """Name a removed part: ``tokenize (stage)``, ``all data work``."""
+    """Return the name of a removed part of the step: ``tokenize (stage)``, ``all data work``."""
     return REMOVED.get(one.name, one.name) if one.kind == "cause" else f"{one.name} ({one.kind})"
 
 
 def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return the parts whose removal saves most, and the arms without a prediction."""
+    """Return a table of the parts whose removal would save most, by replay.
+
+    Arms with an inexact replay are only named.
+    """
     removable = [arm for arm in arms if arm.explained.removals]
     inexact = [names.short(arm.name) for arm in removable if not arm.explained.within_tolerance]
     rows = [
@@ -321,7 +332,7 @@ QUEUE_NOTE = (
 
 
 def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return the links of each arm's critical path with their shares of the time."""
+    """Return a line per arm with the links of its critical path and their shares; "" if no arm has an exact replay."""
     lines = []
     for arm in arms:
         path = arm.explained.critical_path_ms
@@ -356,7 +367,10 @@ def _share_text(spent: PathTime, whole_ms: float) -> str:
 
 
 def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
-    """Return where the time of data work lay, and which arms have stages of unknown cost."""
+    """Return a table of when data work ran (in the wait for its batch, in other waits, between steps), by stage.
+
+    Adds a line for each arm whose stages have an unknown cost.
+    """
     unknown = bulleted(
         f"What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(cause, cause)}."
         for arm in arms
@@ -366,7 +380,7 @@ def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 def _link_text(one: PathLink) -> str:
-    """Name a link of the critical path: ``tokenize (stage)``, ``launching forward``."""
+    """Return the name of a link of the critical path: ``tokenize (stage)``, ``launching forward``."""
     if one.kind == "launch":
         return f"launching {one.name}"
     return f"return of a {one.name}" if one.kind == "return" else f"{one.name} ({one.kind})"

@@ -24,27 +24,33 @@ def ratio(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """Format as :func:`ratio`, without the unit."""
+    """Format a ratio as :func:`ratio` does, without the "x"."""
     return f"{value:.{3 if value < 2 else 2 if value < 10 else 1}f}"
 
 
 def percent(fraction: float) -> str:
-    """Format a fraction: ``0.7 %``, ``12 %``; tiny ones as ``under 0.1 %``."""
+    """Format the size of a fraction, without its sign: ``0.7 %``, ``12 %``.
+
+    Below :data:`SMALLEST_SHARE`: ``under 0.1 %``.
+    """
     return f"{_hundredths(fraction)} %"
 
 
 def floor_percent(noise_floor: float) -> str:
-    """Format a noise floor; above :data:`USELESS_FLOOR` as ``over 100 %``."""
+    """Format a noise floor (fraction) as a percentage; above :data:`USELESS_FLOOR` as ``over 100 %``."""
     return percent(noise_floor) if noise_floor <= USELESS_FLOOR else f"over {percent(USELESS_FLOOR)}"
 
 
 def percent_limit(fraction: float) -> str:
-    """Format an upper limit, for use after a word such as "under": tiny ones as ``0.1 %``."""
+    """Format a fraction as an upper limit, for use after a word such as "under".
+
+    Tiny ones are rounded up to ``0.1 %``.
+    """
     return percent(max(abs(fraction), SMALLEST_SHARE) if fraction else 0.0)
 
 
 def percent_range(low: float, high: float) -> str:
-    """Format a range of fractions: ``6.2 to 17 %``."""
+    """Format a range of fractions as percentages: ``6.2 to 17 %``."""
     return f"{_hundredths(low)} to {percent(high)}"
 
 
@@ -65,7 +71,7 @@ def percent_over(fraction: float, limit: float) -> str:
 
 
 def number(value: float) -> str:
-    """Format with three significant digits, without an exponent: ``0.04``, ``3.10``, ``31.0``, ``12,300``."""
+    """Format with about three significant digits, without an exponent: ``0.04``, ``3.10``, ``31.0``, ``12,300``."""
     size = abs(value)
     if size >= 1000:
         digits = len(f"{size:.0f}") - 3
@@ -74,18 +80,18 @@ def number(value: float) -> str:
 
 
 def horizon(blocks: int, steps: int) -> str:
-    """Format the measured amount: ``7 blocks of 48 steps``."""
+    """Format the amount that was measured: ``7 blocks of 48 steps``."""
     return f"{count(blocks, 'block')} of {count(steps, 'step')}"
 
 
 def epochs(steps: float, epoch_steps: float) -> str:
-    """Format the data that ``steps`` use: ``3 % of an epoch``, ``2.50 epochs``."""
+    """Format ``steps`` as data read: ``3 % of an epoch``, ``2.50 epochs``. ``epoch_steps``: steps of an epoch."""
     share = steps / epoch_steps
     return f"{percent(share)} of an epoch" if share < 1 else f"{number(share)} epochs"
 
 
 def duration(seconds: float) -> str:
-    """Format a duration in the unit that needs few digits: ``5.20 s``, ``12.3 min``, ``6.40 h``."""
+    """Format seconds in the unit that needs few digits: ``5.20 s``, ``12.3 min``, ``6.40 h``."""
     if seconds < 2 * MINUTE_S:
         return f"{number(seconds)} s"
     return f"{number(seconds / MINUTE_S)} min" if seconds < 2 * HOUR_S else f"{number(seconds / HOUR_S)} h"
@@ -97,9 +103,9 @@ def ms(value: float) -> str:
 
 
 def part_of(step_ms: float) -> Callable[[float], str]:
-    """Return a function that formats a step of ``step_ms`` and its parts in one unit.
+    """Return a function that formats milliseconds, for a step of ``step_ms`` and its parts, always in the same unit.
 
-    ``2.31 us`` beside ``25.0 us``, ``under 0.01 ms`` beside ``25.0 ms``.
+    Examples: ``2.31 us`` beside ``25.0 us``, ``under 0.01 ms`` beside ``25.0 ms``.
     """
 
     def text(value: float) -> str:
@@ -121,24 +127,26 @@ def amount(value: float, step_ms: float) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """Format the interval of a ratio: ``0.991x to 1.018x``; a remark if there are too few blocks."""
+    """Format the interval of a ratio: ``0.991x to 1.018x``. Without one: ``no interval from 2 blocks``."""
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"no interval from {count(estimate.n, 'block')}"
     return f"{ratio(estimate.ci_low)} to {ratio(estimate.ci_high)}"
 
 
 def count(n: int, noun: str) -> str:
-    """Format a count: ``1 block``, ``3 blocks``."""
+    """Format a number with its noun: ``1 block``, ``3 blocks``."""
     return f"{n} {noun}" + ("" if n == 1 else "s")
 
 
 def blocks_named(blocks: Sequence[int]) -> str:
-    """List blocks by number: ``block 1``, ``blocks 1, 3``."""
+    """Format block numbers: ``block 1``, ``blocks 1, 3``."""
     return f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
 
 
 def signed_percent(fraction: float) -> str:
-    """Format a signed fraction: ``+1.2 %``, ``-3.0 %``, ``under 0.1 %``."""
+    """Format a fraction as a signed percentage: ``+1.2 %``, ``-3.0 %``; tiny ones as ``under 0.1 %``, without a
+    sign.
+    """
     sign = "" if 0 < abs(fraction) < SMALLEST_SHARE else "+" if fraction >= 0 else "-"
     return f"{sign}{percent(fraction)}"
 
@@ -154,7 +162,9 @@ def capitalised(text: str) -> str:
 
 
 def probes_named(cost: ProbeCost) -> tuple[str, str]:
-    """Return the probes of a cost, and the run that they were added to."""
+    """Return the name of the measured probes, and what the run without them recorded: the ledger, or no probe at
+    all.
+    """
     first, *later = cost.probes
     name = f"{first} and {' and '.join(later)} together: every measured run" if later else PROBES.get(first, first)
     return name, "no probe at all" if cost.against == "nothing" else "the ledger"

@@ -124,7 +124,7 @@ Studies from before 2026-11-23 lack both columns: there `filename = true` gives 
 
 
 def reference() -> str:
-    """Return the page as markdown, with one table for each results table."""
+    """Return the Markdown page that describes every column of the contract's tables."""
     parts = [_OPENING]
     for file, description, columns, texts in TABLES:
         head = [f"## {file}", "", description, "", "| column | type | what it is |", "| --- | --- | --- |"]

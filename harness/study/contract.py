@@ -124,7 +124,10 @@ AWAITED, READY = "awaited", "ready"  # names of receive spans
 
 
 def rank_file(table: str, rank: int) -> str:
-    """Return the file name of a table (steps, spans) of one rank. The file of rank 0 is the run's own."""
+    """Return the file name of a table (steps or spans) of one rank.
+
+    Rank 0 has the plain name, such as steps.parquet.
+    """
     return f"{table}.rank-{rank}.parquet" if rank else f"{table}.parquet"
 
 
@@ -144,7 +147,7 @@ PROFILED, BARE, LEDGER, ALONE = "profiled", "bare", "with-ledger", "with-"
 
 @lru_cache
 def arrow_schema(columns: tuple[tuple[str, str], ...]) -> pa.Schema:
-    """Return the Arrow schema of one of the contract's tables, tagged with the contract's version."""
+    """Return the Arrow schema of a table with ``columns``, with the contract's version in its metadata."""
     import pyarrow as pa
 
     return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns], {"harness_schema": str(SCHEMA)})

@@ -25,7 +25,10 @@ MAX_NAME_BYTES = 255  # bytes of one part of a path, on every common file system
 
 
 def folder_name(name: str) -> str:
-    """Return ``name``. Raises ValueError if it is not the name of a single folder."""
+    """Return ``name`` unchanged.
+
+    Raises ValueError if it cannot name a single folder, for example because of a slash.
+    """
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
         raise ValueError(f"not usable as a folder's name: {_short(name)}")
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -34,7 +37,10 @@ def folder_name(name: str) -> str:
 
 
 def check_folder_name(name: str, what: str) -> str:
-    """Return ``name``, the name of ``what``. Raises InputError if :func:`folder_name` refuses it."""
+    """Return ``name``. Raises InputError if it is not the name of a single folder.
+
+    ``what``: what it names, for the error.
+    """
     try:
         return folder_name(name)
     except ValueError as error:
@@ -55,7 +61,7 @@ _DEPTH = 3  # runs/<arm>/<block>/<file>
 
 
 def check_no_links(study: Path) -> None:
-    """Raise InputError for the first symbolic link in the folder ``study``. ``study`` itself may be a link."""
+    """Raise InputError for the first symbolic link within a study's folder. The folder itself may be a link."""
     for link in _links(study):
         raise InputError(
             f"{link} is a link: a study's files must lie in its own folder; "
@@ -79,7 +85,7 @@ def _links_below(folder: Path | str, depth: int) -> Iterator[Path]:
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """Return the entries of ``folder`` by name; none if it is missing or cannot be read."""
+    """Return the entries of ``folder``, sorted by name; [] if it is missing or cannot be read."""
     with suppress(OSError), os.scandir(folder) as entries:
         return sorted(entries, key=lambda entry: entry.name)
     return []
@@ -90,13 +96,13 @@ NOT_DIGESTED = {"run.json", "log.txt"}  # the file with the digests, and the log
 
 
 def digest(path: Path) -> str:
-    """Return the named SHA-256 of a file's bytes. It takes less time than reading a table of hundreds of megabytes."""
+    """Return the SHA-256 of a file as ``sha256:HEX``. It takes less time than reading the file as a table."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def digests_of(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Return the digest of every file that a run left in its folder."""
+    """Return {file name: (digest,)} of the files that a run left in ``folder``, without run.json and the log."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in NOT_DIGESTED)
     return {path.name: (digest(path),) for path in files if not path.name.startswith(".")}
 
@@ -110,7 +116,7 @@ _NOT_IN_CONTENT = {CONTENT, "digests"}
 
 
 def sealed(content: JsonObject) -> JsonObject:
-    """Return ``content`` with its own digest, and with the digest of its files' digests if it has any."""
+    """Return a record's ``content`` with a digest of itself, and one of its files' digests if it has these."""
     plain = {key: value for key, value in content.items() if key != OF_DIGESTS}
     if plain.get("digests"):
         plain[OF_DIGESTS] = _digests_digest(plain)
@@ -118,12 +124,15 @@ def sealed(content: JsonObject) -> JsonObject:
 
 
 def seals_digests(content: JsonObject) -> bool:
-    """Return True if the digests of the files are sealed too. Then the run left no other file."""
+    """Return True if a record also seals the list of its files. The run then left no other table."""
     return CONTENT in content and OF_DIGESTS in content
 
 
 def check_sealed(path: Path, content: JsonObject) -> None:
-    """Raise InputError if a record was changed after it was written. Old records without digests are accepted."""
+    """Raise InputError if the record at ``path`` was changed after it was written.
+
+    Old records without digests are accepted.
+    """
     if CONTENT in content and content[CONTENT] != _content_digest(content):
         raise InputError(
             f"{path}: damaged, or changed since it was written: what it says does not have the SHA-256 in its key "
@@ -153,7 +162,9 @@ def _json_digest(value: object) -> str:
 
 
 def check(folder: Path, known: Digests, names: Iterable[str]) -> None:
-    """Raise InputError if one of these files is missing, or differs from what the run wrote."""
+    """Raise InputError if one of the files ``names`` in ``folder`` is missing or differs from its digest in
+    ``known``.
+    """
     for name in names:
         path = folder / name
         try:

@@ -25,9 +25,10 @@ _adapters: dict[type, TypeAdapter[Any]] = {}  # Building an adapter takes millis
 
 
 def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
-    """Return the record of dataclass ``kind`` that ``content`` describes. Raises pydantic's ValidationError.
+    """Return ``content`` as an instance of the dataclass ``kind``.
 
-    Keys that ``kind`` does not have are dropped: a later version may have added them.
+    Raises pydantic's ValidationError if it does not fit. Keys that ``kind`` does not have are dropped, because a later
+    version may have added them.
     """
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
@@ -37,7 +38,10 @@ def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
 
 
 def read_record(path: Path, kind: type[Record], schema: int) -> Record | None:
-    """Read a record from a JSON file; None if there is no file. Raises InputError for a damaged one."""
+    """Read a JSON file as the dataclass ``kind``; None if there is no file. Raises InputError if it is damaged.
+
+    ``schema``: version that the file must have.
+    """
     try:
         content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -53,7 +57,7 @@ def read_record(path: Path, kind: type[Record], schema: int) -> Record | None:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the place and text of the first error: ``windows.0: Input should be a valid integer``."""
+    """Return place and message of pydantic's first error: ``windows.0: Input should be a valid integer``."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place}: {first['msg']}" if place else first["msg"]
@@ -64,7 +68,10 @@ SmallCount = Annotated[int, Field(ge=0, le=2**24)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """The facts of one run. None: the run lacks the fact, or recorded it as null (see ``nulls``)."""
+    """Facts of one run that were found while it ran, such as device and number of parameters.
+
+    None: the run lacks the fact, or recorded it as null (see ``nulls``).
+    """
 
     emulation: str | None = None  # assumptions of the emulated device
     profile: str | None = None  # name of the device's profile
@@ -147,7 +154,7 @@ class RunFacts:
     others: JsonObject = field(default_factory=dict)  # facts of another version, by name
 
     def to_json(self) -> dict[str, Json]:
-        """Return the facts by name, without those that the run lacks."""
+        """Return the facts as JSON by name, without those that the run lacks."""
         facts = {name: getattr(self, name) for name in NAMES}
         return {
             **{name: value for name, value in facts.items() if value is not None or name in self.nulls},
@@ -156,29 +163,32 @@ class RunFacts:
 
     @classmethod
     def from_json(cls, content: JsonObject) -> RunFacts:
-        """Return the facts that :meth:`to_json` gave. Raises pydantic's ValidationError for a wrong type."""
+        """Return the facts from the output of :meth:`to_json`. Raises pydantic's ValidationError for a wrong type."""
         return made_of(cls, _fields_of(content))
 
     @property
     def times_fetches(self) -> bool:
-        """True if fetching data is timed. An attached program may get its data in an unknown way."""
+        """True if the time to fetch data was measured.
+
+        An attached program may get its data in a way that is not timed.
+        """
         return self.attached is None or any(part.startswith("fetch") for part in self.attached.split("; "))
 
     @property
     def has_loader(self) -> bool:
-        """True if its batches come from a DataLoader, whose workers can be changed."""
+        """True if batches come from a DataLoader, so that its number of workers can be changed."""
         return self.attached is None or "fetch: DataLoader" in self.attached
 
     def gave_no_items(self, workers: int) -> bool:
-        """True if an iterable dataset had no batch for ``workers`` of the loader's workers.
+        """Return True if ``workers`` loader workers made no batch because an iterable dataset gave them too few items.
 
-        This trainer receives the batches of its workers in turn, so that a worker without batches has no items. Of a
+        This trainer receives the batches of its workers in turn, so a worker without batches has no items. For a
         program, only torch's message that a worker ran out of items shows that.
         """
         return bool(self.iterable) if self.attached is None else (self.empty_workers or 0) >= workers
 
     def only(self, names: Iterable[str]) -> RunFacts:
-        """Return only the named facts, if the run has them."""
+        """Return a copy with only the facts ``names``, as far as the run has them."""
         facts = self.to_json()
         return RunFacts.from_json({name: facts[name] for name in names if name in facts})
 
@@ -226,7 +236,7 @@ CONFIG_LIMITS: Mapping[str, tuple[float, float]] = {
 
 
 def possible(config: JsonObject) -> JsonObject:
-    """Return ``config``. Raises ValueError if one of its CONFIG_LIMITS is not a number or out of range."""
+    """Return ``config`` unchanged. Raises ValueError if a number in CONFIG_LIMITS is out of range or no number."""
     for key, (least, most) in CONFIG_LIMITS.items():
         value = _at(config, key)
         if value is None:
@@ -250,7 +260,7 @@ BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """run.json: the run as it was executed, and its result.
+    """Content of run.json: one run as it was executed, and its result.
 
     To add later results, make a new record with :func:`dataclasses.replace`.
     """
@@ -288,21 +298,21 @@ class RunRecord:
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Json]:
-        """Return the content of run.json."""
+        """Return the record as the content of run.json."""
         return {**asdict(self), "facts": self.facts.to_json()}
 
     @classmethod
     def from_json(cls, content: JsonObject) -> RunRecord:
-        """Return the record that :meth:`to_json` gave. Raises pydantic's ValidationError for other content."""
+        """Return the record from the output of :meth:`to_json`. Raises pydantic's ValidationError for other content."""
         return made_of(cls, content)
 
 
 @dataclass(frozen=True)
 class CodeRecord:
-    """A state of the code: ``folder`` has harness/ and trainer/, ``python`` runs them.
+    """A state of the code that an arm runs: ``folder`` has harness/ and trainer/, ``python`` is the interpreter.
 
     ``directory``: the working directory of its runs, with a state of the user's own code; None: the launcher's.
-    ``path``: more folders with code of that state.
+    ``path``: further folders with code of that state.
     """
 
     folder: str
@@ -315,9 +325,10 @@ class CodeRecord:
 
 @dataclass(frozen=True)
 class OtherDefault:
-    """A default that differs between two states of the harness.
+    """A setting whose default differs between the two states of the harness that ``harness regress`` compares.
 
-    ``lacking``: the side without that key, which always acts like ``base``. The other acts like ``asked``.
+    ``lacking``: the side that does not have this key, and always acts as with ``base``. The other acts as with
+    ``asked``.
     """
 
     key: str
@@ -334,7 +345,7 @@ def _of_older(value: object) -> object:
 
 @dataclass(frozen=True)
 class ArmRecord:
-    """An arm of study.json, or a control of one. Empty keys of the second half are left out."""
+    """An arm, or a control of an arm, in study.json. Empty values from ``contest`` on are not written."""
 
     name: FolderName
     control: str | None = None
@@ -351,7 +362,7 @@ class ArmRecord:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """Two arms to compare, by name (no controls)."""
+    """Two arms that a study compares, by name. Controls are never compared."""
 
     baseline: FolderName
     candidate: FolderName
@@ -359,7 +370,7 @@ class ComparisonRecord:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """study.json: the resolved scenario, its arms and comparisons, and the study's result."""
+    """Content of study.json: the resolved scenario, its arms and comparisons, and the study's status."""
 
     scenario: FolderName
     question: str
@@ -390,15 +401,15 @@ class StudyRecord:
 
 
 def new_study_id() -> str:
-    """Return a new random id."""
+    """Return a new random id for a study, as 12 hexadecimal digits."""
     return secrets.token_hex(6)
 
 
 def session_of(study_id: str, name: str) -> str:
-    """Return the session ``name`` of the study with that id; the name alone for a study without an id."""
+    """Return the id of a session: ``STUDY_ID.NAME``, or only ``name`` for a study without an id."""
     return f"{study_id}.{name}" if study_id else name
 
 
 def is_of_study(study_id: str, session: str) -> bool:
-    """Return True if a run of that session belongs to the study. A study without an id accepts every run."""
+    """Return True if a run with ``session`` belongs to the study with ``study_id``. An empty id accepts every run."""
     return session.startswith(session_of(study_id, ""))

@@ -42,7 +42,7 @@ def _ordered(range_: Sequence[int]) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchProfilerRecord:
-    """The entry "torch_profiler"."""
+    """The entry "torch_profiler" of probes.json: the profiled windows and the accuracy of their times."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
@@ -56,7 +56,7 @@ class TorchProfilerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyRecord:
-    """The entry "py_spy": how its trace was recorded, as reading the trace requires."""
+    """The entry "py_spy" of probes.json: how py-spy recorded its trace. Reading the trace requires this."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
@@ -78,7 +78,7 @@ class PySpyRecord:
 
 @dataclass(frozen=True)
 class ProbesRecord:
-    """Reports of the probes of one run. None: the probe had no window in this run, or it failed."""
+    """Content of a run's probes.json. A probe's entry is None if it had no window in this run, or if it failed."""
 
     problems: tuple[str, ...] = ()  # errors, a line each
     missed_samples: dict[str, Count] = field(default_factory=dict)  # key: source (host, nvml)
@@ -94,7 +94,7 @@ def _adapter() -> TypeAdapter[ProbesRecord]:
 
 
 def read_facts(path: Path) -> ProbesRecord:
-    """Read the probes.json at ``path``. Raises InputError, one line, if it is invalid."""
+    """Read the probes.json at ``path``. Raises InputError with one line if it is invalid."""
     try:
         content = read_json(path)
         if isinstance(content, dict) and content.get("py_spy") == {}:  # Older files have {} after a failure of py-spy.
@@ -111,9 +111,9 @@ Result = TypeVar("Result")
 
 
 class _Lazy:
-    """A field with a table, or with its place on disk. Reading the field returns the table.
+    """Descriptor of a dataclass field that holds a table, or its place on disk. Reading the field returns the table.
 
-    Only the dataclass itself sets it, in its constructor, because the dataclass is frozen.
+    Only the constructor of the dataclass sets it, because the dataclass is frozen.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -131,9 +131,9 @@ class _Lazy:
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """One run as read back: its record and its tables (None if missing).
+    """One run, read back from its folder: its record and its tables (None if missing). Made by ``StudyFolder.runs``.
 
-    A stored table is read at each access of its field, so keep the result while you need it. ``probes`` is its
+    A large table is read anew at each access of its field, so keep the result while you need it. ``probes``: its
     probes.json, empty if there is none.
     """
 
@@ -150,32 +150,38 @@ class RunData:
 
     @property
     def step_count(self) -> int:
-        """Number of rows of the steps table, without reading the table."""
+        """Number of rows of the steps table; 0 if it is missing. The table is not read."""
         value = self.__dict__["_steps"]
         return 0 if value is None else value.rows if isinstance(value, StoredTable) else len(value)
 
     def step_columns(self, names: Sequence[str]) -> pa.Table | None:
-        """Return some columns of the steps table; None if there is no table."""
+        """Return the columns ``names`` of the steps table; None if the run has no steps table."""
         value = self.__dict__["_steps"]
         if isinstance(value, StoredTable):
             return value.columns(names)
         return None if value is None else value.select(names)
 
     def steps_where(self, chosen: Any) -> pa.Table | None:
-        """Return the steps that the pyarrow expression ``chosen`` selects; None if there is no table."""
+        """Return the rows of the steps table that the pyarrow expression ``chosen`` selects.
+
+        None if there is no table.
+        """
         return _filtered(self.__dict__["_steps"], chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
-        """Return the spans that the pyarrow expression ``chosen`` selects; None if there is no table."""
+        """Return the rows of the spans table that the pyarrow expression ``chosen`` selects.
+
+        None if there is no table.
+        """
         return _filtered(self.__dict__["_spans"], chosen)
 
     @property
     def window(self) -> RunData | None:
-        """The finished run in which steps of this arm were profiled, which may be this one; None without such a run."""
+        """The finished run that profiled steps of this arm, which may be this run; None without such a run."""
         return self.windows.get(self.record.arm)
 
     def profiles(self) -> tuple[list[pa.Table], list[str]]:
-        """Read the torch.profiler files in the run's folder. Also return a line per unreadable file."""
+        """Read the run's torch.profiler files. Return their tables, and a line for each unreadable file."""
         from harness.study.traces.kineto import read_profiles
 
         if self.folder is None:
@@ -194,7 +200,7 @@ class RunData:
         return self.__dict__["_spans"] is not None
 
     def span_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the spans table in pieces, or nothing if it is missing."""
+        """Yield the spans table in pieces, with only ``columns``; nothing if the run has no spans table."""
         value = self.__dict__["_spans"]
         if isinstance(value, StoredTable):
             yield from value.batches(columns)
@@ -202,17 +208,20 @@ class RunData:
             yield from value.select(columns).to_batches()
 
     def once(self, what: str, make: Callable[[], Result]) -> Result:
-        """Return the result of ``make``, computed on the first call for ``what`` and cached. Keep it small."""
+        """Return the result of ``make``, which is called only the first time for the key ``what``.
+
+        Results should be small.
+        """
         if what not in self._results:
             self._results[what] = make()
         return cast("Result", self._results[what])
 
     def knows(self, what: str) -> bool:
-        """Return True if :meth:`once` has cached that result."""
+        """Return True if :meth:`once` has a cached result for the key ``what``."""
         return what in self._results
 
     def forget(self, what: str) -> None:
-        """Drop a cached result of :meth:`once`, and return its memory to the system."""
+        """Drop the cached result of :meth:`once` for ``what``, and return its memory to the system."""
         import pyarrow as pa
 
         self._results.pop(what, None)

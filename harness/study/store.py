@@ -51,13 +51,16 @@ Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as indented JSON, atomically. Refuses NaN and infinity: the contract requires null."""
+    """Write ``content`` as indented JSON, atomically.
+
+    Raises ValueError for NaN and infinity; the contract requires null.
+    """
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
 
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Paths of the files of a study (results/<scenario>/<UTC time>-<id>/)."""
+    """The folder of one study (results/<scenario>/<UTC time>-<id>/), with methods to read and write its files."""
 
     path: Path
 
@@ -86,14 +89,14 @@ class StudyFolder:
         return self.path / "timeline.json.gz"
 
     def run(self, arm: str, block: int) -> Path:
-        """Return the folder of one run. Raises InputError for a name that leads out of the study."""
+        """Return the folder of a run, runs/ARM/BLOCK. Raises InputError if ``arm`` is no name of a single folder."""
         return self.path / "runs" / check_folder_name(arm, f"{self.path}: arm") / f"{block:d}"
 
     def run_json(self, arm: str, block: int) -> Path:
         return self.run(arm, block) / "run.json"
 
     def remove_leftovers(self) -> None:
-        """Remove incomplete files of killed processes."""
+        """Remove incomplete temporary files that killed processes left in the study's folder."""
         for folder in (self.path, self.plots, *self.path.glob("runs/*/*/")):
             remove_leftovers(folder)
 
@@ -113,7 +116,7 @@ class StudyFolder:
         write_json(self.run(record.arm, record.block) / "run.json", sealed(record.to_json()))
 
     def write_whole_run(self, record: RunRecord) -> None:
-        """Write the record of a run whose other files are all written, with their digests."""
+        """Write run.json with the digests of all other files of the run. Call it when these are written."""
         self.write_run(replace(record, digests=digests_of(self.run(record.arm, record.block))))
 
     def write_tables(self, arm: str, block: int, steps: Columns, spans: Columns, samples: Columns) -> None:
@@ -126,7 +129,9 @@ class StudyFolder:
         write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
 
     def write_steps(self, record: RunRecord, steps: pa.Table) -> None:
-        """Replace a run's steps table with ``steps``, which has the contract's columns and perhaps others."""
+        """Replace a run's steps table with ``steps``, which has the contract's columns and maybe others, and update
+        its digest.
+        """
         contract = arrow_schema(STEP_COLUMNS)
         # columns of a later version, or of a user
         extra = [name for name in steps.column_names if name not in contract.names]
@@ -148,7 +153,10 @@ class StudyFolder:
         self._expect(record, path, (digest(path),))
 
     def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
-        """Return the tables of the run at ``path`` (run.json). Raises InputError if one is damaged."""
+        """Return the tables of the run at ``path`` (run.json), and its record. Raises InputError if a table is damaged.
+
+        If a report has replaced a table meanwhile, the record is read again.
+        """
         try:
             return _tables(path.parent, record), record
         except InputError:
@@ -158,7 +166,10 @@ class StudyFolder:
             return _tables(path.parent, reread), reread
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
-        """Write the file's current or next digest to run.json. Keeps keys of later versions there."""
+        """Write the digests of the file ``path`` to run.json: the present one and, while it is replaced, also the next.
+
+        Keys of later versions in run.json are kept.
+        """
         run_json = path.with_name("run.json")
         write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
 
@@ -166,7 +177,7 @@ class StudyFolder:
         write_json(self.run(arm, block) / "probes.json", probes)
 
     def is_done(self, arm: str, block: int) -> bool:
-        """Return True if that run has finished and its files are unchanged."""
+        """Return True if the run has finished, has steps, and its files are unchanged. It then need not be repeated."""
         record = self.read_record(arm, block)
         if record is None or record.status != "done":
             return False
@@ -185,13 +196,14 @@ class StudyFolder:
             return None
 
     def intact_record(self, arm: str, block: int) -> RunRecord:
-        """Return the record of one run. Raises InputError if it is missing or damaged."""
+        """Return the record of one run. Raises InputError if it is missing, damaged, or of another run or study."""
         return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
-        """Return the record of a run from its folder. Raises InputError if it belongs to another run or study.
+        """Return the record in run.json at ``path``.
 
-        Also raises InputError for a table in the folder that the run did not write.
+        Raises InputError if it is damaged, or belongs to another run or study. Also raises InputError for a table in
+        the folder that the run did not write.
         """
         content = _read_json(path)
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
@@ -215,8 +227,9 @@ class StudyFolder:
         return record
 
     def runs(self) -> Iterator[RunData]:
-        """Yield every run that has a run.json, by arm and block. A run with a damaged or missing table counts as
-        failed.
+        """Yield every run that has a run.json, sorted by arm and block.
+
+        A damaged or missing table makes a run count as failed.
         """
         windows: dict[str, RunData] = {}
         runs = list(self._runs(windows))
@@ -249,7 +262,7 @@ class StudyFolder:
 
 
 def find_study(path: Path) -> Path:
-    """Return ``path``, or the newest study in it if it holds studies and is none itself (results/<scenario>)."""
+    """Return ``path`` if it is a study, else the newest study below it (of results/<scenario>), else ``path``."""
     if StudyFolder(path).study_json.exists():
         return path
     dated = (study_json.parent for study_json in path.glob("[0-9]*T[0-9]*Z-*/study.json"))
@@ -257,7 +270,7 @@ def find_study(path: Path) -> Path:
 
 
 class _Tables(NamedTuple):
-    """The tables of a run; None if missing."""
+    """The tables of a run on disk. A missing table is None."""
 
     steps: StoredTable | None = None
     spans: StoredTable | None = None
@@ -274,7 +287,7 @@ COLUMNS = {
 
 
 def _tables(folder: Path, record: RunRecord) -> _Tables:
-    """Return the tables of a run. Raises InputError if one is damaged."""
+    """Return the tables in the run's ``folder``. Raises InputError if one is damaged or differs from its digest."""
     tables: dict[str, StoredTable] = {}
     for name, columns in COLUMNS.items():
         file = folder / f"{name}.parquet"
@@ -287,7 +300,7 @@ def _tables(folder: Path, record: RunRecord) -> _Tables:
 
 
 def _probes(folder: Path, record: RunRecord) -> ProbesRecord:
-    """Return the reports of a run's probes, with a line for each of their damaged files."""
+    """Return the content of a run's probes.json. Each damaged file of a probe adds a line to its problems."""
     path = folder / "probes.json"
     probe_files = record.digests.keys() - {path.name, *(f"{name}.parquet" for name in COLUMNS)}
     problems = []
@@ -331,7 +344,10 @@ def _study_id(study_json: Path) -> str:
 
 @lru_cache(maxsize=8)  # Cached, because it is called once per run.
 def _id_in(study_json: Path, *_which: int) -> str:
-    """Return the id in that file. ``_which`` identifies the file's content for the cache."""
+    """Return the id in study.json.
+
+    "" if it has none or is unreadable. ``_which``: state of the file, as key of the cache.
+    """
     try:
         study_id = _read_json(study_json).get("id")
     except InputError:
@@ -356,7 +372,10 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
-    """Return a record from JSON. Drops keys of later versions. Raises InputError for a missing or wrong key."""
+    """Return ``content`` of the file ``path`` as a record of ``kind``. Keys of later versions are dropped.
+
+    Raises InputError for a missing or wrong key, another schema, or changed content.
+    """
     from pydantic import ValidationError
 
     from harness.study.records import first_fault, made_of
@@ -371,7 +390,7 @@ def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
 
 
 def _of_a_run(path: Path) -> bool:
-    """Return True if :meth:`StudyFolder.run` can produce that path, as runs/<arm>/<block>/run.json."""
+    """Return True if ``path`` has the form runs/<arm>/<block>/run.json that :meth:`StudyFolder.run` produces."""
     arm, block = path.parts[-3:-1]
     with suppress(ValueError):
         return block.isdecimal() and str(int(block)) == block and folder_name(arm) == arm

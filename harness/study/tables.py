@@ -36,14 +36,17 @@ CLOCKS, LATEST_NS = ("start_ns", "end_ns", "t_ns"), 2**62  # time since the mach
 
 
 class StoredTable:
-    """A table of the results contract on disk. Methods raise InputError if the file is no such table."""
+    """A table of the results contract on disk, read on demand.
+
+    Its methods raise InputError if the file is no such table.
+    """
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
         self._kept: pa.Table | None = None
 
     def check(self, *, as_written: bool = False) -> None:
-        """Read the whole file once, so that damage is found before anything is computed from it.
+        """Raise InputError if the file is damaged, before anything is computed from it. The whole file is read once.
 
         ``as_written``: a digest has shown that the file is intact, so a large one is only opened.
         """
@@ -61,7 +64,7 @@ class StoredTable:
         pa.default_memory_pool().release_unused()
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Return only these columns of the whole table."""
+        """Return all rows with only the columns ``names``."""
         import pyarrow as pa
 
         kinds = dict(self._columns)
@@ -71,7 +74,10 @@ class StoredTable:
         return pa.Table.from_batches(batches, schema)
 
     def read(self) -> pa.Table:
-        """Return the whole table. Columns of later versions are null if the file lacks them."""
+        """Return the whole table. Columns that the file lacks, because it is older, are null.
+
+        Small tables stay in memory.
+        """
         if self._kept is not None:
             return self._kept
         with self._opened() as file:
@@ -82,14 +88,14 @@ class StoredTable:
 
     @property
     def rows(self) -> int:
-        """Number of rows, from the file's footer only."""
+        """Number of rows, read from the file's footer alone."""
         if self._kept is not None:
             return len(self._kept)
         with self._opened() as file:
             return int(file.metadata.num_rows)
 
     def filtered(self, chosen: Any) -> pa.Table:
-        """Return the rows that the pyarrow expression ``chosen`` selects. Skips parts of the file without such rows."""
+        """Return the rows that the pyarrow expression ``chosen`` selects. Row groups without such rows are not read."""
         if self._kept is not None:
             return self._kept.filter(chosen)
         import pyarrow as pa
@@ -105,10 +111,10 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the table in pieces of at most :data:`BATCH_ROWS` rows with these columns. Texts may be dictionaries.
+        """Yield the table in pieces of at most :data:`BATCH_ROWS` rows, with only ``columns``.
 
-        Two row groups are in memory at a time, one of them being read. A run writes a row group per portion of its
-        steps.
+        Texts may be dictionary-encoded. Two row groups are in memory at a time, one of them being read. A run writes
+        one for each portion of its steps.
         """
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()
@@ -145,7 +151,7 @@ class StoredTable:
 
 
 class _Reading:
-    """An open parquet file whose errors become InputError."""
+    """An open parquet file of a :class:`StoredTable`. Errors while reading it become InputError."""
 
     def __init__(self, file: Any, table: StoredTable) -> None:
         self._file, self._table = file, table
@@ -161,7 +167,7 @@ class _Reading:
 
     @property
     def own_names(self) -> list[str]:
-        """Names of the columns, without those that name the run."""
+        """Names of the file's columns, without those that repeat the run's arm and block."""
         return [name for name in self._file.schema_arrow.names if name not in OF_RUN]
 
     def read(self) -> pa.Table:
@@ -175,7 +181,7 @@ class _Reading:
 
 
 def _one_ahead(read: Callable[[int], _Group], count: int) -> Iterator[_Group]:
-    """Yield ``read(0)`` to ``read(count - 1)``. Reads each while the one before is used."""
+    """Yield ``read(0)`` to ``read(count - 1)``. While the caller uses one result, a thread reads the next."""
     if count < 2:
         yield from map(read, range(count))
         return
@@ -201,7 +207,7 @@ def _give_back_at_once() -> None:
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise InputError if two columns of the table at ``path`` have the same name, because they are ambiguous."""
+    """Raise InputError if two columns of the table at ``path`` have the same name."""
     for name, times in Counter(names).items():
         if times > 1:
             raise _wrong(path, f"{times} columns named {name!r}")
@@ -210,9 +216,10 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 def completed(
     path: Path, table: pa.Table, columns: tuple[tuple[str, str], ...], wanted: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return ``table`` with the types of ``columns``. Columns of later versions are null if the table lacks them.
+    """Return ``table`` with the types of ``columns``. Columns of later versions that it lacks are added as null.
 
-    ``wanted``: the requested columns, if not all. Raises InputError if the table does not follow the contract.
+    ``wanted``: names of the requested columns; None for all. Raises InputError if the table does not follow the
+    contract.
     """
     import pyarrow as pa
 
@@ -237,7 +244,10 @@ def completed(
 
 
 def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
-    """Return ``table`` with that column in the contract's type. Another program may have written a wider type."""
+    """Return ``table`` with the column ``name`` converted to type ``kind``.
+
+    Raises InputError if that is not possible.
+    """
     import pyarrow as pa
 
     actual = table.schema.field(name).type
@@ -251,7 +261,9 @@ def _typed(path: Path, table: pa.Table, name: str, kind: pa.DataType) -> pa.Tabl
 
 
 def _check_text(path: Path, table: pa.Table, name: str) -> None:
-    """Raise InputError for text that is not UTF-8. It would fail later, where it is first used as a name."""
+    """Raise InputError if the column ``name`` has text that is not UTF-8, which would fail later with a worse
+    message.
+    """
     import pyarrow as pa
 
     try:
@@ -261,9 +273,9 @@ def _check_text(path: Path, table: pa.Table, name: str) -> None:
 
 
 def _check_range(path: Path, table: pa.Table, name: str) -> None:
-    """Raise InputError for a value out of range. Within it, sums of nanoseconds and tokens are exact in floats.
+    """Raise InputError if the integer column ``name`` has a value out of range. In range, its sums are exact in floats.
 
-    Clocks have a wider range, because they are never summed.
+    Clock times have a wider range, because they are never summed.
     """
     import pyarrow.compute as pc
 
@@ -282,7 +294,10 @@ TABLE_ROW_GROUP = 1 << 18  # maximum rows; a reader of some steps reads only the
 
 
 def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
-    """Return ``rows`` ({column: values}) as a table with exactly ``columns``. A missing column is all null."""
+    """Return ``rows`` ({column: values}) as a table with exactly ``columns`` (name, Arrow type).
+
+    A missing column is null.
+    """
     import pyarrow as pa
 
     count = len(next(iter(rows.values()))) if rows else 0
@@ -291,15 +306,19 @@ def make_table(columns: tuple[tuple[str, str], ...], rows: Columns) -> pa.Table:
 
 
 def write_table(path: Path, columns: tuple[tuple[str, str], ...], rows: Columns) -> None:
-    """Write ``rows`` ({column: values}) as parquet, with the run's columns first. A missing column is all null."""
+    """Write ``rows`` ({column: values}) as parquet. ``columns``: (name, Arrow type); a missing column is null.
+
+    If ``path`` is runs/ARM/BLOCK/FILE, columns for arm and block are added in front.
+    """
     table = with_run(path, make_table(columns, rows))
     write_atomically(path, lambda temporary: write_parquet(temporary, table))
 
 
 def with_run(path: Path, table: pa.Table) -> pa.Table:
-    """Return ``table`` with leading columns for its run, taken from a ``path`` of the form runs/ARM/BLOCK/FILE.
+    """Return ``table`` with leading columns ``arm`` and ``block``, taken from a ``path`` of the form
+    runs/ARM/BLOCK/FILE.
 
-    Returns it unchanged for any other ``path``.
+    For any other ``path`` it is returned unchanged.
     """
     import pyarrow as pa
 
@@ -317,7 +336,10 @@ def read_table(path: Path, columns: tuple[tuple[str, str], ...]) -> pa.Table | N
 
 
 class TableFile:
-    """A table that is written in portions. Each is on disk, and out of memory, when :meth:`append` returns."""
+    """Writes a table in portions to a temporary file.
+
+    A portion is on disk, and out of memory, when :meth:`append` returns.
+    """
 
     def __init__(self, path: Path, columns: tuple[tuple[str, str], ...]) -> None:
         self._path, self._columns = path, columns
@@ -325,7 +347,7 @@ class TableFile:
         self._writer: Any = None
 
     def append(self, rows: Columns) -> None:
-        """Add rows ({column: values}); a missing column is all null."""
+        """Add a portion of rows ({column: values}). A missing column is null."""
         import pyarrow.parquet as pq
 
         table = with_run(self._path, make_table(self._columns, rows))
@@ -336,7 +358,7 @@ class TableFile:
             self._writer.write_table(table, TABLE_ROW_GROUP)
 
     def close(self) -> None:
-        """Give the file its final name. Before that no reader sees it."""
+        """Finish the file and give it its final name. Until then no reader sees it."""
         if self._writer is None:
             self.append({})
         with naming(self._path, self._temporary):
@@ -344,7 +366,7 @@ class TableFile:
             self._temporary.replace(self._path)
 
     def discard(self) -> None:
-        """Remove the temporary file. Harmless after :meth:`close`."""
+        """Remove the temporary file, after a failure. Does nothing after :meth:`close`."""
         try:
             if self._writer is not None:
                 with naming(self._path, self._temporary):
@@ -354,14 +376,14 @@ class TableFile:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write ``table`` to ``path`` with the options of all tables here. Not atomic."""
+    """Write ``table`` to ``path`` with the options that all tables of a study have. Not atomic."""
     import pyarrow.parquet as pq
 
     pq.write_table(table, path, TABLE_ROW_GROUP, **_options(table.schema))
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    """Return writer options: page checksums, and dictionaries for texts only.
+    """Return the options of a parquet writer: page checksums, and dictionaries for text columns only.
 
     Dictionaries of times would take half of all writing time and save nothing.
     """

@@ -27,17 +27,20 @@ from trainer.model_files import objective_of
 
 
 class FolderCopy(Protocol):
-    """Copies a sweep's folder elsewhere while the sweep runs."""
+    """Copies a sweep's folder to another place, such as a bucket, while the sweep runs (``--upload``)."""
 
     def begin(self, folder: Path) -> None:
-        """Begin copying. The folder exists, and no trial of this part has started."""
+        """Begin to copy ``folder``. It exists already, and no trial of this start of the sweep has run yet."""
 
     def ask(self) -> None:
-        """Request a copy after a trial has ended. Return at once."""
+        """Ask for a copy, because a trial has ended. Returns at once."""
 
 
 def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
-    """Return the configurations of a sweep's trials. ``compared``: see :class:`TrialConfigs`."""
+    """Return the object that makes the configurations of the sweep's trials.
+
+    ``compared``: see :class:`TrialConfigs`.
+    """
 
     def vocabulary() -> int:
         from trainer.data.prepare import prepare
@@ -51,14 +54,18 @@ def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
 def begin_sweep(
     loaded: LoadedSweep, out: Path, command: Sequence[str], source: str, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Start a sweep in a new folder below ``out``. Raises InputError before anything runs if it cannot work."""
+    """Run a sweep in a new folder below ``out`` until it ends.
+
+    Raises InputError before anything runs if it cannot work. ``source``: path of the sweep file, for the record.
+    ``copy``: copies the folder while it runs; None for no copy.
+    """
     return _run(*_begun(loaded, out, command, source), copy)
 
 
 def cost_of_sweep(loaded: LoadedSweep, command: Sequence[str], source: str) -> SweepCost:
     """Train a few steps of each size and return the expected cost of all trials. Keeps no files.
 
-    Raises InputError as :func:`begin_sweep` does, and TrialFailed if those steps fail.
+    ``source``: the sweep file. Raises InputError as :func:`begin_sweep` does, and TrialFailed if those steps fail.
     """
     with TemporaryDirectory(prefix="sweep-cost-") as place:
         return SweepRun(*_begun(loaded, Path(place), command, source, compared=False)).cost()
@@ -95,8 +102,10 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run the remaining trials of the sweep in ``path``. ``budget``: settings whose budget and limits replace the old
-    ones.
+    """Run the remaining trials of the sweep in ``path`` until it ends.
+
+    ``budget``: settings whose budget and limits replace the recorded ones; None keeps these. ``copy``: see
+    :func:`begin_sweep`.
     """
     folder = SweepFolder(path)
     record = folder.read()
@@ -113,7 +122,10 @@ def resume_sweep(
 
 
 def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
-    """Return the settings and the shared configuration of a sweep. Raises InputError if they are invalid."""
+    """Return the recorded settings of a sweep, and the configuration that its trials share.
+
+    Raises InputError if they do not fit this version of the program.
+    """
     try:
         return SweepConfig.model_validate(record.settings), TrainerConfig.model_validate(record.config)
     except ValueError as error:
@@ -129,7 +141,10 @@ def _parameters(configs: TrialConfigs) -> int | None:
 
 
 def _price_of_device(config: TrainerConfig) -> float | None:
-    """Return the list price of the devices that train, in USD per hour. None if no profile has one."""
+    """Return the list price (USD per hour) of all GPUs that one trial uses.
+
+    None on a CPU, or if no profile has a price.
+    """
     from harness.machine.gpu import read_nvml
     from trainer.devices.profiles import find_profile
 

@@ -21,7 +21,10 @@ Resource = Literal["hours", "usd", "tokens"]
 
 @dataclass(frozen=True)
 class Shortage:
-    """A resource whose rest is smaller than the need of the next trials, in hours, USD or tokens."""
+    """A resource that does not suffice for the next trials.
+
+    ``needed``, ``left``, ``budget``: in hours, USD or tokens.
+    """
 
     resource: Resource
     needed: float
@@ -31,7 +34,7 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Spending:
-    """Sum of seconds, tokens and USD used by trials. ``usd`` is None if no price is known."""
+    """Time, tokens and money that trials have used so far. ``usd``: None without a known price."""
 
     seconds: float
     tokens: int
@@ -40,7 +43,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class TrialsNeed:
-    """Expected need of all trials of one size, run one after the other, if none ends early."""
+    """Expected need of all trials of one size (``group``), run one after the other, if none ends early."""
 
     group: str
     trials: int
@@ -53,17 +56,23 @@ class TrialsNeed:
 
 
 class BudgetOver(Exception):  # noqa: N818 - an outcome; everything is kept
-    """The budget is spent, or the rest is too small for the next trial."""
+    """Raised when the budget is spent, or when its rest is too small for the next trial.
+
+    The message gives the figures.
+    """
 
 
 def spent_by(trials: Sequence[Trial], price_usd_per_hour: float | None, extra_s: float = 0.0) -> Spending:
-    """Return the sum over ``trials``. ``extra_s``: seconds spent outside of trials."""
+    """Return what ``trials`` have used. ``extra_s``: seconds spent outside of trials, which cost money too."""
     seconds = sum(trial.seconds for trial in trials) + extra_s
     return Spending(seconds, sum(trial.tokens for trial in trials), usd_of(seconds, price_usd_per_hour))
 
 
 def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot], trials: int = 1) -> TrialsNeed:
-    """Return the expected need of ``trials`` trials like ``plan``. Seconds are None without a pilot of that kind."""
+    """Return what ``trials`` trials like ``plan`` are expected to need.
+
+    ``pilots``: measured times by kind of trial. Without one of this kind, the time is None.
+    """
     config = configs.of(plan)
     steps, pilot = trials * plan.steps, pilots.get(plan.kind)
     need = TrialsNeed(plan.group, trials, steps, steps * configs.step_tokens(config))
@@ -74,14 +83,14 @@ def need_of(plan: TrialPlan, configs: TrialConfigs, pilots: Mapping[str, Pilot],
 
 
 def plan_of(stage: TrialStage, space: SearchSpace) -> TrialPlan:
-    """Return a trial of the stage at the lowest rate, which diverges last."""
+    """Return a trial of ``stage`` at the lowest learning rate, where training is least likely to diverge."""
     return TrialPlan(space.low, stage.steps, space.seeds[0], stage.group, overrides=stage.overrides)
 
 
 def needs_by_size(
     stages: Iterable[TrialStage], space: SearchSpace, configs: TrialConfigs, pilots: Mapping[str, Pilot]
 ) -> list[TrialsNeed]:
-    """Return the need of all trials of each size, in the order of the stages."""
+    """Return what all trials of each size (group) are expected to need, in the order of the stages."""
     needs: dict[str, TrialsNeed] = {}
     for stage in stages:
         need = need_of(plan_of(stage, space), configs, pilots, stage.trials)
@@ -103,9 +112,9 @@ def _together(one: TrialsNeed, more: TrialsNeed) -> TrialsNeed:
 def shortage(
     budget: SweepBudget, needs: Sequence[TrialsNeed], spent: Spending, price_usd_per_hour: float | None
 ) -> Shortage | None:
-    """Return the first resource that is too small for ``needs``, or None.
+    """Return the first resource whose rest is smaller than ``needs`` require; None if the budget suffices.
 
-    Without a pilot for each of ``needs``, only the tokens are checked.
+    If a need has no time, because its kind has no pilot, only tokens are checked.
     """
     tokens = sum(need.tokens for need in needs)
     if budget.tokens is not None and tokens > budget.tokens - spent.tokens:
@@ -123,5 +132,5 @@ def shortage(
 
 
 def limit_s(budget: SweepBudget, price_usd_per_hour: float | None) -> float | None:
-    """Return the whole budget in seconds; None if time is not limited."""
+    """Return the seconds that the whole budget allows, by hours or by money; None if it limits neither."""
     return SpendingLimit(budget.usd, budget.hours).seconds(price_usd_per_hour)

@@ -12,10 +12,10 @@ from trainer.json_types import JsonObject
 
 
 def chosen_rate(place: str, option: str) -> tuple[float, Path]:
-    """Return the chosen rate and the sweep's folder. ``place``: that folder, or a folder with several sweeps.
+    """Return the learning rate that a sweep chose, and the sweep's folder.
 
-    Takes the newest of several sweeps. Raises InputError, which names ``option``, if there is no sweep, it is not done,
-    or it chose no rate.
+    ``place``: that folder, or a folder with several sweeps, of which the newest counts. Raises InputError, which names
+    ``option``, if there is no sweep, if it is not done, or if it chose no rate.
     """
     root = expanded(place)
     folders = (

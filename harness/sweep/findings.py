@@ -18,7 +18,7 @@ ChosenBy = Literal["fit", "lowest", "bound", "projection", "transfer"]
 
 @dataclass(frozen=True)
 class DivergedRate:
-    """A learning rate that counts as diverging because at least one of its seeds diverged."""
+    """A learning rate that counts as diverged, because training diverged with at least one of its seeds."""
 
     learning_rate: float
     diverged: int
@@ -29,7 +29,10 @@ class DivergedRate:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Trials of one group with the same number of steps, which differ only in rate and seed."""
+    """Trials of one group with the same number of steps, which differ only in learning rate and seed.
+
+    Their losses give a curve.
+    """
 
     group: str
     steps: int
@@ -49,9 +52,9 @@ class RateCurve:
 
     @property
     def edge(self) -> Edge | None:
-        """End of the tried rates beyond which the optimum may lie, or None.
+        """End of the tried rates beyond which the optimum may lie; None if it lies within them.
 
-        The lowest mean loss is at that end, and no worse rate lies further out. The fit alone is not enough: its
+        The lowest mean loss is at that end, and no worse rate lies further out. The fit alone does not decide: its
         minimum may lie beyond an end at which the loss is already higher.
         """
         lowest, rates = self.lowest_mean, [rate for rate, _ in self.points]
@@ -64,20 +67,20 @@ class RateCurve:
 
     @property
     def trained_above(self) -> bool:
-        """True if trials finished at a rate above the ceiling.
+        """True if trials finished at a rate above the ceiling, so training does not surely diverge at all higher rates.
 
-        A shorter trial or another seed diverged at the ceiling. It is unknown if training diverges at all higher rates.
+        At the ceiling itself, a shorter trial or another seed diverged.
         """
         return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
 
     @property
     def lowest(self) -> tuple[float, float] | None:
-        """Rate and loss of the trial with the lowest loss."""
+        """(learning rate, loss) of the trial with the lowest loss; None without a finished trial below the ceiling."""
         return min(self.points, key=lambda point: point[1], default=None)
 
     @property
     def lowest_mean(self) -> float | None:
-        """Rate with the lowest mean loss over its seeds."""
+        """Learning rate with the lowest mean loss over its seeds; None without a finished trial below the ceiling."""
         losses: dict[float, list[float]] = {}
         for rate, loss in self.points:
             losses.setdefault(rate, []).append(loss)
@@ -104,9 +107,10 @@ class ChosenRate:
 
 @dataclass(frozen=True)
 class SweepFindings:
-    """The curves of a sweep, longest trials first, and the rate that the first curve shows as best.
+    """Evaluation of a sweep, made by :func:`findings`: a curve per group, longest trials first, and the chosen rate.
 
-    In a sweep that projects, the curves are in the order of their sizes, and the projection chooses the rate.
+    The first curve determines that rate. In a sweep that projects, the projection does, and curves are in the order of
+    their sizes.
     """
 
     curves: tuple[RateCurve, ...]
@@ -115,9 +119,9 @@ class SweepFindings:
 
 
 def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> SweepFindings:
-    """Return the findings of all ended trials. No rate is chosen if no trial finished.
+    """Evaluate the ended trials: a curve for each group, and the chosen rate (None if no trial finished).
 
-    ``plan``: the projection, for a strategy that projects.
+    ``plan``: the sizes of a strategy that projects the rate to another size; else None.
     """
     keys = dict.fromkeys((trial.plan.group, trial.plan.steps) for trial in trials if trial.plan.role == "curve")
     longest: dict[str, int] = {}
@@ -134,7 +138,7 @@ def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> Swe
 
 
 def diverged_rates(trials: Sequence[Trial]) -> list[DivergedRate]:
-    """Return the rates at which a seed diverged, lowest first. ``trials``: trials of one model."""
+    """Return the learning rates at which at least one seed diverged, lowest first. ``trials``: of a single model."""
     ended: dict[float, set[int]] = {}
     diverged: dict[float, set[int]] = {}
     for trial in trials:
@@ -179,7 +183,10 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
-    """Return True if the divergence of ``one`` counts for a curve: same model, and at most as many steps."""
+    """Return True if a divergence of trial ``one`` counts for the curve of ``group`` and ``steps``.
+
+    It counts for the same model and at most as many steps. Probes count only for the group "".
+    """
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)
 

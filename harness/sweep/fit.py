@@ -72,7 +72,7 @@ LARGEST_LOSS = 1e30  # nats; a larger loss counts as not finite, so that sums of
 
 @dataclass(frozen=True)
 class LearningRateOptimum:
-    """Learning rate of the lowest loss, from a quadratic in log learning rate through the points around the lowest."""
+    """Optimum of a curve, made by :func:`fit_optimum`: the learning rate with the lowest loss by a fitted quadratic."""
 
     learning_rate: float
     """Rate at the vertex, limited to the tried rates."""
@@ -93,17 +93,17 @@ class LearningRateOptimum:
 
     @property
     def is_bounded(self) -> bool:
-        """True if the interval has two ends."""
+        """True if the 95 % interval has both ends."""
         return self.ci_low is not None and self.ci_high is not None
 
     def holds(self, learning_rate: float) -> bool:
-        """Return True if the interval includes ``learning_rate``; a missing bound excludes nothing."""
+        """Return True if the 95 % interval includes ``learning_rate``. A missing end excludes nothing."""
         return (self.ci_low or 0.0) <= learning_rate <= (math.inf if self.ci_high is None else self.ci_high)
 
 
 @dataclass(frozen=True)
 class NoOptimum:
-    """Reason why a curve has no fitted optimum."""
+    """Reason why :func:`fit_optimum` found no optimum of a curve."""
 
     reason: Literal["too-few", "not-convex", "flat"]
     """too-few: fewer than :data:`MIN_RATES` rates with a loss; not-convex: no minimum;
@@ -116,11 +116,11 @@ class NoOptimum:
 
 
 def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None]) -> LearningRateOptimum | NoOptimum:
-    """Return the optimum of one loss per trial. A rate may occur several times, for example with several seeds.
+    """Fit a quadratic over log learning rate and return its optimum.
 
-    A loss that is None or not finite is left out of the fit. It marks the rate as worse than the lowest, so the
-    interval need not reach beyond it. Above the largest rate with a loss, it counts as divergence. Raises ValueError if
-    a rate is not above 0 or the lengths differ.
+    ``losses``: one per trial; a rate may repeat (seeds). A loss of None or not finite is excluded from the fit, but
+    such a rate limits the optimum's interval. Above the largest rate with a loss it counts as diverged. Returns
+    NoOptimum if too few rates have a loss or the fit fails. Raises ValueError for a rate <= 0 or unequal lengths.
     """
     if len(learning_rates) != len(losses):
         raise ValueError(f"{len(learning_rates)} learning rates, {len(losses)} losses")
@@ -184,13 +184,16 @@ def fit_optimum(learning_rates: Sequence[float], losses: Sequence[float | None])
 
 
 def _rate(log: float) -> float | None:
-    """Return exp(log); None if the result is 0 or infinite as a float."""
+    """Return exp(log); None if a float cannot represent it (0 or infinite)."""
     rate = math.exp(log) if log < 700 else math.inf
     return rate if 0 < rate < math.inf else None
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
-    """Return the first and last index of the fitted rates: around the lowest, without cliffs, at least MIN_RATES."""
+    """Return the indices of the first and last rate to fit: those within ``reach`` (log units) of the lowest loss.
+
+    Ends that are too steep are cut off. At least MIN_RATES rates remain.
+    """
     near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
     first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
@@ -209,9 +212,10 @@ def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int,
 
 
 def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[float | None, float] | None:
-    """Return the minimum of a cubic through the same points, and its squared residuals.
+    """Return the minimum of a cubic through the same points, and its sum of squared residuals. None with too few rates.
 
-    The minimum is None if it lies outside of the points. Returns None if the cubic passes through all points.
+    The minimum is None if it lies outside of the points. With up to MIN_RATES rates, a cubic would pass through all
+    points.
     """
     places = design[:, 1]
     if len(np.unique(places)) <= MIN_RATES:
@@ -231,7 +235,7 @@ def _cubic(design: NDArray[np.float64], rises: NDArray[np.float64]) -> tuple[flo
 
 @dataclass(frozen=True)
 class _Quadratic:
-    """A convex quadratic. All places are relative to the x that it was fitted on."""
+    """A fitted convex quadratic with the interval of its vertex. Positions are relative to the x of the fit."""
 
     vertex: float
     low: float
@@ -245,18 +249,21 @@ class _Quadratic:
 
     @property
     def is_bounded(self) -> bool:
-        """True if the curvature is above 0 with 95 %, so that the interval has two ends."""
+        """True if the curvature is surely above 0 (95 %), so that the vertex's interval has two ends."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def at(self, x: float) -> float:
-        """Return the fitted loss at ``x``."""
+        """Return the fitted loss at ``x`` (log learning rate, relative to that of the lowest loss)."""
         a, b, c = self.coefficients
         place = x / self.scale
         return self.base + self.rise * (a + b * place + c * place**2)
 
 
 def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | Literal["not-convex", "flat"]:
-    """Fit by least squares, with Fieller's interval of the vertex."""
+    """Fit a quadratic by least squares, with Fieller's interval of its vertex.
+
+    Returns "flat" if all losses are equal, "not-convex" if it has no minimum.
+    """
     base = float(y.min())
     rise = float(y.max()) - base
     if not rise > 1e-12 * abs(base):

@@ -93,9 +93,10 @@ class GreedyStrategy(Config):
 
 
 def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of two mean losses of about ``loss`` that counts as noise.
+    """Return the largest difference between two mean losses of about ``loss`` that may be noise.
 
-    ``spreads``: the losses of the seeds of each rate. Their variances are pooled.
+    ``spreads``: for each rate, the losses of its seeds. Their pooled variance gives the noise, but it is at least
+    :data:`FLAT` of the loss.
     """
     squares = sum(variance(losses) * (len(losses) - 1) for losses in spreads if len(losses) > 1)
     freedom = sum(len(losses) - 1 for losses in spreads)
@@ -104,7 +105,7 @@ def noise_of(loss: float, spreads: Sequence[Sequence[float]]) -> float:
 
 
 def doubled(space: SearchSpace) -> list[float]:
-    """Return the rates from the lowest of the range, each twice the one before, and last the highest of the range."""
+    """Return the lowest rate of the range, then rates that double, and last the highest of the range."""
     rates, rate = [], space.low
     while rate < space.high:
         rates.append(rate)

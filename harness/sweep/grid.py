@@ -61,7 +61,10 @@ class EarlyStoppingStrategy(Config):
 
 
 def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[float]:
-    """Return ``count`` rates of the space. ``seed``: seed of a random draw, which a resumed sweep must repeat."""
+    """Return ``count`` learning rates of the space, as a grid or at random, in the order of their trials.
+
+    ``seed``: of the random draw; a resumed sweep must repeat it.
+    """
     if draw == "grid":
         return spread(grid(space.low, space.high, count))
     chance = random.Random(seed)
@@ -69,7 +72,10 @@ def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[floa
 
 
 def grid(low: float, high: float, count: int) -> list[float]:
-    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm. One rate is the middle."""
+    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm.
+
+    A single one is the geometric mean.
+    """
     if count == 1:
         return [math.sqrt(low * high)]
     ratio = math.log(high / low)
@@ -78,17 +84,17 @@ def grid(low: float, high: float, count: int) -> list[float]:
 
 
 def spread(rates: list[float]) -> list[float]:
-    """Return the rates in an order whose first ones cover the whole range: each halves a gap between earlier ones."""
+    """Reorder the sorted ``rates`` so that the first ones cover the whole range: each next one halves a gap."""
     bits = max(1, (len(rates) - 1).bit_length())
     places = (int(format(place, f"0{bits}b")[::-1], 2) for place in range(2**bits))  # van der Corput's sequence
     return [rates[place] for place in places if place < len(rates)]
 
 
 def log_uniform(chance: random.Random, low: float, high: float) -> float:
-    """Draw a rate whose logarithm is uniform between those of the bounds."""
+    """Draw a rate from ``low`` to ``high`` whose logarithm is uniformly distributed."""
     return min(max(math.exp(chance.uniform(math.log(low), math.log(high))), low), high)
 
 
 def shortened(steps: int, fraction: float) -> int:
-    """Return the number of optimizer steps at ``fraction`` of ``steps``, at least 1."""
+    """Return ``fraction`` of ``steps``, rounded, at least 1."""
     return max(1, round(steps * fraction))

@@ -25,7 +25,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class Rung:
-    """Trials of one bracket with the same number of steps."""
+    """One stage of a bracket: its number of trials, and the optimizer steps of each."""
 
     trials: int
     steps: int
@@ -33,7 +33,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Bracket:
-    """One round of successive halving. ``s`` is how often it reduces the number of trials (by eta)."""
+    """One run of successive halving. ``s``: how many times it cuts the number of trials to 1/eta."""
 
     s: int
     rungs: tuple[Rung, ...]
@@ -75,7 +75,11 @@ def hyperband(
     overrides: JsonObject | None = None,
     draw: Draw = "random",
 ) -> Trials:
-    """Yield the trials of every bracket for one size of model (``group`` and ``overrides``)."""
+    """Yield the trials of all brackets, and receive each when it has ended.
+
+    ``most_steps``: steps of the longest trials. ``group`` and ``overrides``: name and configuration of the model size;
+    by default the sweep's own model.
+    """
     for bracket in brackets(most_steps, eta):
         rates = rates_of(draw, bracket.rungs[0].trials, space, f"hyperband/{space.seed}/{group}/{bracket.s}")
         for rung in bracket.rungs:
@@ -89,7 +93,7 @@ def hyperband(
 
 
 def brackets(most_steps: int, eta: int) -> list[Bracket]:
-    """Return Hyperband's table for R = ``most_steps``: every bracket with its rungs. Uses whole numbers throughout."""
+    """Return the brackets of Hyperband with their rungs, for longest trials of ``most_steps`` steps (R) and ``eta``."""
     s_max = 0
     while eta ** (s_max + 1) <= most_steps:  # s_max = floor(log_eta(R)); floating point gets it wrong for powers.
         s_max += 1

@@ -35,7 +35,10 @@ def require_optuna() -> None:
 
 
 class TrialJournal:
-    """The trials of one sweep. Only one process at a time may have it open (``only_one``)."""
+    """The trials of one sweep, stored in Optuna's journal.
+
+    Only one process at a time may have it open (``only_one``).
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open the journal in ``folder``, or create it. Raises InputError if it cannot be read."""
@@ -54,14 +57,14 @@ class TrialJournal:
             raise InputError(f"{self.path}: not a journal of a sweep ({one_line(error)})") from error
 
     def trials(self) -> list[Trial]:
-        """Return all trials in order. Raises InputError if a record does not belong to a sweep."""
+        """Return all trials in the order of their start. Raises InputError if a record was not written by a sweep."""
         try:
             return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: holds a trial that no sweep wrote ({one_line(repr(error))})") from error
 
     def begin(self, plan: TrialPlan) -> Trial:
-        """Add a running trial."""
+        """Add a trial with ``plan`` to the journal as running, and return it."""
         from optuna.distributions import FloatDistribution
         from optuna.trial import TrialState, create_trial
 
@@ -77,14 +80,15 @@ class TrialJournal:
         return self.trials()[-1]
 
     def milestone(self, trial: Trial, steps: int, loss: float) -> None:
-        """Record the mean training loss up to a milestone. The first value stays, because a resumed trial reaches it
-        again.
+        """Record ``loss``, the mean training loss up to the milestone after ``steps`` steps.
+
+        A recorded value stays, because a resumed trial reaches the milestone again.
         """
         if steps not in trial.milestones:
             self._study._storage.set_trial_intermediate_value(self._id(trial), steps, loss)
 
     def end(self, trial: Trial) -> None:
-        """Record the outcome of a trial."""
+        """Record the status, loss and spending of a trial that has ended."""
         from optuna.trial import TrialState
 
         outcome = {
@@ -105,7 +109,7 @@ class TrialJournal:
 
 
 def cut_half_record(path: Path) -> None:
-    """Cut off everything after the last line end, if the file exists."""
+    """Cut off an incomplete last line of the file, which a kill left. A missing file is ignored."""
     try:
         with open(path, "rb+") as file:
             content = file.read()

@@ -39,7 +39,7 @@ SET_BY_SWEEP = {
 
 
 class LoadedSweep(NamedTuple):
-    """A sweep file and the configuration that its trials share."""
+    """A checked sweep file: its settings, the trained arm's name, and the configuration that all trials share."""
 
     settings: SweepConfig
     arm: str
@@ -48,9 +48,10 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
-    """Read, extend, override and check the sweep file at ``path``, or the shipped one of that name.
+    """Read the sweep file at ``path``, or the shipped one of that name, merge its base files and ``sets``, and
+    check it.
 
-    ``sets`` are ``key=value`` texts: keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises
+    ``sets``: ``key=value`` texts, with keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises
     InputError with one line: file, line, dotted key, allowed values.
     """
     file = find(path, SWEEPS)
@@ -65,7 +66,10 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
 
 
 def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
-    """Merge ``--set key=value`` over ``document``. ``allowed``: if given, only these keys may be set."""
+    """Merge ``key=value`` (the option ``--set``) over ``document``. Raises InputError if the text or the key is wrong.
+
+    ``allowed``: top-level keys that may be set; None for all.
+    """
     label = one_line(f"--set {text}")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -90,7 +94,10 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
 
 
 def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
-    """Return the recorded settings of a sweep, overridden by ``--set`` of a budget or a limit. Raises InputError."""
+    """Return the recorded settings of a sweep with new budgets or limits from ``sets``.
+
+    Raises InputError for other keys.
+    """
     kept = {key: value for key, value in settings.items() if value is not None}
     document = Document(kept, {(): Mark(0, 0, "sweep.json")})
     for text in sets:
@@ -99,7 +106,10 @@ def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
 
 
 def check_settings(document: Document) -> SweepConfig:
-    """Return the sweep that a document describes. Raises InputError, one line for each mistake."""
+    """Return the settings that a document describes.
+
+    Raises InputError for the first mistake, with its file and line.
+    """
     data = {key: value for key, value in document.data.items() if value is not None}
     _check_one_warmup(data, document)
     try:
@@ -126,7 +136,7 @@ def check_settings(document: Document) -> SweepConfig:
 
 
 def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
-    """Raise InputError if both warm-up keys are set, and name the key that ``--set`` can remove."""
+    """Raise InputError if both warm-up keys are set. The error names the key that ``--set KEY=null`` can remove."""
     if "warmup_steps" not in data or "warmup_fraction" not in data:
         return
     marks = {key: document.nearest((key,)) for key in ("warmup_steps", "warmup_fraction")}
@@ -144,20 +154,23 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
 
 
 class _Base(NamedTuple):
-    """Configuration of the trials before the sweep's own keys. ``scenario``: the scenario that it comes from."""
+    """Configuration of the trials before the sweep's own keys override it.
+
+    ``scenario``: where it comes from; None without one.
+    """
 
     arm: str = DEFAULT_ARM
     config: dict[str, Json] = {}  # noqa: RUF012 - never changed
     scenario: Scenario | None = None
 
     def priced(self, settings: SweepConfig) -> SweepConfig:
-        """Return the settings with the scenario's price, unless the sweep has a price of its own."""
+        """Return ``settings``; if they have no price, with that of the scenario."""
         if self.scenario is None or settings.price_usd_per_hour is not None:
             return settings
         return settings.model_copy(update={"price_usd_per_hour": self.scenario.price_usd_per_hour})
 
     def notes(self, settings: SweepConfig) -> tuple[str, ...]:
-        """Return a line for each setting of the scenario that does not apply to the sweep."""
+        """Return a line for each part of the scenario that has no effect on the sweep: its budget and its upload."""
         lines = []
         if self.scenario is not None and self.scenario.budget is not None and settings.budget == SweepBudget():
             lines.append(f"the budget of {settings.scenario} is not one of this sweep, which has none (budget)")
@@ -173,7 +186,7 @@ def _base_of(settings: SweepConfig, document: Document, file: Path) -> _Base:
 
 
 def _config_of(settings: SweepConfig, base: _Base, document: Document) -> TrainerConfig:
-    """Return the configuration that the trials share."""
+    """Return the configuration that all trials share. Raises InputError with the place of a wrong key."""
     over = dict(settings.base)
     # The length of a schedule is not known yet: each trial has its own.
     over["optimizer"] = {**merge(section(over, "optimizer"), _optimizer(settings)), "schedule_steps": MAX_TRIAL_STEPS}
@@ -185,7 +198,9 @@ def _config_of(settings: SweepConfig, base: _Base, document: Document) -> Traine
 
 
 def _check_mup(settings: SweepConfig, config: TrainerConfig, document: Document) -> None:
-    """Raise InputError for a model narrower than the base: mup carries a rate from a narrow model to wider ones."""
+    """Raise InputError if strategy mup has a base that is wider than the sweep's model. mup only transfers to wider
+    models.
+    """
     strategy, model = settings.strategy, config.model
     if not isinstance(strategy, MupStrategy) or model.is_of_files or model.factory is not None:
         return  # The strategy itself refuses models without a preset.
@@ -219,7 +234,10 @@ def _optimizer(settings: SweepConfig) -> dict[str, Json]:
 
 
 def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
-    """Return one InputError for all errors of pydantic. ``above``: place in the document of the keys of ``model``."""
+    """Return the InputError for the first of pydantic's errors, with its place in the document.
+
+    ``above``: keys of the document below which ``model`` begins.
+    """
     problems = []
     for kind, problem in problems_of(error, model):
         path = tuple(part for place, part in enumerate(problem.path) if not (place == 1 and _is_tag(problem.path)))

@@ -25,20 +25,20 @@ def rate(value: float) -> str:
 
 
 def amount(resource: Resource, value: float) -> str:
-    """Format ``value`` of a budget's resource: tokens, USD, or hours as a duration."""
+    """Format ``value`` of a resource: tokens, USD, or hours as a duration."""
     if resource == "tokens":
         return f"{value:,.0f} tokens"
     return money(value) if resource == "usd" else duration(value * HOUR_S)
 
 
 def all_diverged(trials: Sequence[Trial]) -> bool:
-    """Return True if every trial diverged. Probes count only if there are no other trials."""
+    """Return True if there are trials and all of them diverged. Probes count only without other trials."""
     full = [trial for trial in trials if trial.plan.role != "probe"] or trials
     return bool(full) and all(trial.status == "diverged" for trial in full)
 
 
 def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None) -> str:
-    """Return the error for a budget that is smaller than one full trial."""
+    """Return the error message for a budget that does not suffice for one full trial."""
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {need.steps:,} steps needs "
         f"{amount(short.resource, short.needed)} ({_arithmetic(short.resource, need)}{_at(short.resource, price)}); "
@@ -47,7 +47,7 @@ def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None)
 
 
 def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: Spending, price: float | None) -> str:
-    """Return the error for a budget that is smaller than all trials of all sizes of a projection."""
+    """Return the error message for a budget that does not suffice for all trials of all sizes of a projection."""
     sizes = [
         f"{need.group}: {count(need.trials, 'trial')}, {_arithmetic(short.resource, need)} = "
         f"{_total(short.resource, need)}"
@@ -67,7 +67,7 @@ def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: 
 
 
 def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
-    """Format the steps of the trials of one size, and their time or tokens."""
+    """Format how a need arises: steps x time + time beside them, or steps x tokens."""
     if resource == "tokens" or need.step_s is None or need.seconds is None:
         return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
     other_s = need.seconds - need.steps * need.step_s
@@ -83,7 +83,7 @@ def _at(resource: Resource, price: float | None) -> str:
 
 
 def too_little_left(short: Shortage, plan: TrialPlan) -> str:
-    """Return the reason why a sweep stops before its next trial."""
+    """Return why a sweep stops before its next trial: the rest of the budget is smaller than its expected need."""
     return (
         f"of the budget ({amount(short.resource, short.budget)}) {amount(short.resource, max(0.0, short.left))} are "
         f"left, and the next trial ({plan.steps:,} steps) is expected to need {amount(short.resource, short.needed)}"
@@ -91,7 +91,10 @@ def too_little_left(short: Shortage, plan: TrialPlan) -> str:
 
 
 def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
-    """Return the reason why a sweep stopped in the middle of a trial."""
+    """Return why a sweep stopped within a trial: the budget (``limit_s`` seconds) is spent.
+
+    ``steps``: steps it had done.
+    """
     return (
         f"the budget ({duration(limit_s)}) was spent in trial {trial.number}, after {steps:,} of {trial.plan.steps:,} "
         "steps; its checkpoint is kept"
@@ -99,12 +102,12 @@ def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
 
 
 def nothing_left(trial: Trial, limit_s: float) -> str:
-    """Return the reason why a trial that has started does not go on."""
+    """Return why a resumed sweep does not continue its running trial: the budget (``limit_s`` seconds) is spent."""
     return f"the budget ({duration(limit_s)}) is spent; trial {trial.number}, which had begun, does not go on"
 
 
 def spent_on_the_pilot(seconds: float, steps: int) -> str:
-    """Return the reason why a sweep ends before its first trial."""
+    """Return why a sweep ends before its first trial: its pilot of ``steps`` steps spent the rest of the budget."""
     return (
         f"what was left of the budget was spent in {duration(seconds)}, within the {count(steps, 'step')} that say "
         "what a trial takes"
@@ -114,7 +117,10 @@ def spent_on_the_pilot(seconds: float, steps: int) -> str:
 def plan_lines(
     title: str, stages: Sequence[TrialStage], space: SearchSpace, step_tokens: int, parameters: int | None
 ) -> list[str]:
-    """Return the plan of a sweep as lines: a table of its stages, with their brackets, and the sum."""
+    """Return a sweep's plan as lines: the title, a table with a row per stage, and the totals.
+
+    ``step_tokens``: tokens of an optimizer step. ``parameters``: None if unknown.
+    """
     most = "" if all(stage.exact for stage in stages) else "at most "
     parameters_text = "" if parameters is None else f"{parameters:,} parameters, "
     lines = [
@@ -141,7 +147,10 @@ def plan_lines(
 
 
 def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> list[str]:
-    """Return a line if trials of a stage are too short for the warm-up, which is at most half of their steps."""
+    """Return a warning if the warm-up is cut in short trials, because it is at most half of their steps; else empty.
+
+    ``key``: the setting that gives the warm-up.
+    """
     short = sorted({stage.steps for stage in stages if stage.steps // 2 < warmup_steps}, reverse=True)
     if not short:
         return []
@@ -156,9 +165,9 @@ def warmup_lines(key: str, warmup_steps: int, stages: Sequence[TrialStage]) -> l
 def cost_lines(
     needs: Sequence[TrialsNeed], measuring_s: float, price: float | None, *, evaluated: bool = True
 ) -> list[str]:
-    """Return the expected cost of a sweep as lines: hours of the trials of each size, their sum, and their price.
+    """Return the expected cost of a sweep as lines: a table of hours by size, with USD if there is a price, and a note.
 
-    ``evaluated``: the trials include passes over held-out data.
+    ``measuring_s``: seconds that measuring the steps took. ``evaluated``: passes over held-out data are included.
     """
     header = ["size", "trials", "steps", "ms a step", "hours", *(["USD"] if price is not None else [])]
     seconds = [need.seconds or 0.0 for need in needs]
@@ -191,12 +200,12 @@ def cost_lines(
 
 
 def _step_ms(step_s: float) -> str:
-    """Format milliseconds with three digits, even if very short, so that steps x time matches the hours beside it."""
+    """Format milliseconds with three digits, also if very short, so that steps x time matches the hours beside it."""
     return number(step_s * 1e3) if step_s >= 1e-3 else f"{step_s * 1e3:.3g}"
 
 
 def trial_line(trial: Trial) -> str:
-    """Return a line that says how a trial ended."""
+    """Return a line on an ended trial: its number, learning rate, seed and steps, and how it ended."""
     plan = trial.plan
     result = {
         "done": f"validation loss {trial.loss:.4f}" if trial.loss is not None else "",

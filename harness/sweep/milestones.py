@@ -14,12 +14,16 @@ MIN_PEERS = 3  # A median of fewer trials is not reliable.
 
 
 def milestones(steps: int) -> list[int]:
-    """Return the step counts after which a trial reports. The end of the trial is not included."""
+    """Return the numbers of steps after which a trial reports its loss, without the end of the trial."""
     return sorted({ceil(steps * part / COUNT) for part in range(1, COUNT)} - {steps})
 
 
 def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
-    """Return True if ``loss``, the mean at the milestone ``steps``, is above the median of the group's other trials."""
+    """Return True if a trial should end early, because its mean loss at this milestone is above the others' median.
+
+    Only trials that may end early are ended, not before :data:`EARLIEST` of their steps, and not with fewer than
+    :data:`MIN_PEERS` others. ``others``: of any group; those like ``plan`` count.
+    """
     if not plan.ends_behind or steps < EARLIEST * plan.steps:
         return False
     kind = (plan.group, plan.steps, plan.seed, plan.role)

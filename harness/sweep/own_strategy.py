@@ -44,7 +44,11 @@ class OwnStrategy(Config):
     """Further arguments of the function, by name."""
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return one stage. A budget assumes the sweep's steps for each trial, as the function sets their length."""
+        """Return a single stage.
+
+        A budget assumes the sweep's steps for each trial, because only the function knows their length. Raises
+        InputError if the function yields no valid first trial.
+        """
         asking = self._begun(space)
         try:
             self._next(asking, None, space)
@@ -66,7 +70,10 @@ class OwnStrategy(Config):
     def _next(
         self, asking: Generator[object, Trial | None, object], ended: Trial | None, space: SearchSpace
     ) -> TrialPlan:
-        """Return the function's next plan. Raises StopIteration if the function has ended."""
+        """Send the ended trial to the user's function and return the next plan that it yields.
+
+        Raises StopIteration if the function has ended, InputError if it fails or yields something else.
+        """
         try:
             proposal = asking.send(ended)
         except StopIteration:
@@ -92,7 +99,10 @@ class OwnStrategy(Config):
         )
 
     def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
-        """Return the function's generator. Raises InputError if the call fails or returns something else."""
+        """Call the user's function and return its generator.
+
+        Raises InputError if that fails or returns something else.
+        """
         try:
             generator = user_code.call(KEY, self.name, self.arguments, {"space": space})
         except SystemExit as error:

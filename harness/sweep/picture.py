@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 
 def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """Draw each curve's points, a line through the mean loss of each rate, and the optimum's interval as a band."""
+    """Draw held-out loss over learning rate for each curve: its trials, the mean of each rate, the optimum and its
+    interval.
+
+    ``curves`` must have points. ``name``: of the sweep, for the title.
+    """
     return drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, NARROW))
 
 
 def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`loss_over_rate`."""
+    """Draw one form of the picture of :func:`loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
     above = "in no fit: at or above a rate that diverged"
     for curve, colour in zip(curves, CURVES, strict=False):
@@ -53,7 +57,8 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
 
 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """Draw the training loss of the last step, a line through the mean of each rate, and a star at the lowest mean.
+    """Draw the training loss of the last step over learning rate, with the mean of each rate and a star at the
+    lowest mean.
 
     No optimum is fitted, because the loss of a single step depends on its batch.
     """
@@ -61,7 +66,7 @@ def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
 
 
 def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`training_loss_over_rate`."""
+    """Draw one form of the picture of :func:`training_loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
     lowest_of, star = [], "lowest"
     for curve, colour in zip(curves, CURVES, strict=False):
@@ -84,7 +89,7 @@ def training_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE)
 
 
 def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
-    """Return a figure, and its axes with a logarithmic x axis."""
+    """Return an empty figure, and its axes with a logarithmic x axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -96,9 +101,9 @@ def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
 
 
 def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
-    """Draw the grid, and the ticks of the logarithmic axes as numbers; matplotlib's own ticks would be formulas.
+    """Draw a grid and label the ``logarithmic`` axes with plain numbers; matplotlib would write formulas.
 
-    A narrow sheet has numbers between powers of ten only on an axis that spans at most 1.5 of them.
+    On a narrow sheet, only an axis of at most 1.5 decades has numbers between powers of ten.
     """
     axes.grid(color=GRID)
     axes.set_axisbelow(True)
@@ -114,7 +119,7 @@ def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
 
 
 def finished(figure: Figure, axes: Any, sheet: Sheet) -> Figure:
-    """Return the figure with its legend below, fitted to its sheet."""
+    """Add the legend below, fit the figure to its sheet, and return it."""
     legend_below(figure, axes, 3)
     return fitted(figure, sheet)
 

@@ -26,7 +26,10 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 
 
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
-    """Return the longest trial of each kind, at the lowest rate, which diverges last. Its first steps are the pilot."""
+    """Return {kind: longest trial of that kind}, at the lowest learning rate.
+
+    Its first steps are trained as the pilot.
+    """
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
     return {plan.kind: plan for plan in sorted(plans, key=lambda plan: plan.steps)}
 
@@ -34,10 +37,10 @@ def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]
 def refuse_too_much(
     settings: SweepConfig, configs: TrialConfigs, pilots: Mapping[str, Pilot], spent: Spending, price: float | None
 ) -> None:
-    """Raise InputError if the budget is smaller than the minimum that a sweep needs, as far as that is known.
+    """Raise InputError if the budget is smaller than the least that the sweep needs, as far as that is known.
 
-    The minimum is one full trial. A strategy that projects needs every size, so its minimum is every trial, if none
-    ends early. Without ``pilots``, the time is not known and only the tokens are checked.
+    The least is one full trial. A strategy that projects needs all trials of all sizes. Without ``pilots`` the time is
+    unknown, and only tokens are checked.
     """
     space = configs.space()
     stages = settings.strategy.stages(space)
@@ -52,10 +55,10 @@ def refuse_too_much(
 
 
 def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
-    """Train the steps that ``start`` describes, and return the time they took.
+    """Train the few steps that ``start`` describes, and return their times. ``may_s``: seconds left in the budget.
 
-    ``may_s``: limit in seconds. Raises BudgetOver if training takes longer, TrialFailed if it yields no times, and
-    InputError.
+    Raises BudgetOver if training takes longer than that, TrialFailed if it yields no times, InputError for wrong
+    settings.
     """
     folder, count, begun_s = Path(start["folder"]), start["steps"], time.monotonic()
 
@@ -88,7 +91,8 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
 
 
 def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[str]) -> Pilot:
-    """Measure the same for a trial that trains nothing, for example on an emulated device, by a study's run.
+    """Measure the times of a trial that cannot be trained, for example on an emulated device, by a run of a study
+    in ``out``.
 
     Raises InputError, and TrialFailed if the steps do not finish.
     """
@@ -112,7 +116,7 @@ def _seconds(path: Path, column: str) -> list[float]:
 
 
 def _passes(path: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds of the passes over held-out data, and of those over multiple-choice questions."""
+    """Return the seconds of each pass over held-out data, and of each pass over multiple-choice questions."""
     from pyarrow.parquet import read_table
 
     rows = read_table(path).to_pylist() if path.exists() else []

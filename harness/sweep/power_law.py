@@ -54,7 +54,10 @@ _SMALLEST = 1e-9  # variance of an optimum with an exact fit, in squares of log 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Power law: optimum = exp(intercept) * size ** slope."""
+    """A fitted power law: optimal learning rate = exp(``intercept``) * size ** ``slope``.
+
+    Made by :func:`fit_power_law`.
+    """
 
     slope: float
     slope_low: float
@@ -76,14 +79,16 @@ class PowerLaw:
     _errors: tuple[tuple[float, float], ...] = ()  # (below, above) of each optimum, in log units: see :func:`_errors`
 
     def reach(self, size: float) -> tuple[float, float]:
-        """Return the distances from the line to both ends of the 95 % prediction interval at ``size``, in log units."""
+        """Return the distances (log units) from the line down and up to the ends of the 95 % prediction interval at
+        ``size``.
+        """
         parts = np.array(self._of_intercept) + math.log(size) * np.array(self._of_slope)
         return _reach(parts, np.array(self._errors), self.tau2 * (float(parts @ parts) + 1))
 
 
 @dataclass(frozen=True)
 class NoPowerLaw:
-    """Reason why no line was fitted."""
+    """Reason why :func:`fit_power_law` fitted no line: fewer than :data:`MIN_SIZES` usable sizes."""
 
     reason: Literal["too-few-sizes"]
     sizes: int
@@ -96,7 +101,7 @@ class NoPowerLaw:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Optimum that a power law predicts for a size."""
+    """Best learning rate that a power law predicts for ``size``, with its 95 % prediction interval."""
 
     size: float
     learning_rate: float
@@ -109,7 +114,7 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class NoExtrapolation:
-    """Reason why a power law predicts nothing for a size, and the figure behind it."""
+    """Reason why :func:`extrapolate` predicts nothing for ``size``, and the figure that was too large or too small."""
 
     size: float
     reason: Literal["slope", "scatter", "too-far", "interval"]
@@ -118,9 +123,10 @@ class NoExtrapolation:
 
 
 def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum]) -> PowerLaw | NoPowerLaw:
-    """Fit a line through log optima. Omits optima at an end of the tried range or without an interval.
+    """Fit a power law through the optima. ``sizes``: the size of each, in parameters or tokens.
 
-    Raises ValueError if a size is not above 0 or the lengths differ.
+    Optima at an end of the tried rates, or with an open interval, are left out. Returns NoPowerLaw with fewer than
+    :data:`MIN_SIZES` usable sizes. Raises ValueError if a size is not above 0 or the lengths differ.
     """
     if len(sizes) != len(optima) or not all(0 < size < math.inf for size in sizes):
         raise ValueError("one size above 0 for each optimum")
@@ -155,7 +161,11 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 
 
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
-    """Return the optimum at ``size`` with its prediction interval, or a NoExtrapolation with the reason."""
+    """Return the best learning rate at ``size`` with its prediction interval.
+
+    Returns NoExtrapolation if the line is uncertain, ``size`` is too far from the fitted ones, or the interval is too
+    wide.
+    """
     spanned = math.log(law.largest / law.smallest)
     distance = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
@@ -171,7 +181,11 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """Return the error of an optimum below and above it, in log units; None if its interval has an open end."""
+    """Return the errors (log units) of an optimum below and above it: :data:`SHARE` of the distances to the
+    interval's ends.
+
+    None if its interval has an open end.
+    """
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -179,7 +193,7 @@ def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
 
 
 def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weight of each y in intercept and slope of the weighted line, shape (2, sizes)."""
+    """Return the weights by which each y enters intercept and slope of the weighted line, shape (2, sizes)."""
     centre = float(weights @ x / weights.sum())
     off = x - centre
     slope = weights * off / float(weights @ off**2)
@@ -187,7 +201,11 @@ def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.
 
 
 def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
-    """Return the variance of the optima about the line beyond their own, by the method of moments; at least 0."""
+    """Return the variance of the optima around the line that their own ``variances`` do not explain, by the method
+    of moments.
+
+    It is at least 0.
+    """
     weights = 1 / (variances + _SMALLEST)
     weights /= weights.max()
     intercept, slope = _effect(x, weights) @ y
@@ -200,7 +218,10 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """Return the lower and upper widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance from tau2."""
+    """Return the lower and the upper width of the 95 % interval of ``parts @ optima``.
+
+    ``errors``: (below, above) of each optimum. ``scatter``: variance that is due to tau2.
+    """
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts

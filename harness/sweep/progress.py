@@ -13,10 +13,13 @@ from harness.sweep.trials import Trial, TrialStage
 
 
 class SweepProgress:
-    """Prints to standard error. On a terminal, the line of the running trial is rewritten in place."""
+    """Progress of a running sweep on standard error.
+
+    On a terminal, the line of the running trial is rewritten in place.
+    """
 
     def __init__(self, stages: Sequence[TrialStage], trials: Sequence[Trial]) -> None:
-        """Start the display. ``trials``: trials of earlier parts of the sweep."""
+        """Start the display. ``stages``: all planned trials. ``trials``: those of earlier starts of the sweep."""
         self._all = sum(stage.trials for stage in stages)
         self._exact = all(stage.exact for stage in stages)
         self._all_steps = sum(stage.trials * stage.steps for stage in stages)
@@ -31,27 +34,27 @@ class SweepProgress:
             self._say(f"{count(ended, 'trial')} of before, none of which is run again")
 
     def measuring(self, steps: int, group: str) -> None:
-        """Announce a pilot that measures the time of a step."""
+        """Print that ``steps`` steps of a trial of ``group`` are trained as a pilot, to measure their time."""
         trial = f"a trial of {group}" if group else "a trial"
         self._say(f"training {count(steps, 'step')} to know what {trial} takes")
 
     def begin(self, trial: Trial) -> None:
-        """Show that a trial starts or goes on."""
+        """Show that a trial starts or is resumed."""
         self._show(trial, 0, None, force=self._rewrites)
 
     def step(self, trial: Trial, steps: int, loss: float | None) -> None:
-        """Show the progress of a running trial."""
+        """Show how far the running trial is, at most every few seconds. ``loss``: None if not known."""
         self._show(trial, steps, loss)
 
     def ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
-        """Print the outcome of a trial."""
+        """Print how a trial ended, and the lowest loss so far. ``trials``: all trials of the sweep."""
         self._done_steps += trial.plan.steps
         best = min((done for done in trials if done.status == "done"), key=lambda done: done.score, default=None)
         so_far = "" if best is None else f"; lowest so far {best.score:.4f} at {rate(best.plan.learning_rate)}"
         self._say(f"{trial_line(trial)}{so_far}")
 
     def end(self) -> None:
-        """End the line that is rewritten in place."""
+        """Finish the line that was rewritten in place, so that later output starts on a new one."""
         if self._line_open:
             print(file=sys.stderr)
             self._line_open = False
@@ -69,7 +72,9 @@ class SweepProgress:
             print(line, file=sys.stderr, flush=True)
 
     def line(self, trial: Trial, steps: int, loss: float | None, seconds: float) -> str:
-        """Return the progress line after ``seconds`` of this part of the sweep."""
+        """Return the progress line of a trial, ``seconds`` after this start of the sweep, with an estimate of the
+        time left.
+        """
         all_trials = f"{'' if self._exact else 'at most '}{self._all}"
         value = "" if loss is None else f", loss {loss:.4f}"
         done, remaining = self._done_steps + steps, ""

@@ -20,7 +20,7 @@ from trainer.json_types import JsonObject
 
 @dataclass(frozen=True)
 class ProjectedPoint:
-    """A size and the optimum of its curve. The optimum is None if there is no curve yet."""
+    """One searched size and the optimum of its curve; None as long as it has no curve."""
 
     group: str
     size: float
@@ -31,7 +31,9 @@ class ProjectedPoint:
 
 @dataclass(frozen=True)
 class Projection:
-    """The optima of the sizes, the line through them, and its prediction for the sweep's own size."""
+    """Result of a projection, made by :func:`project`: the optima of the sizes, the line, and its prediction at
+    ``target``.
+    """
 
     unit: Unit
     target: float
@@ -45,7 +47,7 @@ class Projection:
 
     @property
     def largest(self) -> ProjectedPoint | None:
-        """Largest size with an optimum inside the tried rates."""
+        """The largest size whose optimum lies inside the tried rates; None if no size has such an optimum."""
         inside = [point for point in self.points if _is_inside(point.optimum)]
         return max(inside, key=lambda point: point.size, default=None)
 
@@ -53,7 +55,11 @@ class Projection:
 def project(
     plan: ProjectionPlan, optima: Mapping[str, tuple[LearningRateOptimum | NoOptimum, Edge | None]]
 ) -> Projection:
-    """Return the projection. ``optima``: for each group with a curve, its optimum and the end to search beyond."""
+    """Fit a line through the optima of the sizes and extrapolate it to the sweep's own size.
+
+    Widths are not extrapolated. ``optima``: by group, its optimum and the end of the tried rates beyond which it may
+    lie (None: inside).
+    """
     points = tuple(ProjectedPoint(size.group, size.size, *optima.get(size.group, (None, None))) for size in plan.sizes)
     fitted = [(point.size, point.optimum) for point in points if isinstance(point.optimum, LearningRateOptimum)]
     law = fit_power_law([size for size, _ in fitted], [optimum for _, optimum in fitted])

@@ -47,7 +47,7 @@ class ModelScalingStrategy(Config):
     """Layers, width and heads of each."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """Return the sizes, and the sweep's own."""
+        """Return the model sizes to search, and the size of the sweep's own model."""
         return model_sizes(space, self.sizes)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -73,7 +73,7 @@ class _ShorterTrainings(Config):
         return self
 
     def lengths(self, space: SearchSpace) -> ProjectionPlan:
-        """Return the shorter trainings and the sweep's own training."""
+        """Return the shorter trainings to search, and the length of the sweep's own training."""
         if self.steps is not None:
             return data_sizes(space, self.steps, "steps")
         tokens = TOKENS if self.tokens is None else self.tokens
@@ -90,7 +90,7 @@ class DataScalingStrategy(_ShorterTrainings):
     """Choice of learning rates, as in model-scaling."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """Return the lengths, and the sweep's own."""
+        """Return the lengths of training to search, and the sweep's own."""
         return self.lengths(space)
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -115,7 +115,7 @@ class HybridStrategy(_ShorterTrainings):
     """Choice of learning rates, as in hyperband."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """Return the sizes or lengths, and the sweep's own. Raises InputError for several seeds."""
+        """Return the sizes or lengths to search, and the sweep's own. Raises InputError for several seeds."""
         if len(space.seeds) > 1:
             raise InputError("seeds: hybrid trains each rate with one seed; give one")
         return model_sizes(space, self.sizes) if self.project == "model" else self.lengths(space)
@@ -165,7 +165,7 @@ class MupStrategy(Config):
     """Share of the sweep's steps that a trial has. Its schedule ends with it."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
-        """Return the widths, and that of the sweep's model."""
+        """Return the widths to search, and the width of the sweep's model."""
         return widths_under_mup(space, self.widths, shortened(space.steps, self.fraction))
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
@@ -179,7 +179,7 @@ PROJECTING = (ModelScalingStrategy, DataScalingStrategy, HybridStrategy, MupStra
 
 
 def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None:
-    """Return the projection of a strategy; None if it searches the sweep's own model and steps."""
+    """Return the sizes of a strategy that projects the rate from them; None for any other strategy."""
     return strategy.projects(space) if isinstance(strategy, PROJECTING) else None
 
 

@@ -22,15 +22,17 @@ FARTHEST_END = 100.0
 
 
 def has_picture(found: Projection | None) -> bool:
-    """True if at least two sizes have an optimum to draw."""
+    """Return True if at least two sizes have an optimum to draw. ``found``: None without a projection."""
     return found is not None and len(_drawn(found)) > 1
 
 
 def rate_over_size(found: Projection, name: str) -> Picture | None:
-    """Draw the optima with their intervals, and the line with its 95 % prediction band up to the sweep's own size.
+    """Draw the best learning rate over size: optima with intervals, the line, and its 95 % band up to the sweep's
+    own size.
 
-    Returns None if fewer than two sizes have an optimum. An optimum that is left out of the line is hollow. An arrow
-    marks each open or very distant end of an interval. Without an extrapolation the line ends at the largest size.
+    Returns None if fewer than two sizes have an optimum. An optimum without a bounded interval, which the line leaves
+    out, is hollow. An arrow marks each open or very distant end of an interval. Without an extrapolation the line ends
+    at the largest size.
     """
     if not has_picture(found):
         return None
@@ -38,7 +40,7 @@ def rate_over_size(found: Projection, name: str) -> Picture | None:
 
 
 def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
-    """Return the figure of :func:`rate_over_size`."""
+    """Draw one form of the picture of :func:`rate_over_size`."""
     figure, axes = logarithmic_figure(sheet)
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):

@@ -39,7 +39,9 @@ def size_of(size: float, unit: Unit) -> str:
 
 
 def conclusion(found: Projection) -> list[str]:
-    """Return the prediction for the sweep's own size, or in bold the reason for its absence."""
+    """Return the result of a projection as lines: the rate for the sweep's own size, or in bold the reason for no
+    rate.
+    """
     if found.unit == "width":
         return [*_over_widths(found), *_bounds(found)]
     if isinstance(found.prediction, Extrapolation):
@@ -52,8 +54,8 @@ def conclusion(found: Projection) -> list[str]:
 
 
 def _bounds(found: Projection) -> list[str]:
-    """Return a bold line for each end of the tried rates that was hit, and a line for fits with a minimum beyond an
-    end.
+    """Return warnings for sizes whose optimum may lie beyond the tried rates, and for fits with a minimum beyond
+    them.
     """
     lines = []
     for edge, extreme, beyond in (("low", "lowest", "below"), ("high", "highest", "above")):
@@ -78,7 +80,7 @@ def _bounds(found: Projection) -> list[str]:
 
 
 def law_of(found: Projection) -> list[str]:
-    """Describe the line through the optima, if there is one."""
+    """Return a sentence on the line through the optima: its slope, interval and R2; empty without a line."""
     law = found.law
     if not isinstance(law, PowerLaw):
         return []
@@ -90,7 +92,7 @@ def law_of(found: Projection) -> list[str]:
 
 
 def hypothesis(found: Projection) -> str:
-    """State what must be true for the chosen rate to be the best one at the sweep's own size."""
+    """Return what must be true so that the chosen rate is the best one at the sweep's own size, as sentences."""
     if found.largest is None or (found.unit != "width" and not isinstance(found.prediction, Extrapolation)):
         return "No rate is chosen, so nothing is transferred."
     searched = any(point.size == found.target and point.optimum is not None for point in found.points)

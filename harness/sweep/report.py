@@ -32,7 +32,10 @@ OUTCOMES = {"running": "in flight", "done": "done", "diverged": "diverged", "beh
 
 
 def write_report(folder: SweepFolder) -> list[str]:
-    """Write summary.md, summary.json and the pictures from the sweep's folder. Return the lines of the conclusion."""
+    """Write summary.md, summary.json and the pictures of a sweep from its folder.
+
+    Return the conclusion as plain lines.
+    """
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
     trials = [folder.as_it_stands(trial) for trial in TrialJournal(folder.path).trials()]
@@ -57,7 +60,10 @@ def write_report(folder: SweepFolder) -> list[str]:
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
-    """Return the search space as far as a report needs it. All trials have the steps of the sweep's own model."""
+    """Return the search space from a sweep's records, as far as the report needs it.
+
+    Its trials all have the recorded steps.
+    """
     rates = settings.learning_rate
     return SearchSpace(
         rates.low,
@@ -99,7 +105,7 @@ def _page(
 
 
 def _curves(found: SweepFindings) -> str:
-    """Return a table of the optima if there are several curves."""
+    """Return a Markdown section with the optimum of each curve; "" if there is only one curve."""
     if len(found.curves) < 2:
         return ""
     rows = []
@@ -131,8 +137,7 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
 
 
 def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) -> int | None:
-    """Return the number of the trial that shows the chosen rate best: full length, at the rate with the lowest mean
-    loss.
+    """Return the number of the best trial at the rate with the lowest mean loss. Only trials of full length count.
 
     None if the rate is projected from other sizes, or if no trial has run ``full_steps`` yet. Losses of shorter trials
     belong to another schedule.
@@ -151,7 +156,7 @@ def _best_trial(found: SweepFindings, trials: Sequence[Trial], full_steps: int) 
 
 
 def _outcomes(trials: Sequence[Trial]) -> dict[int, str]:
-    """Return the outcome of each trial by number. A rate with several seeds also shows how many of them diverged."""
+    """Return {trial number: outcome as text}. For a rate with several seeds, it also says how many of them diverged."""
     by_kind: dict[tuple[str, int, str], list[Trial]] = {}
     for trial in trials:
         by_kind.setdefault((trial.plan.group, trial.plan.steps, trial.plan.role), []).append(trial)

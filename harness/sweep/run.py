@@ -34,7 +34,10 @@ NOTED_EVERY_S = 2.0  # seconds between two updates of a running trial's spending
 
 @dataclass(frozen=True)
 class SweepEnded:
-    """Outcome of a sweep, and its folder."""
+    """Outcome of a sweep, returned by :meth:`SweepRun.run`.
+
+    ``error``: reason for a failure or a stop; None otherwise.
+    """
 
     folder: SweepFolder
     status: SweepStatus
@@ -43,9 +46,9 @@ class SweepEnded:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """Expected need of all trials by size if none ends early, and the time spent to measure it.
+    """Expected need of all trials of a sweep, by size, if no trial ends early.
 
-    ``evaluated``: passes over held-out data are included.
+    ``measuring_s``: seconds spent to measure it. ``evaluated``: passes over held-out data are included.
     """
 
     needs: tuple[TrialsNeed, ...]
@@ -55,7 +58,7 @@ class SweepCost:
 
 
 class SweepRun:
-    """One part of a sweep: from its current state to its end, or until it is stopped."""
+    """One start of a sweep, new or resumed: runs its remaining trials until it ends or is stopped."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class SweepRun:
         configs: TrialConfigs,
         trial_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open the journal. ``trial_ended``: called when a trial has ended and is recorded."""
+        """Open the journal in ``folder``. ``trial_ended``: called each time a trial has ended and is recorded."""
         self._trial_ended = trial_ended
         self._folder, self._record, self._settings, self._configs = folder, record, settings, configs
         self._journal = TrialJournal(folder.path)
@@ -77,7 +80,11 @@ class SweepRun:
         self._behind = False
 
     def run(self) -> SweepEnded:
-        """Run trials until the strategy ends. Whatever happens, the results so far are kept."""
+        """Run trials until the strategy ends, the budget is spent or a failure occurs.
+
+        The results so far are always kept. InputError and OSError are raised again. Interruption, a spent budget and
+        failed trials are returned as a status.
+        """
         status: SweepStatus = "failed"
         error: str | None = None
         self._record = self._folder.update(self._record, status="running", ended_utc=None, error=None)
@@ -108,7 +115,7 @@ class SweepRun:
         return SweepEnded(self._folder, status, error)
 
     def cost(self) -> SweepCost:
-        """Train a few steps of each size of trial and return the expected cost. Runs no trial."""
+        """Train a few steps of each size, and return the expected cost of all trials. No trial is run."""
         try:
             kinds = pilots_of(self._settings, self._space)
             for plan in kinds.values():
@@ -134,7 +141,10 @@ class SweepRun:
             pass
 
     def _trial(self, number: int, plan: TrialPlan) -> Trial:
-        """Return the trial that the strategy asks for: from the journal, or trained now."""
+        """Return trial ``number`` of the strategy: from the journal if it has ended, else trained now.
+
+        Raises InputError if the journal has another trial under that number.
+        """
         if number < len(self._trials):
             trial = self._trials[number]
             if trial.plan != plan:
@@ -220,7 +230,10 @@ class SweepRun:
         }  # fmt: skip
 
     def _ended(self, trial: Trial, event: TrialEvent | JsonObject, seconds: float) -> Trial:
-        """Return the trial with the results of its last message. Raises TrialFailed or InputError for a failure."""
+        """Return ``trial`` with the results of its last message ``event``. ``seconds``: wall time of all its parts.
+
+        Raises TrialFailed or InputError if the trial failed.
+        """
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         ended = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
@@ -239,7 +252,10 @@ class SweepRun:
         return replace(ended, status="done", loss=_number(loss))
 
     def _check_budget(self, plan: TrialPlan) -> None:
-        """Raise BudgetOver if the rest is too small for that trial; InputError before the first trial."""
+        """Raise BudgetOver if less is left of the budget than a trial like ``plan`` needs.
+
+        Pilots are trained first if necessary. Raises InputError if the whole sweep cannot fit, before the first trial.
+        """
         settings, price = self._settings, self._record.price_usd_per_hour
         kinds = pilots_of(settings, self._space)
         if settings.budget.hours is not None or settings.budget.usd is not None:
@@ -253,7 +269,9 @@ class SweepRun:
             raise BudgetOver(messages.too_little_left(short, plan))
 
     def _measure(self, plan: TrialPlan) -> None:
-        """Train a few steps of a trial's configuration, outside of any trial, to measure the time of a step."""
+        """Train a few steps with the configuration of ``plan``, outside of any trial, and record their times as a
+        pilot.
+        """
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -277,7 +295,7 @@ class SweepRun:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Remove the checkpoints that ``keep`` does not cover."""
+        """Remove the checkpoints of ended trials that the setting ``keep`` does not ask for."""
         keep = self._settings.keep
         if keep == "all":
             return

@@ -18,7 +18,10 @@ FAR_BEYOND_TRIED = 100.0  # factor beyond the tried rates; an interval's end fur
 
 
 def interval(low: float | None, high: float | None, curve: RateCurve | None = None) -> str:
-    """Format an interval: ``1.1e-03 to 2.3e-03``. Names an open end, or one far beyond the rates of ``curve``."""
+    """Format an interval of learning rates: ``1.1e-03 to 2.3e-03``. An open end (None) is named.
+
+    An end far beyond the tried rates of ``curve`` counts as open.
+    """
     tried = [learning_rate for learning_rate, _ in curve.points] if curve is not None else []
     if tried and low is not None and low < min(tried) / FAR_BEYOND_TRIED:
         low = None
@@ -32,7 +35,7 @@ def interval(low: float | None, high: float | None, curve: RateCurve | None = No
 
 
 def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
-    """Return the reason why ``curve`` has no fitted optimum."""
+    """Return the reason why ``curve`` has no fitted optimum, as a clause."""
     below = "" if not curve.above else " below the lowest that diverged"
     return {
         "too-few": f"{count(found.rates, 'learning rate')}{below} came to an end, a fit needs {MIN_RATES}",
@@ -42,7 +45,7 @@ def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
 
 
 def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings, trials: Sequence[Trial]) -> list[str]:
-    """Return the result of a sweep as lines: the chosen rate, its certainty, and what limits it."""
+    """Return the result of a sweep as lines: the chosen rate, how sure it is, and what limits it."""
     lines = [*_ending(record, trials), *map(_nothing_below, _without_points(found.curves))]
     if found.projection is not None:
         return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
@@ -64,17 +67,17 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
 
 
 def of_seeds(one: DivergedRate) -> str:
-    """Format how many seeds diverged, if the rate had several: `` (1 of 2 seeds)``."""
+    """Format how many seeds of a rate diverged: `` (1 of 2 seeds)``; "" if it had only one."""
     return "" if one.seeds < 2 else f" ({one.diverged} of {one.seeds} seeds)"
 
 
 def _without_points(curves: Sequence[RateCurve]) -> list[RateCurve]:
-    """Return the curves with finished trials, all of them at or above a rate that diverged."""
+    """Return the curves whose finished trials are all at or above a rate that diverged, so that none can be chosen."""
     return [curve for curve in curves if curve.above and not curve.points]
 
 
 def _nothing_below(curve: RateCurve) -> str:
-    """Explain why a curve has no chosen rate, though trials finished."""
+    """Return a sentence on why a curve has no chosen rate: all finished trials lie at or above a rate that diverged."""
     assert curve.ceiling is not None
     place, result = (
         (f"At {curve.group} a", "it has no best rate") if curve.group else ("A", "no learning rate is chosen")
@@ -88,7 +91,7 @@ def _nothing_below(curve: RateCurve) -> str:
 
 
 def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
-    """Return a line that says why the sweep is incomplete, if it is."""
+    """Return a line on why the sweep is incomplete or chose no rate; empty if it is done."""
     flying = [trial for trial in trials if trial.status == "running"]
     in_flight = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
     if all_diverged(trials) and record.status in ("diverged", "done"):
@@ -138,7 +141,10 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
 
 
 def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
-    """Return the warning that an end of the tried rates was hit, and if it is also a bound of the search range."""
+    """Return the warning that the lowest loss is at an end of the tried rates, so that the best rate may lie beyond it.
+
+    It says if that end is also a bound of the search range.
+    """
     tried = sorted(learning_rate for learning_rate, _ in curve.points)
     trials_text = f"of the trials of {count(curve.steps, 'step')}"  # The rates of shorter trials may have gone further.
     low = chosen.at_edge == "low"
@@ -158,7 +164,11 @@ def _bound(chosen: ChosenRate, curve: RateCurve, settings: SweepConfig) -> str:
 
 
 def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
-    """Return the part of the warning about the rest of the interval: noise may have made ``end`` the lowest."""
+    """Return a clause that the best rate may also lie inside the tried rates, because noise may have made ``end``
+    the lowest.
+
+    "" if the interval does not reach there.
+    """
     if isinstance(curve.optimum, NoOptimum):  # Without a fit, there is no estimate of noise.
         return ""
     low = chosen.at_edge == "low"
@@ -174,7 +184,9 @@ def _or_inside(chosen: ChosenRate, curve: RateCurve, end: float) -> str:
 
 
 def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
-    """Return the limits of the result: open ends of the interval, divergence, and trials that ended early."""
+    """Return sentences on what limits the result: open ends of the interval, divergence, and trials that ended
+    early.
+    """
     lines = []
     if chosen.by == "fit" and (chosen.ci_low is None or chosen.ci_high is None):
         sides = [name for name, end in (("below", chosen.ci_low), ("above", chosen.ci_high)) if end is None]
@@ -206,7 +218,7 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
 
 
 def of_questions() -> str:
-    """Explain the column of multiple choice."""
+    """Return the note on the report's column of multiple-choice scores."""
     return (
         "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
         "over its characters, or over its tokens where the questions have no text."
@@ -214,7 +226,7 @@ def of_questions() -> str:
 
 
 def of_time() -> str:
-    """Explain what the time of a trial includes."""
+    """Return the note on what the report's time of a trial includes."""
     return (
         "Time is that of the trials from start to end, what is imported for the first among it; of a part that was "
         "killed it holds what was noted at its last sign of life: some ten seconds before, or longer where its start "
@@ -223,7 +235,7 @@ def of_time() -> str:
 
 
 def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -> str:
-    """State the assumptions of using the chosen rate for another training."""
+    """Return sentences on what must be true to use the chosen rate for the full training, or for another one."""
     size = "" if record.parameters is None else f" of {record.parameters:,} parameters"
     if found.projection is not None:
         return projection_sentences.hypothesis(found.projection)
@@ -255,7 +267,7 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
 
 
 def _setting(value: object) -> str:
-    """Format a setting of a strategy. Sizes become layers/width/heads."""
+    """Format the value of a strategy's setting. A model size becomes layers/width/heads."""
     if isinstance(value, list):
         return " and ".join(map(_setting, value))
     if isinstance(value, dict):
@@ -264,7 +276,7 @@ def _setting(value: object) -> str:
 
 
 def method(settings: SweepConfig) -> str:
-    """Describe the strategy and the rules of the search."""
+    """Return a paragraph on how the sweep searched: strategy, its settings, range, seeds, and when a trial diverged."""
     divergence = settings.divergence
     rule = "a loss or gradient norm that is not finite"
     if divergence.above_start is not None:

@@ -46,7 +46,10 @@ TOKENS = [26_000_000, 52_000_000, 105_000_000]
 
 @dataclass(frozen=True)
 class SizeOfTrials:
-    """One point of a projection: the configuration of its trials, and their steps."""
+    """One searched size of a projection: the trials' group, its size (parameters, tokens or width), and their steps.
+
+    ``overrides``: dotted keys of the trials' configuration.
+    """
 
     group: str
     size: float
@@ -56,7 +59,7 @@ class SizeOfTrials:
 
 @dataclass(frozen=True)
 class ProjectionPlan:
-    """Sizes at which trials run, and the size that the sweep is about."""
+    """Sizes that a strategy searches, and the size ``target`` for which the sweep wants a rate. All are in ``unit``."""
 
     unit: Unit
     sizes: tuple[SizeOfTrials, ...]
@@ -66,7 +69,7 @@ class ProjectionPlan:
 
 
 def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPlan:
-    """Plan trials of the model ``sizes`` for the sweep's model.
+    """Plan trials of smaller models, for a projection to the sweep's model.
 
     Raises InputError if a model is not possible, or if two have the same size.
     """
@@ -81,9 +84,9 @@ def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPla
 
 
 def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> ProjectionPlan:
-    """Plan trainings of the sweep's model with ``lengths`` steps. Raises InputError if two have the same size.
+    """Plan shorter trainings of the sweep's model. ``lengths``: their optimizer steps.
 
-    ``key``: key of the strategy, for an error.
+    ``key``: the setting, for an error. Raises InputError if two have the same length.
     """
     planned = [
         SizeOfTrials(f"{steps * space.step_tokens:,} tokens", steps * space.step_tokens, steps) for steps in lengths
@@ -92,7 +95,7 @@ def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> Projecti
 
 
 def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:
-    """Plan narrower models under mup: the sweep's depth and head width, with the first width as base.
+    """Plan narrower models under mup, with the sweep's depth and head width. The first of ``widths`` is the base.
 
     ``steps``: steps of each trial. Raises InputError if a width is not possible.
     """
@@ -117,7 +120,10 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
 
 
 def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
-    """Return the shape of the sweep's model with vocabulary 0. Raises InputError if the model has no preset."""
+    """Return the shape of the sweep's model with vocabulary 0.
+
+    Raises InputError, naming ``strategy``, if it has no preset.
+    """
     model = space.config.model
     if model.is_of_files or model.factory is not None:
         raise InputError(f"strategy: {strategy} makes smaller models of a preset; give model.preset")
@@ -125,7 +131,7 @@ def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
 
 
 def parameters_of_body(shape: Shape) -> int:
-    """Return the number of parameters without embeddings and output projection."""
+    """Return the number of parameters of a model without embeddings and output projection."""
     return round(flops_per_token(shape, 0, "non-embedding") / 6)
 
 

@@ -22,15 +22,18 @@ MAX_STEPS_ASKED = 10_000_000  # steps of a trial, from any setting
 
 
 class TrialConfigs:
-    """Configurations of a sweep's trials. Methods raise InputError if a configuration is not possible."""
+    """Makes the configurations of a sweep's trials from the shared configuration ``base``.
+
+    Its methods raise InputError if a configuration is not possible.
+    """
 
     def __init__(
         self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
     ) -> None:
-        """Take the shared ``config``. ``vocabulary``: returns the tokenizer's size, if the model does not have it.
+        """Take ``config``, which all trials share; held-out data is added if it has none.
 
-        ``compared`` False: only the time of trials is needed. Then an emulated device is allowed, though it has no
-        loss.
+        ``vocabulary``: returns the tokenizer's size, for a model without its own. ``compared``: False if only the time
+        of trials is needed. Then an emulated device is allowed, although it has no loss.
         """
         self._settings = settings
         timed_alone = not compared and config.compute.emulated is not None
@@ -38,13 +41,13 @@ class TrialConfigs:
         self._vocabulary = cache(vocabulary)
 
     def space(self) -> SearchSpace:
-        """Return the space that a strategy searches."""
+        """Return the range, seeds and lengths of trials that a strategy searches."""
         rates, seeds = self._settings.learning_rate, tuple(self._settings.seeds)
         step_tokens = self.step_tokens(self.base)
         return SearchSpace(rates.low, rates.high, seeds, self._settings.search_seed, self.base, self.steps, step_tokens)
 
     def of(self, plan: TrialPlan) -> TrainerConfig:
-        """Return the configuration of one trial."""
+        """Return the configuration of the trial that ``plan`` describes."""
         settings, config = self._settings, self._with(plan.overrides)
         steps = _allowed(plan.steps, self.step_tokens(config))
         optimizer: dict[str, Json] = {"learning_rate": plan.learning_rate}
@@ -63,7 +66,7 @@ class TrialConfigs:
         return _checked(merge(config.model_dump(mode="json"), over))
 
     def steps(self, overrides: JsonObject) -> int:
-        """Return the optimizer steps of a full trial."""
+        """Return the optimizer steps of a full trial whose configuration has ``overrides`` (dotted keys)."""
         setting = self._settings.steps
         if isinstance(setting, int):
             return setting
@@ -76,7 +79,9 @@ class TrialConfigs:
         return _allowed(max(1, round(tokens / step_tokens)), step_tokens)
 
     def warmup(self, config: TrainerConfig) -> tuple[str, int]:
-        """Return the key that sets the warm-up in steps, and the steps; 0 if warmup_fraction sets it."""
+        """Return the setting that gives the warm-up, and its number of steps; 0 if it is ``warmup_fraction``, a
+        share of a trial.
+        """
         settings = self._settings
         if settings.warmup_fraction is not None:
             return "warmup_fraction", 0
@@ -85,7 +90,10 @@ class TrialConfigs:
         return "optimizer.lr_warmup_steps", config.optimizer.lr_warmup_steps
 
     def parameters(self, config: TrainerConfig) -> int:
-        """Return the parameters of the model, including embeddings."""
+        """Return the number of parameters of the model, including embeddings.
+
+        Raises InputError for a ``model.factory``.
+        """
         length = config.data.sequence_length
         shape = shape_of(config.model, 0, length)
         if shape is not None and not shape.vocab_size:
@@ -98,7 +106,7 @@ class TrialConfigs:
         return parameters(shape)
 
     def step_tokens(self, config: TrainerConfig) -> int:
-        """Return the tokens of an optimizer step, including padding."""
+        """Return the tokens (positions, including padding) of one optimizer step over all ranks."""
         return _micro_batch(config) * self._accumulation(config)
 
     def _accumulation(self, config: TrainerConfig) -> int:
@@ -141,7 +149,10 @@ def _micro_batch(config: TrainerConfig) -> int:
 
 
 def _evaluated(config: TrainerConfig) -> TrainerConfig:
-    """Return the configuration with a share of documents held out, because trials are compared by the loss on them."""
+    """Return ``config`` with some documents held out, because trials are compared by the loss on them.
+
+    Raises InputError if that is not possible.
+    """
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
     try:
         return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))

@@ -33,7 +33,7 @@ CHECKPOINTS, SPENT, PILOT = "checkpoints", "spent.json", "pilot"
 
 @dataclass(frozen=True)
 class Pilot:
-    """Times of a few steps before the first trial of a kind, in seconds, for a budget of time."""
+    """Times (s) measured in a few steps before the first trial of a kind. A budget of time or money needs them."""
 
     start_s: float
     """Seconds of a short training except its steps and passes: from the start of its process, and its end."""
@@ -46,7 +46,10 @@ class Pilot:
 
     @property
     def measurement(self) -> ArmMeasurement:
-        """The times as a measurement, which predicts costs of trainings. The time of checkpoints is unknown."""
+        """The times as an :class:`ArmMeasurement`, from which the cost of trainings is predicted.
+
+        Checkpoints are not included.
+        """
         passes, answers = (self.pass_s,), (self.answers_s,)
         steps = (self.step_s, self.step_s)  # The first step does not differ from the others.
         return ArmMeasurement(
@@ -56,7 +59,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Taken:
-    """spent.json: what a running trial has used until its last heartbeat."""
+    """Content of spent.json: time, steps and tokens that a trial has used up to its last heartbeat."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -65,7 +68,10 @@ class Taken:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """sweep.json. ``settings``: the resolved sweep file; ``config``: the configuration that the trials share."""
+    """Content of sweep.json. ``settings``: the resolved sweep file.
+
+    ``config``: the configuration that the trials share.
+    """
 
     name: str
     arm: str
@@ -90,7 +96,7 @@ class SweepRecord:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Paths of the files of one sweep."""
+    """The folder of one sweep, with methods to read and write its files."""
 
     path: Path
 
@@ -107,7 +113,7 @@ class SweepFolder:
         return self.path / "summary.json"
 
     def trial(self, number: int) -> Path:
-        """Return the folder of a trial's training."""
+        """Return the folder of the training of trial ``number``."""
         return self.path / "trials" / f"{number:04d}"
 
     def write(self, record: SweepRecord) -> None:
@@ -139,14 +145,17 @@ class SweepFolder:
         return record
 
     def result(self, number: int) -> JsonObject | None:
-        """Return the result of a trial; None if it has not ended, or if the file is incomplete."""
+        """Return the content of a trial's result.json.
+
+        None if the trial has not ended, or if the file is incomplete.
+        """
         with suppress(OSError, ValueError):
             result = read_json(self.trial(number) / RESULT)
             return cast("JsonObject", result) if isinstance(result, dict) else None
         return None
 
     def taken(self, number: int) -> Taken:
-        """Return the recorded spending of all parts of a trial."""
+        """Return what all parts of trial ``number`` have used; zeros if nothing is recorded."""
         with suppress(OSError, ValueError, TypeError, AttributeError):
             return made_of(Taken, read_json(self.trial(number) / SPENT))
         return Taken()
@@ -155,7 +164,7 @@ class SweepFolder:
         write_text(self.trial(number) / SPENT, json.dumps(asdict(taken)) + "\n")
 
     def as_it_stands(self, trial: Trial) -> Trial:
-        """Return ``trial`` with its spending until now, which the journal lacks for a running trial."""
+        """Return ``trial``; if it is still running, with its spending so far, which the journal does not have."""
         if trial.status != "running":
             return trial
         progress = self.taken(trial.number)
@@ -166,7 +175,7 @@ class SweepFolder:
         shutil.rmtree(self.trial(number) / CHECKPOINTS, ignore_errors=True)
 
     def update(self, record: SweepRecord, **changes: Json) -> SweepRecord:
-        """Write ``record`` with ``changes``, and return it."""
+        """Return ``record`` with ``changes``, after writing it to sweep.json."""
         changed = replace(record, **changes)  # type: ignore[arg-type]  # checked by its dataclass's readers
         self.write(changed)
         return changed

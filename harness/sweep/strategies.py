@@ -31,7 +31,10 @@ TAGGED: Mapping[str, type[Config]] = {**SETTINGS, OWN: OwnStrategy}
 
 
 def _named(value: Any) -> Any:
-    """Expand a name alone to a mapping, with the strategy's defaults. Raises ValueError for an unknown name."""
+    """Return the mapping for the setting ``strategy``; a name alone stands for the strategy with its defaults.
+
+    Raises ValueError for an unknown name.
+    """
     mapping = {"name": value} if isinstance(value, str) else value
     allowed = f"allowed: {', '.join(NAMES)}, or MODULE:FUNCTION of your own"
     if not isinstance(mapping, dict):

@@ -28,15 +28,21 @@ Order = Literal["step", "stop", "evaluate"]
 
 
 class TrialFailed(Exception):  # noqa: N818 - an outcome, reported; the trial is tried again when the sweep is resumed
-    """A trial failed for a reason other than its learning rate: machine, memory or code."""
+    """A trial failed for a reason other than its learning rate, such as memory or code.
+
+    A resumed sweep tries it again.
+    """
 
 
 class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
-    """A trial took longer than its limit."""
+    """A trial took longer than ``limits.trial_hours``. The sweep goes on with the next one."""
 
 
 class TrialServer:
-    """Forks trials, one after the other. Its own process starts with the first trial."""
+    """Trains trials one after the other, each in a process forked from a server with all imports done.
+
+    The server starts with the first trial.
+    """
 
     def __init__(self, configs: Sequence[JsonObject], limits: TrialLimits) -> None:
         self._modules = [*modules_of(configs), *PRELOADED]
@@ -58,10 +64,11 @@ class TrialServer:
         decide: Callable[[TrialEvent], Order],
         going_on: Callable[[TrialEvent], bool] = lambda _: True,
     ) -> TrialEvent:
-        """Train one trial to its end, and return its last event.
+        """Train one trial to its end in a new process, and return its last event.
 
-        ``before_s``: seconds that earlier parts of it took. ``decide`` answers milestones. ``going_on`` receives every
-        event, and ends the trial by returning False. Raises TrialLate or TrialFailed.
+        ``log``: file for its output. ``before_s``: seconds that earlier parts of it took. ``decide``: answers each
+        milestone. ``going_on``: gets every event, and ends the trial by returning False. Raises TrialLate or
+        TrialFailed.
         """
         own_end, child_end = socket.socketpair()
         channel, log_start = Channel(own_end), log.stat().st_size if log.exists() else 0
@@ -93,7 +100,7 @@ class TrialServer:
                 raise
 
     def close(self) -> None:
-        """End the server, and a trial that still runs."""
+        """End the server and the trial that may still run."""
         self._kill()
         if self._server is not None:
             self._server.close()
@@ -137,7 +144,7 @@ class TrialServer:
         return f"its process ended with status {code} and no word; see {log}"
 
     def _stop(self, channel: Channel) -> None:
-        """Ask the trial for a last checkpoint, and wait at most STOPPING_S."""
+        """Ask the trial to write a last checkpoint and end, and wait for that at most STOPPING_S seconds."""
         self._signal(signal.SIGTERM)
         end_s = time.monotonic() + STOPPING_S
         with suppress(EOFError, OSError, TimeoutError, KeyboardInterrupt):
@@ -155,7 +162,7 @@ class TrialServer:
                 os.kill(self._pid, number)
 
     def _kill(self) -> None:
-        """End the trial and its loader workers at once."""
+        """Kill the trial and its loader workers at once. Nothing if no trial runs."""
         if self._pid is None:
             return
         try:

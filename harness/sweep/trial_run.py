@@ -25,7 +25,7 @@ RESULT = "result.json"
 
 
 class Watching:
-    """Watches every step of a training: sends heartbeats, reports milestones, and ends it when it diverges.
+    """Watches every step of a trial's training: sends heartbeats, reports milestones, and ends it if it diverges.
 
     On an asynchronous device the loss of a step is known one step later. So on every device, decisions after N steps
     use the losses of all but the last of them.
@@ -44,12 +44,15 @@ class Watching:
         self.evaluates = False
 
     def loss(self, step: int, value: float) -> None:
-        """Store the loss of a step."""
+        """Store the loss of step ``step`` (from 0)."""
         self._recall(step)
         self._losses.append(value)
 
     def step(self, steps: int, tokens: int) -> bool:
-        """Check the training after a step. Return True if it ends with this step."""
+        """Check the training after ``steps`` steps.
+
+        Return True if it must end now: it diverged, or the sweep orders it.
+        """
         self._recall(steps - 1)
         completed = steps - 1
         if self.diverged is None:
@@ -67,7 +70,7 @@ class Watching:
         return False
 
     def _report(self, milestone: int, tokens: int) -> str:
-        """Send the mean loss since the last milestone, and return the sweep's order."""
+        """Send the mean loss since the last milestone to the sweep, and return its order: step, stop or evaluate."""
         losses = self._losses[self._part_begin : milestone - 1]
         self._part_begin = milestone - 1
         mean = sum(losses) / len(losses) if losses else None
@@ -76,7 +79,10 @@ class Watching:
         return self._channel.receive_order()["do"]
 
     def _recall(self, first: int) -> None:
-        """Read the losses of the ``first`` steps, done by earlier parts, because the training is judged as a whole."""
+        """Read the losses of the ``first`` steps from losses.csv, once.
+
+        Earlier parts of a resumed trial trained these steps.
+        """
         from harness.launch.training_files import read_losses
 
         if not self._begun:
@@ -85,7 +91,7 @@ class Watching:
             self._losses = [row.loss for row in rows if row.step < first]
 
     def _divergence(self, known: int) -> str | None:
-        """Return the reason why the first ``known`` steps diverged; None if they did not."""
+        """Return why the training diverged within its first ``known`` steps; None if it did not."""
         if not known:
             return None
         if not math.isfinite(self._losses[known - 1]):
@@ -100,7 +106,11 @@ class Watching:
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Train the trial that the first message describes, and return the exit status."""
+    """Train the trial that the first message describes, in this forked process.
+
+    Return exit status 0 if it finished, else 1. ``descriptor``: socket to the sweep. ``parent``: process id whose end
+    also ends this process.
+    """
     die_with_parent(parent)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_trial_start()
@@ -140,7 +150,10 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
-    """Return the event of a training that has ended, and write it to its folder for a sweep that was killed."""
+    """Return the last event of a trial, with its losses.
+
+    It is also written to result.json, in case the sweep was killed.
+    """
     import json
 
     from harness.launch.training_files import EVALUATIONS, read_evaluations

@@ -22,7 +22,7 @@ Role = Literal["curve", "probe", "check"]
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """One training that a strategy asks for."""
+    """One training that a strategy asks for: its learning rate, length and seed."""
 
     learning_rate: float
     steps: int
@@ -39,13 +39,13 @@ class TrialPlan:
 
     @property
     def kind(self) -> str:
-        """Key of trials whose steps take the same time: their overrides."""
+        """Key that is equal for trials whose steps take the same time: their overrides as JSON."""
         return json.dumps(self.overrides, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """State of one trial."""
+    """One trial of a sweep: its plan, and its state or result."""
 
     number: int
     plan: TrialPlan
@@ -70,7 +70,9 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """Score by which strategies rank: the loss on held-out data, or infinity if training did not finish."""
+        """Score by which strategies compare trials: the loss on held-out data, or infinity if the trial did not
+        finish.
+        """
         return self.loss if self.status == "done" and self.loss is not None else math.inf
 
 
@@ -79,7 +81,9 @@ Trials: TypeAlias = Generator[TrialPlan, Trial, None]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Range of rates that a strategy searches, and the length of a trial."""
+    """Input of a strategy: the range of learning rates (``low`` to ``high``) to search, seeds, and the length of
+    trials.
+    """
 
     low: float
     high: float
@@ -102,7 +106,7 @@ class SearchSpace:
 
 @dataclass(frozen=True)
 class TrialStage:
-    """Trials that a strategy will ask for, as far as known before it starts."""
+    """Planned trials of one length, as far as a strategy knows them before it starts."""
 
     name: str
     trials: int
@@ -118,12 +122,18 @@ class TrialStage:
 
 
 class Strategy(Protocol):
-    """Decides which trials run. Its settings are a section of the sweep file (harness.sweep.strategies)."""
+    """Protocol of a search strategy. Its settings are a section of the sweep file (harness.sweep.strategies)."""
 
     def search(self, space: SearchSpace) -> Trials:
-        """Yield plans, and receive each trial when it has ended. The learning rate is chosen from all trials."""
+        """Yield the plan of each trial, and receive the trial when it has ended.
+
+        The rate is chosen later, from all trials.
+        """
         ...
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return the planned trials, in order. Raises InputError if the settings are not possible."""
+        """Return the trials that will be asked for, by stage in order.
+
+        Raises InputError if the settings are not possible.
+        """
         ...

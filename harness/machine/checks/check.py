@@ -16,7 +16,7 @@ IMPORT_FIRST = "first fix what the lines python, packages and torch report"
 
 @dataclass(frozen=True)
 class Check:
-    """Finding with its fix. The fix is set if and only if the status is not ok."""
+    """One line of ``harness doctor``: a finding and its fix. The fix is empty if and only if the status is ok."""
 
     status: CheckStatus
     """fail: ``harness run`` cannot work. warn: it works, but less well or without one of its probes."""
@@ -42,7 +42,7 @@ def fail(name: str, finding: str, fix: str) -> Check:
 
 
 def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check]:
-    """Run a check and return its lines. If it raises, return one ``warn`` with the reason."""
+    """Run ``check`` and return its lines. If it raises, return one ``warn`` line named ``name`` with the error."""
     try:
         result = check()
         return [result] if isinstance(result, Check) else list(result)
@@ -53,7 +53,7 @@ def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check
 
 
 def size(number: int) -> str:
-    """Format bytes in binary units: 64 MiB, 23.5 GiB."""
+    """Format a number of bytes in binary units: 64 MiB, 23.5 GiB."""
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20)):
         if number >= 2**power:
             return f"{number / 2**power:.3g} {unit}"
@@ -65,7 +65,7 @@ def count(number: int, noun: str) -> str:
 
 
 def span(numbers: Iterable[int]) -> str:
-    """Format numbers as the kernel does: (0, 1, 2, 8) is 0-2,8."""
+    """Format numbers as the kernel lists CPUs: (0, 1, 2, 8) is 0-2,8."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and number == parts[-1][1] + 1:

@@ -17,7 +17,10 @@ NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container 
 
 
 def check_driver(loaded: str | None, nvml: Nvml) -> Check:
-    """Check the driver. ``loaded`` is the version of the kernel's driver."""
+    """Return the line on the NVIDIA driver; its absence is ok. ``loaded``: version of the kernel's driver.
+
+    None if not loaded.
+    """
     if nvml.problem is None:
         upto = f", CUDA up to {nvml.cuda}" if nvml.cuda else ""
         return ok("driver", f"{nvml.driver or loaded or 'of unknown version'}{upto}")
@@ -29,7 +32,10 @@ def check_driver(loaded: str | None, nvml: Nvml) -> Check:
 
 
 def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
-    """Check NVML: one line, or one per kind of device. Equal devices share a line."""
+    """Return the lines on NVML: one per kind of device, with equal devices together, or one if NVML does not answer.
+
+    ``loaded``: version of the kernel's driver; None if not loaded.
+    """
     if nvml.problem is None:
         return list(_devices(nvml.devices)) or [ok("nvml", "answers, but shows no device")]
     if loaded is None and nvml.absent:
@@ -56,7 +62,7 @@ def _devices(devices: tuple[Device, ...]) -> Iterator[Check]:
 
 
 def _device(device: Device) -> tuple[str, str]:
-    """Return (finding, fix); the fix is "" if none is needed."""
+    """Return what NVML reports of a device, and the fix; "" as fix if nothing is wrong."""
     if device.problem is not None:
         message = device.problem.lower()
         is_gone = "lost" in message or "reset" in message
@@ -82,7 +88,10 @@ def _device(device: Device) -> tuple[str, str]:
 
 
 def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
-    """Check the CUDA version of torch's build, and the devices that it can use."""
+    """Return the line on torch's CUDA build and the devices that torch can use.
+
+    Warns if it can use none that NVML shows.
+    """
     usable = sum(device.problem is None for device in nvml.devices)
     upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "CUDA, no newer than nvidia-smi says that the driver runs"
     if torch.cuda_build is None:

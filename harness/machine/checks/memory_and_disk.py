@@ -62,7 +62,7 @@ def check_shared_memory(shared: SharedMemory | None) -> Check:
 
 
 def check_open_files(soft: int, hard: int) -> Check:
-    """Check RLIMIT_NOFILE; -1 means no limit."""
+    """Return the line on the limit of open files (RLIMIT_NOFILE), for which -1 means no limit."""
     if soft < 0 or soft >= LEAST_OPEN_FILES:
         return ok("open files", "no limit" if soft < 0 else f"at most {soft}")
     limit = "unlimited" if hard < 0 else str(hard)
@@ -74,7 +74,10 @@ def check_open_files(soft: int, hard: int) -> Check:
 
 
 def check_storage(name: str, storage: Storage, other: str) -> Check:
-    """Check a folder that studies write to. ``other``: option or variable that chooses another folder."""
+    """Return the line on a folder that studies write to: free space and write permission.
+
+    ``name``: name of the line. ``other``: option or variable that chooses another folder.
+    """
     note = "" if storage.existing == storage.folder else " (not yet there)"
     kind = f", {storage.kind}" if storage.kind else ""
     finding = f"{storage.folder}{note}: {size(storage.free_bytes)} free{kind}"

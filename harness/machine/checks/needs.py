@@ -27,7 +27,7 @@ def check_shared_need(needs: Needs, shared: SharedMemory | None) -> Check:
 
 
 def check_files_need(needs: Needs, soft: int) -> Check:
-    """Check RLIMIT_NOFILE; -1 means no limit."""
+    """Return the line that compares the scenario's open files with the limit ``soft`` (RLIMIT_NOFILE; -1: no limit)."""
     allowed = "no limit" if soft < 0 else f"at most {soft} allowed"
     finding = f"a process of it opens about {needs.open_files} files, {allowed}"
     if soft < 0 or needs.open_files <= soft:
@@ -47,7 +47,7 @@ def check_task_need(needs: Needs, limit: TaskLimit | None) -> Check:
 
 
 def check_needs(needs: Needs) -> list[Check]:
-    """Check ``needs`` against the current limits of this machine."""
+    """Return the lines that compare a scenario's needs with this machine: /dev/shm, open files and processes."""
     group = cgroup.find_group("pids", ROOT)
     return [
         check_shared_need(needs, read_shared_memory(read_mounts())),

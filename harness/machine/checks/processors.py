@@ -21,7 +21,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_
 
 
 def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
-    """Check the allowed cores. ``cpuset``: CPUs that the control group allows; () if it lists none."""
+    """Return the line on the CPUs that this process may use; warns if there is only one.
+
+    ``cpuset``: CPUs that the control group allows; () if it lists none.
+    """
     allowed = len(processor.allowed)
     topology = f", {count(processor.cores, 'physical core')}" if processor.cores is not None else ""
     smt = {True: ", SMT on", False: ", SMT off", None: ""}[processor.smt_active]
@@ -68,7 +71,7 @@ def check_quota(
 
 
 def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Check]:
-    """Check the CPUs of a Slurm job. Yield nothing outside of a job."""
+    """Yield the line on the CPUs of a Slurm job: granted against allowed. Nothing outside of a job."""
     if "SLURM_JOB_ID" not in environ:
         return
     granted = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
@@ -85,7 +88,10 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
 
 
 def check_batch_system(found: BatchSystem) -> Check:
-    """Check if ``launch.slurm`` can submit from here. Everything else works without it."""
+    """Return the line on whether ``launch.slurm`` can submit jobs from here.
+
+    Missing commands are ok, because all else works.
+    """
     if found.missing:
         return ok("slurm jobs", f"no {', '.join(found.missing)} here: launch.slurm cannot submit, all else works")
     if found.problem is not None:
@@ -124,7 +130,10 @@ def check_frequency(frequency: Frequency, processor: Processor) -> Check:
 
 
 def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, environ: Mapping[str, str]) -> Check:
-    """Check torch's number of threads. ``threads``: torch's own choice under ``environ``."""
+    """Return the line on torch's number of threads. Warns if it exceeds the usable CPUs, or is 1 on many of them.
+
+    ``threads``: torch's own choice under the variables ``environ``.
+    """
     allowed = len(processor.allowed)
     usable = max(min(allowed, int(quota.cores)), 1) if quota is not None else allowed
     named = [f"{name}={environ[name]}" for name in THREAD_VARIABLES if name in environ]

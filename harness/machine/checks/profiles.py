@@ -10,7 +10,10 @@ from trainer.devices.profiles import DeviceProfile, find_profile, profile_names
 
 
 def check_cpu_profile(threads: int, *, needed: bool) -> Check:
-    """Check the CPU's profile at ``threads`` of torch. ``needed``: no other device can compute."""
+    """Return the line on the calibrated profile of this CPU for ``threads`` torch threads.
+
+    ``needed``: True if the CPU is the only device that can compute. Only then a missing profile is a warning.
+    """
     cpu = f"{cpu_identity()}, {count(core_count(), 'core')}, {count(threads, 'thread')}"
     command = f"harness doctor --calibrate --threads {threads}"
     profile = cpu_profile(threads)
@@ -25,7 +28,10 @@ def check_cpu_profile(threads: int, *, needed: bool) -> Check:
 
 
 def check_cuda_profiles(names: Sequence[str]) -> list[Check]:
-    """Check the profiles of CUDA devices, one line per kind. ``names``: as torch reports them."""
+    """Return a line per kind of CUDA device on its profile; warns if none is known.
+
+    ``names``: as torch reports them.
+    """
     checks = []
     for name in dict.fromkeys(names):
         profile = find_profile(name)
@@ -43,7 +49,7 @@ def check_shipped() -> Check:
 
 
 def figures(profile: DeviceProfile) -> str:
-    """Format peaks, achievable rates, memory, link and price, if known."""
+    """Format a profile's figures as one line: peaks, achievable rates, memory, link and price, as far as known."""
     rates = [f"{dtype} {_flops(figure.value)}" for dtype, figure in profile.peak.items() if figure.value is not None]
     bandwidth = f"{profile.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s"
     if profile.measured:

@@ -36,7 +36,10 @@ def check_python() -> Check:
 
 
 def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
-    """Check the imports. ``problems``: import error by package. transformers fails whenever torch does."""
+    """Yield lines on the packages that cannot be imported, or one ok line. ``problems``: error by package.
+
+    ``torch_works``: if False, transformers is not reported, because it fails whenever torch does.
+    """
     slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
     if slow:
         fix = "the virtual environment on a local disk, or wait until this machine has less to do"
@@ -72,7 +75,10 @@ def no_torch(reason: str) -> Check:
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:
-    """Check the threads of tokenizers. A child that is forked after they have run waits for them forever."""
+    """Return the line on TOKENIZERS_PARALLELISM.
+
+    If it is on, a forked loader worker can wait forever for tokenizer threads.
+    """
     value = environ.get("TOKENIZERS_PARALLELISM")
     named = "TOKENIZERS_PARALLELISM " + ("not set" if value is None else f"is {value!r}")
     threads = f", RAYON_NUM_THREADS={environ['RAYON_NUM_THREADS']}" if "RAYON_NUM_THREADS" in environ else ""
@@ -87,7 +93,7 @@ def check_tokenizers(environ: Mapping[str, str]) -> Check:
 
 
 def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
-    """Check the compilers. Inductor needs C++ on the CPU; on CUDA Triton needs a C compiler for its launcher."""
+    """Return the line on the compilers for torch.compile: C++ on the CPU; on CUDA also triton and a C compiler."""
     cuda = bool(torch.cuda_devices)
     python_headers = f"sudo apt install python{sys.version_info[0]}.{sys.version_info[1]}-dev (or dnf: python3-devel)"
     if toolchain.cxx_version is None:

@@ -15,7 +15,10 @@ _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own pro
 
 
 def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Check:
-    """Check ptrace. ``remedy``: fix to show if the kernel refuses it."""
+    """Return the line on whether py-spy may sample our processes. ``permissions``: what the kernel's settings allow.
+
+    ``py_spy``: result of trying it. ``remedy``: the fix to show if the kernel refuses it.
+    """
     kernel = describe(permissions)
     if py_spy.broken:
         return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
@@ -29,7 +32,7 @@ def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Ch
 
 
 def describe(permissions: Permissions) -> str:
-    """Format Yama's scope, the capability and the filter as one line."""
+    """Format Yama's scope, the capability CAP_SYS_PTRACE and the seccomp filter as one line."""
     scope = permissions.yama_scope
     parts = ["no Yama" if scope is None else f"Yama scope {_SCOPES.get(scope, scope)}"]
     if permissions.capable is not None:

@@ -24,7 +24,7 @@ ASK_FOR = ENOUGH_BLOCKS  # number of blocks to recommend if there are too few
 
 
 def confound_lines(found: Iterable[Confound]) -> list[str]:
-    """Return a line for each confound."""
+    """Return a line for each confound (undeclared difference between arms), without a full stop."""
     return [_TEXTS[confound.kind](confound) for confound in found]
 
 
@@ -161,12 +161,15 @@ GAPS: Mapping[str, str] = {
 
 
 def doubt_text(one: Doubt) -> str:
-    """Return the reason as a clause, without a full stop; ``its`` refers to the arm."""
+    """Return the doubt as a clause without a full stop. ``its`` in the text refers to the arm."""
     return DOUBTS[one.kind](one)
 
 
 def too_noisy_text(cause: Doubt | None) -> str:
-    """Return ``this run was too noisy to see even a 2x change: others used 1.6 of 2 cores``."""
+    """Return a clause that the run was too noisy to see even a 2x change.
+
+    Adds how many cores other processes used, if ``cause`` says that they used too many.
+    """
     users = ""
     if cause is not None and cause.cores is not None and cause.cores[0] > OTHER_CORES_MAX:
         users = f": others used {number(cause.cores[0])} of {number(cause.cores[1])} cores"
@@ -174,14 +177,18 @@ def too_noisy_text(cause: Doubt | None) -> str:
 
 
 def unseen_text(share: float | None) -> str:
-    """Return the smallest undetectable change. A share above :data:`DOUBLED_SPEED` is not given as a figure."""
+    """Return a clause on the largest change that the study could not have detected.
+
+    ``share``: that change as a fraction. None stands for :data:`COARSE_RESOLUTION`. From :data:`DOUBLED_SPEED` on, the
+    text says "a 2x change" instead.
+    """
     if share is not None and share >= DOUBLED_SPEED:
         return "the runs varied too much to show even a 2x change"
     return f"a change of up to {percent(COARSE_RESOLUTION if share is None else share)} could not be seen"
 
 
 def more_blocks_text(cause: Doubt | None) -> str:
-    """Return the remedy if there are too few blocks for an interval."""
+    """Return the advice for too few blocks: finish the study if ``cause`` says so, else repeat with more."""
     if cause is not None and cause.remedy is not None and cause.remedy.kind == "finish the study":
         return REMEDIES["finish the study"]
     return f"repeat with --repeats {ASK_FOR}"
@@ -199,12 +206,18 @@ def _always(text: str) -> Callable[[Doubt], str]:
 
 
 def _shared(text: str, unknown: str = "an unknown share") -> Callable[[Doubt], str]:
-    """Return a function that fills the share into ``text``."""
+    """Return a function that formats a doubt as ``text`` with its share as a percentage in place of ``{}``.
+
+    ``unknown``: text for a doubt without a share.
+    """
     return lambda entry: text.format(unknown if entry.share is None else percent(entry.share))
 
 
 def _located(text: str, unknown: str) -> Callable[[Doubt], str]:
-    """Return a function that fills the place, key or fact into ``text``."""
+    """Return a function that formats a doubt as ``text`` with its ``where`` (place, key or fact) in place of ``{}``.
+
+    ``unknown``: text for a doubt without it.
+    """
     return lambda entry: text.format(entry.where or unknown)
 
 
@@ -292,17 +305,17 @@ REMEDIES: Mapping[RemedyKind, str] = {
 
 
 def problem_lines(problems: Iterable[StudyProblem]) -> list[str]:
-    """Return a line for each problem of a study."""
+    """Return a line for each problem of a study, without a full stop."""
     return [_problem(problem) for problem in problems]
 
 
 def probe_problem_lines(problems: Iterable[ProbeProblem]) -> list[str]:
-    """Return a line for each problem of a probe, with the affected runs if not all are affected."""
+    """Return a line for each problem of a probe. It names the affected runs, unless all are affected."""
     return [problem.text if problem.everywhere else f"{problem.text} ({_some(problem.runs)})" for problem in problems]
 
 
 def _some(runs: tuple[str, ...]) -> str:
-    """List the first few runs: ``a/0, a/1, b/0 and 2 more``."""
+    """List the first :data:`RUNS_NAMED` runs and count the others: ``a/0, a/1, b/0 and 2 more``."""
     unnamed = len(runs) - RUNS_NAMED
     return listing([*runs[:RUNS_NAMED], *([f"{unnamed} more"] if unnamed > 0 else [])])
 
@@ -368,6 +381,6 @@ def _lead_problem(one: StudyProblem) -> str:
 
 
 def ending_text(failed: RunFailure) -> str:
-    """Return how a run ended: ``failed (killed by signal 9)``."""
+    """Return how a run ended, with its error or exit code: ``failed (killed by signal 9)``."""
     code = "reason unknown" if failed.exit_code is None else f"exit code {failed.exit_code}"
     return f"{failed.status} ({failed.error or code})"

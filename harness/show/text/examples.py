@@ -46,7 +46,10 @@ _WAITS = Waits(STEP_MS, 4.0, {"tokenize": 4.0}, {}, 0.1, {"tokenize": 4.0})
 
 @dataclass(frozen=True)
 class KindsSection:
-    """Kinds of one type. ``render`` returns the sentence on an example record of a kind."""
+    """Section of the documentation with an example sentence per kind of record.
+
+    ``render`` returns the sentence of a kind.
+    """
 
     title: str
     kinds: Sequence[str]
@@ -54,7 +57,7 @@ class KindsSection:
 
 
 def measured(verdict: Verdict, cause: UndecidedKind | None = None) -> Measured:
-    """Return an example of a comparison with this verdict, or undecided for ``cause``."""
+    """Return an example comparison with the given verdict. ``cause``: why it is undecided."""
     ratio = {"gain": _GAIN, "loss": _LOSS, "none": _NONE, "undecided": _WIDE}[verdict]
     return Measured(
         measure="tokens/s", ratio=ratio, tokens_ratio=ratio, step_time=ratio, isolated=None, ceiling=None,

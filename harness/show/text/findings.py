@@ -42,7 +42,10 @@ WORKERS_LIMIT = (
 
 
 def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
-    """Yield the lines about ``arm``, whose steps take ``step_ms``."""
+    """Yield (subject, finding, support) for each kind of slow-step cause of ``arm`` that is worth a line.
+
+    ``step_ms``: mean step time, to which costs are compared.
+    """
     part = part_of(step_ms)
     for kind, texts in TEXTS.items():
         causes = [cause for cause in arm.causes if cause.kind == kind and _is_worth_a_line(cause, arm, step_ms)]
@@ -64,7 +67,10 @@ def cause_texts(arm: ArmReport, step_ms: float) -> Iterator[Texts]:
 
 
 def _waits_for_workers(arm: ArmReport, step_ms: float) -> bool:
-    """Return True if steps wait for loader workers. Workers make batches even while the program does other work."""
+    """Return True if steps wait notably for loader workers.
+
+    Such workers make batches even while the program does other work, so removing that work saves less.
+    """
     waited_ms = sum(arm.totals.exposed_ms.values()) or arm.totals.phase_ms.get("fetch", 0.0)
     return bool(arm.workers) and waited_ms >= SPENT_SHARE_MIN * step_ms
 
@@ -332,7 +338,7 @@ def _places(found: Sequence[SlowCause], part: Part) -> str:
 
 
 def _place(one: SlowCause) -> str:
-    """Return ``train.py:88 (`loss.item()`), every step``."""
+    """Format the place of a cause, its code and how often it occurs: ``train.py:88 (`loss.item()`), every step``."""
     share = min(one.times, 1.0) if one.share is None else one.share
     if share < EVERY_STEP_SHARE:
         often = f"in {percent(share)} of the steps"
@@ -365,7 +371,7 @@ NAMES = {
 
 
 def host_finding(found: HostFinding) -> str:
-    """Return a finding about the host as one line without a full stop."""
+    """Return a finding about the host, such as throttling or page faults, as one line without a full stop."""
     value, limit = found.value, found.limit or 0.0
     name = NAMES.get(found.role, found.role)
     without_core = f"threads of {name} were runnable without a core for {number(value)} s in every second"
@@ -407,7 +413,7 @@ def host_finding(found: HostFinding) -> str:
 
 
 def device_finding(found: DeviceFinding) -> str:
-    """Return a finding about a device as one line without a full stop."""
+    """Return a finding about a device, such as a falling clock, as one line without a full stop."""
     value, second = found.value, found.other
     match found.kind:
         case "clock fell":
@@ -481,7 +487,7 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
 
 
 def diagnosis_remedy(kind: DiagnosisRemedy, figures: Mapping[str, float]) -> str:
-    """Return the text of a remedy with its ``figures``: times in milliseconds, and counts."""
+    """Return the advice for a diagnosis. ``figures``: numbers for its text; names that end in "ms" are milliseconds."""
     part = part_of(max((figure for name, figure in figures.items() if name.endswith("ms")), default=0.0))
     texts = {name: part(figure) if name.endswith("ms") else f"{figure:.0f}" for name, figure in figures.items()}
     return REMEDIES[kind].format(**texts)
@@ -498,13 +504,16 @@ LABELS = {
 
 
 def part_label(part: StepPart) -> str:
-    """Return the name of a part in a table or a bar: ``data: tokenize``, ``own code: train.py:88``."""
+    """Return the name of a step's part for tables and bars: ``data: tokenize``, ``own code: train.py:88``."""
     label = LABELS.get(part.kind, part.name)
     return part.name if part.name == label else f"{label}: {part.name}"
 
 
 def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
-    """Return cost, place and saving of a diagnosis, without its title and its remedy."""
+    """Return sentences on what a diagnosed part of the step costs, where it lies, and what its removal would save.
+
+    Title and remedy are not included.
+    """
     part = part_of(step_ms)
     text = f"{part(one.ms.median)}{_between(one.ms, step_ms)} {_share(one)}{_where(one, step_ms)}."
     if one.kind == "compute-bound":
@@ -514,7 +523,7 @@ def diagnosis_text(one: Diagnosis, step_ms: float) -> str:
 
 
 def finding_text(one: Diagnosis, step_ms: float) -> str:
-    """Return a diagnosis as a finding below another one: without intervals."""
+    """Return a diagnosis that is not the main one as a finding: title, cost, saving and remedy, without intervals."""
     cost = f"{part_of(step_ms)(one.ms.median)} {_share(one)}{_where(one, step_ms)}"
     if one.ended is not None:
         cost = f"{cost}, {_ended_text(one.ended)}"
@@ -555,7 +564,7 @@ ALL_OF_IT = 0.99  # share of the cost; a place with more than this is named as t
 
 
 def shortened(code: str) -> str:
-    """Cut a long line of code at its end."""
+    """Return ``code``; a line of more than :data:`CODE_LONGEST` characters is cut and ends in "..."."""
     return code if len(code) <= CODE_LONGEST else f"{code[: CODE_LONGEST - 3]}..."
 
 
@@ -596,7 +605,7 @@ def _times(one: Diagnosis) -> str:
 
 
 def trust_text(arm: ArmReport) -> str:
-    """Return one sentence on the certainty of the card of ``arm``."""
+    """Return a sentence on how far the arm's verdict card can be trusted: busy machine, several ranks, few steps."""
     hidden = arm.unseen
     if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
         return (

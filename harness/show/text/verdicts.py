@@ -1,4 +1,4 @@
-"""Texts for verdicts: why there is none, caveats of a verdict, and why a figure is missing."""
+"""Texts for the verdicts of comparisons: results, reasons for being undecided, caveats, and why a figure is missing."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ VERDICTS: dict[Verdict, str] = {"gain": "gain", "loss": "loss", "none": "no diff
 
 
 def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) -> str:
-    """Format a finding: ``14 % faster (6.2 to 17 %)``. ``once``: remedies that another line gives.
+    """Return the result of a comparison as a clause: ``14 % faster (6.2 to 17 %)``, or why it is undecided.
 
-    ``figures``: False to omit the interval, if a sentence with all figures follows.
+    ``once``: remedies that another line gives, so they are omitted here. ``figures``: False omits the interval, if a
+    text with all figures follows.
     """
     estimate, verdict = m.ratio, m.verdict
     if verdict == "undecided":
@@ -77,12 +78,17 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
 
 
 def _counts_more(m: Measured) -> bool:
-    """Return True if the arms' steps contain different amounts of the counted unit, or if the amounts are unknown."""
+    """Return True if both arms' steps contain different numbers of the tokens that the ratio counts, or if they are
+    unknown.
+    """
     return m.measured_per_step is None or abs(m.measured_per_step - 1) > SAME_TOKENS_WITHIN
 
 
 def _lopsided(m: Measured) -> tuple[float, float] | None:
-    """Return the largest undetectable loss and gain, as fractions; None unless the loss may be far larger."""
+    """Return the largest loss and gain of speed, as fractions, that the study could not have detected.
+
+    None if the loss is not far larger than the gain, or if there is no interval.
+    """
     together, floor = m.together or m.ratio, m.noise_floor or 0.0
     if together.ci_low is None or together.ci_high is None:
         return None
@@ -93,7 +99,11 @@ def _lopsided(m: Measured) -> tuple[float, float] | None:
 
 
 def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
-    """Format a change: ``14 % faster (6.2 to 17 %)``, ``9 % more tokens/s (…)``, ``4.20x as fast (…)`` if large."""
+    """Format a ratio of speeds with its interval.
+
+    With ``word`` and below 2x: ``14 % faster (6.2 to 17 %)``; ``measure`` adds a unit, as in ``9 % more tokens/s``.
+    From 2x: ``4.20x as fast (3.90x to 4.40x)``. Without ``word``: the ratio alone.
+    """
     low, high = estimate.ci_low, estimate.ci_high
     if estimate.median >= 2 or not word:
         ends = "" if low is None or high is None else f" ({ratio(low)} to {ratio(high)})"
@@ -105,7 +115,7 @@ def _change(estimate: Estimate, word: str = "", measure: str = "") -> str:
 
 
 def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
-    """Return why there is no verdict, with a remedy if ``remedy``; None if there is a verdict."""
+    """Return why the comparison is undecided; None if it is decided. ``remedy``: True adds what to do."""
     match m.undecided:
         case None:
             return None
@@ -161,7 +171,10 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
 
 
 def more_blocks(m: Measured) -> str | None:
-    """Return the remedy if the study was too coarse to detect a difference and more blocks help; else None."""
+    """Return the advice to measure more blocks.
+
+    None unless the study was too coarse to detect a difference and more blocks would help.
+    """
     if m.undecided != "too coarse":
         return None
     if m.cause is not None and m.cause.remedy is not None and m.cause.remedy.kind == "finish the study":
@@ -172,7 +185,10 @@ def more_blocks(m: Measured) -> str | None:
 
 
 def _repeat(m: Measured, ask: str) -> str:
-    """Return the remedy ``ask``, with a limit on possible gains if all data work costs little."""
+    """Return ``ask``, the advice to repeat, as a clause.
+
+    If all data work costs little, it adds that changes of the data loading can gain hardly anything.
+    """
     if m.ceiling is None or max(m.ceilings or (m.ceiling.median,)) - 1 >= SMALL_CEILING:
         return f"; {ask}"
     upper = ratio(max(*(m.ceilings or ()), m.ceiling.median, 1.0))
@@ -180,7 +196,10 @@ def _repeat(m: Measured, ask: str) -> str:
 
 
 def _padding(m: Measured) -> str:
-    """Return the effect of padding on the trained tokens per step, if both arms' steps have as many positions."""
+    """Return a clause that a step trains more or fewer tokens because of padding.
+
+    "" if padding explains no difference.
+    """
     trained, positions = m.trained_per_step, m.positions_per_step
     if trained is None or positions is None or abs(positions - 1) > SAME_TOKENS_WITHIN or not _counts_more(m):
         return ""
@@ -188,7 +207,7 @@ def _padding(m: Measured) -> str:
 
 
 def _unseen(m: Measured) -> str:
-    """Return why a study was too coarse to detect a difference."""
+    """Return why no difference was detected: it is below the noise floor or within the interval, as a clause."""
     together = m.together or m.ratio
     if (together.ci_low or 0) > 1 or (together.ci_high or 1) < 1:
         return f"the change is smaller than the noise floor of {floor_percent(m.noise_floor or 0)}"
@@ -203,7 +222,10 @@ def _few_aa_blocks(m: Measured) -> bool:
 
 
 def same_again_text(m: Measured) -> str:
-    """Return how far the A/A control differs from its arm, although both run the same program."""
+    """Return a clause on how far the A/A control, the same program run again, differs from its arm.
+
+    It must be measured.
+    """
     same_again = m.same_again
     assert same_again is not None
     faster = same_again.median > 1
@@ -214,7 +236,7 @@ def same_again_text(m: Measured) -> str:
 
 
 def long_steps_text(found: InTotal) -> str:
-    """Return the long steps that the median over blocks ignores, and the comparison by total time."""
+    """Return a clause on long steps, which the median over blocks hides, with the ratio by total time."""
     long = found.long
     total_text = f"by total time the candidate is {ratio(found.ratio)} as fast"
     if long is None:
@@ -233,7 +255,10 @@ def long_steps_text(found: InTotal) -> str:
 
 
 def also_noteworthy(m: Measured) -> list[str]:
-    """Return caveats of the finding that are not the reason for the verdict, a sentence each."""
+    """Return caveats of a result, a sentence each: a noisy A/A control, or long steps.
+
+    The reason of an undecided verdict is not repeated.
+    """
     notes = []
     if m.verdict in ("gain", "loss") and m.same_again is not None and is_apart(m.same_again):
         notes.append(f"{capitalised(same_again_text(m))}: that much of the difference may be noise.")
@@ -247,7 +272,7 @@ def also_noteworthy(m: Measured) -> list[str]:
 
 
 def reason(absent: Absent) -> str:
-    """Return why a figure is missing, as one line without a full stop."""
+    """Return why a figure is missing, as a clause without a full stop."""
     match absent.kind:
         case "no data-only control":
             return f"no finished data-only control of {' or '.join(absent.arms)}"
@@ -282,24 +307,30 @@ def reason(absent: Absent) -> str:
 
 
 def absent_text(measured: Measured, figure: Figure) -> str:
-    """Return why ``figure`` is missing."""
+    """Return why ``figure`` of a comparison is missing; "not measured" if no reason is recorded."""
     absent = measured.absent.get(figure)
     return "not measured" if absent is None else reason(absent)
 
 
 def horizon_text(blocks: int, steps: int, epoch_steps: float | None) -> str:
-    """Return the measured amount, because no figure covers later steps. ``epoch_steps``: None if unknown."""
+    """Return sentences on how much was measured, and that costs of rarer steps may be missing.
+
+    ``steps``: per block. ``epoch_steps``: steps of an epoch; None if unknown.
+    """
     share = "" if epoch_steps is None else f" ({epochs(steps, epoch_steps)})"
     return f"Measured: {horizon(blocks, steps)}{share}. {rarer_text(steps)}"
 
 
 def rarer_text(steps: int) -> str:
-    """Return a remark on costs that ``steps`` do not cover, also for verdicts of ``harness regress``."""
+    """Return the sentence that costs which occur less often than every ``steps`` steps may be missing.
+
+    ``harness regress`` prints it too.
+    """
     return f"Costs that come less often than every {count(steps, 'step')} may be missing: set more steps."
 
 
 def missing_text(missing: Missing) -> str:
-    """Return why nothing of a comparison was measured."""
+    """Return why a comparison has no result at all, such as a missing finished run, as a clause."""
     match missing.kind:
         case "no finished run":
             text = f"no finished run of {' and of '.join(missing.arms)}"
@@ -313,7 +344,7 @@ def missing_text(missing: Missing) -> str:
 
 
 def mfu_reason(none: NoMfu | None) -> str | None:
-    """Return why the model FLOPs utilization (MFU) is not given; None if it is given."""
+    """Return why an arm has no model FLOPs utilization (MFU); None if ``none`` is None, which means that it has one."""
     if none is None:
         return None
     match none.kind:

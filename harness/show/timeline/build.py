@@ -43,7 +43,9 @@ Ranked = tuple[np.ndarray, np.ndarray]  # durations, events
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Maximum numbers of events of a file, so that Perfetto reads it in a few seconds. 0: do not use that format."""
+    """Maximum numbers of events in a timeline file, so that Perfetto opens it in a few seconds. 0: never use that
+    format.
+    """
 
     chrome_events: int = 1_000_000
     protobuf_events: int = 4_000_000 if find_spec("perfetto") is not None else 0  # package for Perfetto's own format
@@ -51,7 +53,10 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A timeline file: ``content``, ``name`` (which gives the format), and a sentence on each thing left out."""
+    """A finished timeline file, made by :func:`timeline`. ``content``: gzipped bytes.
+
+    ``name``: file name, by the format. ``cut``: a sentence on each omission.
+    """
 
     content: bytes
     name: str
@@ -61,7 +66,9 @@ class Timeline:
 
 @dataclass(frozen=True)
 class TimelinePart:
-    """One run on the timeline: the window of the ledger, and the slices of its profiler and of its samples."""
+    """One run on the timeline: its window of steps, and within it the slices of torch.profiler and of py-spy (None:
+    none).
+    """
 
     window: Window
     operators: pa.Table | None
@@ -69,7 +76,10 @@ class TimelinePart:
 
     @cached_property
     def ranked(self) -> tuple[Ranked | None, Ranked | None]:
-        """Return the duration by which operators and samples rank, and how many events each of them is."""
+        """(durations in ns, numbers of events) of each operator and of each sample; None for a probe that did not run.
+
+        The longest durations are kept if the file is too large.
+        """
         samples = None if self.stacks is None else self.stacks["duration_ns"].to_numpy()
         return (
             None if self.operators is None else operators.ranked(self.operators),
@@ -78,7 +88,7 @@ class TimelinePart:
 
     @property
     def details(self) -> int:
-        """Count the events of operators and samples."""
+        """Number of events of all operators and samples."""
         return sum(int(costs.sum()) for _, costs in filter(None, self.ranked))
 
 
@@ -90,15 +100,16 @@ def timeline(
 ) -> Timeline:
     """Build the timeline of the last steps of each arm's first finished run and of its profiled run.
 
-    ``sources`` is what was recorded beside the tables, by arm name and block. A timeline that is too large for Chrome's
-    format is written in Perfetto's own, or cut where that is not installed. The same input gives the same bytes.
+    ``sources``: files of the probes, by arm and block. ``limits``: None for the defaults. A timeline that is too large
+    for Chrome's format is written in Perfetto's own format; without the ``perfetto`` package it is cut. The same input
+    gives the same bytes.
     """
     steps = max(1, int(lookup_number(study.scenario_text, "probes.timeline_steps", TIMELINE_STEPS)))
     return _fitted(study, choose(study, runs), sources or {}, steps, limits or SizeLimits())
 
 
 def run_timeline(study: StudyRecord, run: RunData, sources: Sources, limits: SizeLimits | None = None) -> Timeline:
-    """Build the timeline of every step of one run that has steps."""
+    """Build the timeline of all steps of one run, which must have steps. ``limits``: None for the defaults."""
     return _fitted(study, [run], {_key(run): sources}, None, limits or SizeLimits())
 
 
@@ -109,9 +120,9 @@ def _fitted(
     steps: int | None,
     limits: SizeLimits,
 ) -> Timeline:
-    """Fit the timeline into its budget: fewer steps until the ledger fits, then a minimum duration for the details.
+    """Build a timeline within ``limits``: first show fewer steps, until the ledger fits, then leave out short details.
 
-    ``steps`` is the number per run; None means all of them.
+    ``steps``: steps to show per run; None for all.
     """
     longest = max((run.step_count for run in runs), default=0)
     wanted = longest if steps is None else min(steps, longest)
@@ -152,7 +163,10 @@ def _part(window: Window) -> TimelinePart:
 
 
 def _thinned(parts: Sequence[TimelinePart], room: float) -> tuple[list[TimelinePart], str]:
-    """Keep the longest operators, kernels and samples, at most ``room`` events, and describe the others."""
+    """Keep the longest operators, kernels and samples, at most ``room`` events.
+
+    Return also a sentence on the omitted ones.
+    """
     import pyarrow as pa
 
     ranked = [part.ranked for part in parts]
@@ -199,7 +213,10 @@ def _trace(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]
 
 
 def _facts(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]) -> TimelineFacts:
-    """Return the metadata: the shown steps, the clock, and the real process of each run."""
+    """Return the metadata for the file: the clock, and the shown steps and process id of each run.
+
+    ``cut``: omissions.
+    """
     runs = tuple(
         ShownRun(
             arm=part.window.run.record.arm,
@@ -217,7 +234,10 @@ def _facts(study: StudyRecord, parts: Sequence[TimelinePart], cut: Sequence[str]
 
 
 def _clock_errors(sources: Sources) -> dict[str, int]:
-    """Return the clock error of each probe that has a clock of its own."""
+    """Return the error in ns of each probe's clock against the ledger's, by probe.
+
+    Only probes with a clock of their own.
+    """
     errors = {}
     profiled, sampled = sources.probes.torch_profiler, sources.probes.py_spy
     if profiled is not None and profiled.clock_error_ns is not None:

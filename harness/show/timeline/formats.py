@@ -1,6 +1,7 @@
-"""Writes a timeline in Perfetto's own format, gzipped, where it is too large for Chrome's. Times are whole nanoseconds.
+"""Writes a timeline as a gzipped file: in Chrome's JSON format or, if it is too large for that, in Perfetto's own.
 
-It needs the optional ``perfetto`` package, which contains the definition of the format.
+Times are whole nanoseconds. Perfetto's own format needs the optional ``perfetto`` package, which contains its
+definition.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _PACKET_TAG = b"\x0a"  # field 1 of a Trace; a file is one Trace: its packets on
 
 
 class _Writer:
-    """Writes packets to ``file``. Names and categories are written once, and later packets refer to them by number."""
+    """Writes packets of Perfetto's format to ``file``.
+
+    Event names are written once; later packets refer to them by number. ``base_ns``: CLOCK_MONOTONIC at time 0 of the
+    file.
+    """
 
     def __init__(self, file: IO[bytes], base_ns: int) -> None:
         definition = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -67,7 +72,7 @@ class _Writer:
         return packet
 
     def name(self, packet: Any, name: str, category: str) -> None:
-        """Set the name and category of an event."""
+        """Set the name and the category of the event in ``packet``."""
         event = packet.track_event
         for ids, word, field in (
             (self._names, name, "event_names"),
@@ -82,7 +87,7 @@ class _Writer:
 
 
 def write_protobuf(trace: Resolved) -> bytes:
-    """Write the file's content. The same trace gives the same bytes."""
+    """Return the timeline as a gzipped file in Perfetto's own format. The same trace gives the same bytes."""
     target = io.BytesIO()
     flows: dict[Any, list[int]] = {}
     for number, bound in enumerate(trace.arrows, 1):
@@ -136,7 +141,7 @@ def _uuid(row: TimelineRow) -> int:
 
 
 def _slices(writer: _Writer, row: TimelineRow, flows: dict[Any, list[int]]) -> None:
-    """Write begin and end of every slice. Inner slices end before the slices around them."""
+    """Write the begin and end events of all slices of a row. An inner slice ends before the slice around it."""
     track, enclosing = _uuid(row), list[Nested]()
     for nested in row.slices:
         while enclosing and enclosing[-1].slice.end_ns <= nested.slice.start_ns:
@@ -168,7 +173,7 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def write_chrome(trace: Resolved) -> bytes:
-    """Write the file's content. The same trace gives the same bytes."""
+    """Return the timeline as a gzipped file in Chrome's JSON format. The same trace gives the same bytes."""
     target = io.BytesIO()
     count = 0
     following = events(trace)
@@ -183,7 +188,9 @@ def write_chrome(trace: Resolved) -> bytes:
 
 
 def events(trace: Resolved) -> Iterator[Event]:
-    """Yield every event: names first, then slices, counters, arrows."""
+    """Yield all events of Chrome's format: first the names of processes and threads, then slices, counters and
+    arrows.
+    """
     for index, (pid, process) in enumerate(trace.processes):
         yield _metadata(pid, pid, "process_name", {"name": process.name})
         yield _metadata(pid, pid, "process_sort_index", {"sort_index": index})
@@ -210,7 +217,9 @@ def events(trace: Resolved) -> Iterator[Event]:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """Convert to microseconds so that the importer (times 1000, truncated) gets exactly ``nanoseconds`` back."""
+    """Convert to microseconds so that Perfetto's importer, which truncates 1000 times the value, gets
+    ``nanoseconds`` back.
+    """
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
 
@@ -227,9 +236,9 @@ _CHECKED_BYTES = 1 << 20  # bytes
 
 
 def damage(path: Path) -> str | None:
-    """Return the damage of the timeline at ``path``, None if it is whole. Reads it in pieces.
+    """Return what is wrong with the timeline file at ``path``; None if it is complete. Reads it in pieces.
 
-    gzip's checksum finds every later change. For Chrome's format the beginning and the end are checked too.
+    gzip's checksum reveals changes. For Chrome's format, the beginning and the end are checked too.
     """
     head, last, tail = b"", b"", b""
     try:

@@ -30,7 +30,10 @@ Edge = Literal["start", "end"]
 
 
 class Slice(NamedTuple):
-    """One activity on one thread, from ``start_ns`` to ``end_ns``."""
+    """One activity on one thread, from ``start_ns`` to ``end_ns`` (CLOCK_MONOTONIC).
+
+    ``category`` groups slices in Perfetto.
+    """
 
     name: str
     start_ns: int
@@ -42,7 +45,7 @@ class Slice(NamedTuple):
 
 @dataclass
 class Thread:
-    """One row of slices: a thread, a stream of a device, or a probe's view of one of these."""
+    """One row of slices in the viewer: a thread, a stream of a device, or a probe's view of one of these."""
 
     name: str
     slices: list[Slice] = field(default_factory=list)
@@ -50,7 +53,7 @@ class Thread:
 
 @dataclass
 class Counter:
-    """A value that holds from each of its ``points`` (t_ns, value) until the next."""
+    """A quantity over time. Each of its ``points`` (t_ns, value) holds until the next one."""
 
     name: str
     unit: str
@@ -59,14 +62,14 @@ class Counter:
 
 @dataclass
 class Process:
-    """Rows that are shown together, threads in the order of the list. Viewers that sort by index keep that order."""
+    """Rows that the viewer shows together, in the order of ``threads``. It may also stand for a device or a machine."""
 
     name: str
     threads: list[Thread] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
 
     def thread(self, name: str) -> Thread:
-        """Return the thread of that name. It is created at the first call."""
+        """Return the thread named ``name``. The first call creates it."""
         for thread in self.threads:
             if thread.name == name:
                 return thread
@@ -75,9 +78,10 @@ class Process:
 
 
 class Arrow(NamedTuple):
-    """An arrow between two slices, by their keys: from that ``edge`` of the sender to the start of the receiver.
+    """Arrow between two slices, by their keys: from the start or end (``edge``) of the sender to the start of the
+    receiver.
 
-    The receiver must not start before the sender does: Perfetto would reverse such an arrow.
+    The receiver must not start before the sender. Perfetto would reverse such an arrow.
     """
 
     name: str
@@ -88,7 +92,7 @@ class Arrow(NamedTuple):
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A run of the timeline: which of its steps are shown, and its real process."""
+    """Metadata of one run on the timeline: its arm, block and process id, and which of its steps are shown."""
 
     arm: str
     block: int
@@ -101,7 +105,7 @@ class ShownRun:
 
 @dataclass(frozen=True)
 class TimelineFacts:
-    """The metadata of a timeline's file."""
+    """Metadata of a timeline, which both file formats store."""
 
     scenario: str = ""
     clock: str = ""  # in words
@@ -111,7 +115,7 @@ class TimelineFacts:
 
 @dataclass
 class Trace:
-    """The whole timeline. ``facts`` go into its metadata."""
+    """A whole timeline before ids are assigned. :func:`resolve` makes the form that is written."""
 
     processes: list[Process] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -119,14 +123,14 @@ class Trace:
 
 
 class Nested(NamedTuple):
-    """A slice as it is shown, and the start of the first slice inside it, if any."""
+    """A slice as it is shown, and the start (ns) of the first slice inside it; None without one."""
 
     slice: Slice
     first_child_ns: int | None
 
 
 class CounterPoint(NamedTuple):
-    """A moment on a thread."""
+    """One end of an arrow: a moment (ns) on a thread."""
 
     pid: int
     tid: int
@@ -134,7 +138,7 @@ class CounterPoint(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """An arrow with its two ends. ``arrow`` names its slices by key."""
+    """An arrow with the moments of its two ends, made by :func:`resolve`."""
 
     arrow: Arrow
     sender: CounterPoint
@@ -143,7 +147,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A thread with its ids and its slices as they are shown: nested, in order, parents before children."""
+    """A thread with the ids and the slices that are written. Slices are nested and sorted, outer before inner."""
 
     pid: int
     tid: int
@@ -153,7 +157,9 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A trace with all ids assigned, and without anything that an importer would refuse."""
+    """A timeline ready to be written, made by :func:`resolve`: ids are assigned, and nothing in it would be refused
+    by Perfetto.
+    """
 
     base_ns: int  # the earliest moment: time 0 of the file
     processes: list[tuple[int, Process]]
@@ -163,17 +169,17 @@ class Resolved:
 
     @property
     def events(self) -> int:
-        """Count the events of the trace in Chrome's format."""
+        """Number of events that the timeline has in Chrome's format."""
         slices = sum(len(row.slices) for row in self.rows)
         points = sum(len(counter.points) for _, process in self.processes for counter in process.counters)
         return slices + points + 2 * (len(self.arrows) + len(self.processes) + len(self.rows))
 
 
 def resolve(trace: Trace) -> Resolved:
-    """Number processes and threads, nest the slices and bind the arrows. Arrows without both ends are left out.
+    """Assign ids to processes and threads, nest the slices, and place the ends of arrows.
 
-    The first thread of a process has the process's number, as on Linux. Numbers are unique and ascend in the order of
-    the lists: importers without a sort index order threads by number.
+    An arrow without both ends is omitted. The first thread of a process has the id of the process, as on Linux. Ids are
+    unique and ascend in the order of the lists, because viewers without a sort index order threads by id.
     """
     number = 1
     processes, rows, places = [], [], {}
@@ -202,7 +208,9 @@ def resolve(trace: Trace) -> Resolved:
 
 
 def _shown(one: Slice) -> Slice:
-    """The slice with names that show as themselves, whatever a profile's file holds."""
+    """Return the slice with unprintable characters of its names made visible, because a profile may contain any
+    text.
+    """
     args = one.args
     if args is not None and not all(not isinstance(value, str) or value.isprintable() for value in args.values()):
         args = {key: visible(value) if isinstance(value, str) else value for key, value in args.items()}
@@ -213,7 +221,10 @@ def _shown(one: Slice) -> Slice:
 
 
 def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
-    """Find a moment at which ``one`` is the slice of its thread that started last, if any."""
+    """Return a moment at which an arrow binds to slice ``one``: it must be the slice of its thread that started last.
+
+    None if there is no such moment.
+    """
     since, until = one.slice.start_ns, one.slice.end_ns
     if one.first_child_ns is None:
         return CounterPoint(row.pid, row.tid, since if edge == "start" else until - 1)  # the end itself is outside
@@ -221,7 +232,7 @@ def _place(row: TimelineRow, one: Nested, edge: Edge) -> CounterPoint | None:
 
 
 def nested(slices: Iterable[Slice]) -> list[Nested]:
-    """Order the slices of one thread, clip each to the slice around it, and leave out empty ones."""
+    """Sort the slices of one thread and cut each at the end of the slice around it. Empty slices are omitted."""
     result: list[Slice] = []
     first_child: list[int | None] = []
     enclosing: list[int] = []
@@ -240,7 +251,7 @@ def nested(slices: Iterable[Slice]) -> list[Nested]:
 
 
 class ShownStep(TypedDict):
-    """A row of the steps table, as far as the timeline reads it."""
+    """Columns of the steps table that the timeline reads."""
 
     step: int
     turn: int
@@ -254,7 +265,7 @@ class ShownStep(TypedDict):
 
 
 class ShownSpan(TypedDict):
-    """A row of the spans table, as far as the timeline reads it."""
+    """Columns of the spans table that the timeline reads."""
 
     tid: int
     role: str
@@ -269,7 +280,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """Some steps of a run. ``ranges`` are [since, until) of CLOCK_MONOTONIC, in order and disjoint."""
+    """Steps of a run that the timeline shows, chosen by :func:`last_steps`.
+
+    ``ranges``: their times as sorted, disjoint [since, until) in ns of CLOCK_MONOTONIC.
+    """
 
     run: RunData
     sources: Sources
@@ -283,17 +297,19 @@ class Window:
 
     @property
     def extent(self) -> Range:
-        """Return the first and the last shown moment. Counters are shown in between, too."""
+        """First and last moment of the window (ns). Counters are also shown between its ranges."""
         return self.ranges[0][0], self.ranges[-1][1]
 
     @property
     def main_threads(self) -> dict[str, int]:
-        """Return the system's thread id of the main thread of each process of the run, by role."""
+        """{role: thread id in the operating system} of the main thread of each process of the run."""
         return {row["role"]: row["tid"] for row in reversed(self.spans)}
 
 
 def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
-    """Choose the first finished run of every arm, each followed by its profiled run."""
+    """Return the first finished run of each arm that has steps, followed by the arm's profiled run, in the order of
+    the arms.
+    """
     order = {arm.name: index for index, arm in enumerate(study.arms)}
     chosen: dict[tuple[str, bool], RunData] = {}
     for run in sorted(runs, key=lambda run: run.record.block):
@@ -305,11 +321,10 @@ def choose(study: StudyRecord, runs: Iterable[RunData]) -> list[RunData]:
 
 
 def last_steps(run: RunData, sources: Sources, count: int | None) -> Window:
-    """Return the last ``count`` steps of the last repetition (None: the whole run).
+    """Return the last ``count`` steps of the run's last repetition; None: all steps of the run.
 
-    Of a profiled run it returns the last ``count`` steps of each window of the profilers, of a run with a closing
-    window also those before it. Interleaved runs are suspended between repetitions, so two repetitions would be seconds
-    apart.
+    A profiled run gives the last ``count`` steps of each profiler window. If the profiler ran after the measured steps,
+    the last measured ones are shown too. Repetitions of interleaved runs are seconds apart, so only one is shown.
     """
     if count is not None and sources.probes.torch_profiler is None and sources.probes.py_spy is None:
         table = _last_repetition(run)
@@ -345,7 +360,7 @@ def _last_repetition(run: RunData) -> pa.Table:
 
 
 def _parts(rows: Sequence[ShownStep], probes: ProbesRecord) -> list[list[ShownStep]]:
-    """Return the steps in each window of torch.profiler and of py-spy."""
+    """Return the steps in each window of torch.profiler, then of py-spy. Windows without a step are omitted."""
     windows = [] if probes.torch_profiler is None else [(entry[0], entry[1]) for entry in probes.torch_profiler.windows]
     windows += [] if probes.py_spy is None else [probes.py_spy.window]
     # The step before a window ends a little after the window's beginning. A step belongs where most of it lies.
@@ -358,7 +373,7 @@ def _end(row: ShownStep) -> int:
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return the union of ``ranges``, in order."""
+    """Return the union of ``ranges`` as sorted, disjoint ranges."""
     result: list[Range] = []
     for since, until in sorted(ranges):
         if result and since <= result[-1][1]:
@@ -371,7 +386,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 def _spans(run: RunData, ranges: Sequence[Range]) -> list[ShownSpan]:
     """Return the spans that overlap ``ranges``, and workers' spans of the batches received in them.
 
-    A span without a role is left out, as analysis leaves it out: it belongs to no process.
+    Spans without a role belong to no process and are omitted.
     """
     if not run.has_spans or not ranges:
         return []
@@ -398,7 +413,10 @@ FILE = "file"  # column: the profile that a row comes from
 
 @dataclass(frozen=True)
 class Sources:
-    """Tables of ``harness.study.traces`` (None: the probe did not run), and the run's probes.json."""
+    """Data that the probes recorded in a run, read by :func:`read_sources`.
+
+    A table is None if its probe did not run.
+    """
 
     operators: pa.Table | None = None  # harness.study.traces.kineto: one table, or several with a column FILE
     stacks: pa.Table | None = None  # harness.study.traces.py_spy
@@ -411,7 +429,10 @@ NO_SOURCES = Sources()
 
 
 def read_sources(run: RunData) -> Sources:
-    """Read the files in the run's folder."""
+    """Read profiles and stack samples from the run's folder.
+
+    A file that cannot be read becomes a line of ``problems``.
+    """
     if run.folder is None:
         return NO_SOURCES
     import pyarrow as pa
@@ -431,13 +452,16 @@ def read_sources(run: RunData) -> Sources:
 
 
 def roles(run: RunData) -> dict[int, str]:
-    """Return the roles of the run's processes (main, loader-K) by process id."""
+    """Return {process id: role} (main, loader-K) of the run's processes."""
     return process_roles(run.span_batches(["pid", "role"]))
 
 
 @dataclass(frozen=True)
 class RecordedFiles:
-    """Profiles, stacks and costs of a study. ``names``: files of each profiled arm, relative to the report."""
+    """Profiles, stacks and costs of a study, read by :func:`read_recorded`.
+
+    ``names``: the files of each profiled arm, as paths relative to the report.
+    """
 
     profiled: Sequence[ProfiledRun] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -450,7 +474,10 @@ NO_FILES = RecordedFiles()
 
 
 def read_recorded(study: StudyFolder, runs: Sequence[RunData]) -> RecordedFiles:
-    """The profiles and stacks of ``runs``, and cost.json; a file that cannot be read is reported as a problem."""
+    """Read the profiles and stacks of ``runs``, and the study's cost.json.
+
+    A file that cannot be read becomes a problem.
+    """
     profiled: list[ProfiledRun] = []
     names: dict[str, Sequence[str]] = {}
     by_run: dict[tuple[str, int], Sources] = {}

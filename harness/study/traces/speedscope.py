@@ -18,7 +18,7 @@ _ORDER = ("main", "loader-")
 
 
 def speedscope(samples: pa.Table) -> JsonObject:
-    """Build the file's content from a table of :func:`harness.study.traces.py_spy.read_stacks`.
+    """Return the content of a speedscope file for a table of :func:`harness.study.traces.py_spy.read_stacks`.
 
     Values are nanoseconds since the first sample of all threads. A sample's weight is the time until the next one.
     """
