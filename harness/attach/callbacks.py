@@ -14,7 +14,10 @@ from harness.attach.hooks import RecordedBlock, record
 
 
 class TrainingRecording:
-    """Recording of one training run. If the training fails, it is recorded up to there when the process ends."""
+    """Recording of one training run, held by a framework's callback between :meth:`begin` and :meth:`end`.
+
+    If the training fails, the steps up to the failure are written when the process ends.
+    """
 
     def __init__(self, out: str | Path, warmup: int) -> None:
         self._out, self._warmup = out, warmup

@@ -67,7 +67,7 @@ def patch() -> None:
 
 
 def forget() -> None:
-    """Stop the audit. The next program's early steps are audited again."""
+    """Stop the audit and reset all counters. The early steps of the next program are audited again."""
     global current, _counts
     audit, current, _counts = current, None, _Counts()
     if audit is not None:
@@ -120,7 +120,10 @@ def _give_up(error: Exception) -> None:
 
 
 class _WaitAudit:
-    """Audit of all calls of the recorded thread that wait for the device, grouped by place."""
+    """Audit of a few early steps: all calls of the recorded thread that wait for the device, grouped by program line.
+
+    ``_on_step`` makes it, at step FIRST of a program that trains on CUDA.
+    """
 
     def __init__(self) -> None:
         self.on = False
@@ -332,7 +335,10 @@ class _Place:
 
 
 class _CallTimes:
-    """Start times of the current line or call in monitored code objects (Python 3.12 and later)."""
+    """Start times (ns) of the last line or call in each monitored code object.
+
+    Stays empty before Python 3.12, which has no ``sys.monitoring``.
+    """
 
     def __init__(self) -> None:
         self.monitoring: Any = getattr(sys, "monitoring", None)
@@ -360,7 +366,10 @@ class _CallTimes:
         self.monitoring.free_tool_id(tool)
 
     def begun(self, code: CodeType) -> int | None:
-        """Return the start time of the current line or call in ``code``; None if not yet monitored, and monitor it."""
+        """Return the start time in ns of the last line or call begun in ``code``.
+
+        None at the first request for ``code``, which starts its monitoring, and where monitoring is not possible.
+        """
         if self.tool is not None and id(code) not in self.codes and len(self.codes) < MOST_CODE:
             self.codes[id(code)] = code
             events = self.monitoring.events
@@ -375,7 +384,10 @@ class _CallTimes:
 
 
 def _step_ended() -> list[tuple[Any, ...]]:
-    """Return events: compilations in the step that ends, and how often the allocator had to free cached blocks."""
+    """Return COUNTED events of the step that ends; empty if there is nothing to count.
+
+    They count compilations, and allocations that had to free cached blocks first.
+    """
     try:
         return _counted()
     except Exception as error:
@@ -407,7 +419,10 @@ def _counted() -> list[tuple[Any, ...]]:
 
 
 def _note_reasons(dynamo: Any) -> None:
-    """Note the reasons of recompilations since the last call."""
+    """Note Dynamo's reasons of the recompilations since the last call, MAX_RECOMPILED in all.
+
+    ``dynamo``: its utils module.
+    """
     for metrics in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
         begun_us, reason = getattr(metrics, "start_time_us", None) or 0, getattr(metrics, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
@@ -419,7 +434,10 @@ def _note_reasons(dynamo: Any) -> None:
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
-    """Note all graph breaks so far in the functions that steps call. ``called`` holds (file, name) pairs."""
+    """Note the number of graph breaks so far in the functions that steps call, with place and reason of the last.
+
+    ``called``: (file, function name) of those functions.
+    """
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     places = [(frame, graph_break.reason) for graph_break in reasons for frame in graph_break.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]
@@ -429,7 +447,10 @@ def note_breaks(called: set[tuple[str, str]]) -> None:
 
 
 def _first_line(reason: str) -> str:
-    """Return ``self.scale == 1.0`` from ``0/0: self.scale == 1.0    # def forward(...)`` and further lines."""
+    """Return the essential text of one of Dynamo's reasons, MAX_REASON characters at most.
+
+    Example: ``self.scale == 1.0`` from ``0/0: self.scale == 1.0    # def forward(...)`` and further lines.
+    """
     return _GUARD.sub("", reason.partition("\n")[0]).partition("  #")[0].strip()[:MAX_REASON]
 
 

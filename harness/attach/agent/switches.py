@@ -33,7 +33,10 @@ def forget() -> None:
 
 
 def count() -> Any:
-    """Return a sequence whose first number changes with each switch of the main thread; None if not counted."""
+    """Return a sequence whose first number changes with each switch of the main thread.
+
+    None if the system does not allow such a counter. The first call decides, and its answer is kept.
+    """
     global _count, _asked
     if not _asked:
         _asked = True
@@ -43,7 +46,10 @@ def count() -> Any:
 
 
 def count_of(thread: int) -> Any:
-    """Return the same for another thread of this process; None if the main thread's switches are not counted."""
+    """Return a sequence whose first number changes with each switch of ``thread`` (kernel thread id) of this process.
+
+    None if the main thread's switches are not counted, or if the counter cannot be opened.
+    """
     return None if _count is None else _open(thread)
 
 
@@ -57,7 +63,10 @@ def _may() -> bool:
 
 
 def _open(thread: int) -> Any:
-    """Open the event of a thread and return its counter. ``thread``: kernel thread id, 0 for the calling thread."""
+    """Open the counter of a thread's switches and return it as a sequence of one number; None if the system refuses.
+
+    ``thread``: kernel thread id; 0 for the calling thread.
+    """
     number = _CALL.get(platform.machine())
     if number is None:
         return None

@@ -15,5 +15,8 @@ def cpu_ns() -> int:
 
 
 def since_ns(begun_ns: int) -> int:
-    """Return the growth since ``begun_ns``; at least 0, because the two clocks are not read at the same moment."""
+    """Return by how many ns :func:`cpu_ns` has grown since it returned ``begun_ns``.
+
+    At least 0, because the clocks of process and thread are not read at the same moment.
+    """
     return max(0, cpu_ns() - begun_ns)
