@@ -93,7 +93,7 @@ class AttachedProcess:
         return workers * prefetch + 1
 
     def noted(self, what: str) -> list[Any]:
-        """Return the contents of the process's notes of the kind ``what``, oldest first; empty if there is none."""
+        """Return the contents of the process's notes of the kind ``what``, oldest first; empty without such notes."""
         return [content for kind, content in self.notes if kind == what]
 
 

@@ -56,16 +56,22 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 @dataclass(frozen=True)
 class Code(CodeRecord):
-    """State of the code that runs can be started from."""
+    """State of the code (a folder with this project and its Python) from which runs can be started.
+
+    :func:`find_code` makes it for another state; runs of the current code have None instead.
+    """
 
     @property
     def paths(self) -> Paths:
-        """Module paths of this state."""
+        """Module paths that the launcher uses with this state's protocol version."""
         return PATHS[self.protocol]
 
     @property
     def places(self) -> list[str] | None:
-        """Folders in which its runs look for the user's own code first; None: the same as in this process."""
+        """Folders in which its runs look for the user's own code first.
+
+        None if the user's code is the same as in this process.
+        """
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
@@ -86,9 +92,9 @@ class Code(CodeRecord):
 def environment_for(folder: Path) -> dict[str, str]:
     """Return the environment variables for a process that runs the code in ``folder``, and for its child processes.
 
-    This code takes precedence over an installed one and over code in the current directory. ``python -m`` would look in
-    the current directory first, and could import a probe of another state. The cache is the cache of this process,
-    whatever the working directory.
+    This code takes precedence over an installed one and over code in the current directory.
+    ``python -m`` would look in the current directory first, and could import a probe of another state.
+    The cache is that of this process, whatever the working directory.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     # An installed package is found anyway. On PYTHONPATH, every package beside it would precede Python's own.
@@ -99,7 +105,10 @@ def environment_for(folder: Path) -> dict[str, str]:
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
-    """True if ``where`` (see :func:`find_code`) has this project's code. None without such a folder or revision."""
+    """True if the folder or revision ``where`` contains this project's code, False if it contains other files.
+
+    None if ``where`` is neither a folder nor a revision of the git repository around ``repository``.
+    """
     servers = [paths.fork_server.replace(".", "/") + ".py" for paths in PATHS.values()]
     folder = Path(where)
     if folder.is_dir():
@@ -140,7 +149,10 @@ def find_code(where: str, repository: Path) -> Code:
 
 @dataclass(frozen=True)
 class Examined:
-    """Environment of a state of the code, its default configuration, and its schema's errors for each configuration."""
+    """Answer of a state of the code (:func:`examine`): its environment and its default configuration.
+
+    ``errors``: per examined configuration, the errors (location, type, message) that its schema reports.
+    """
 
     environment: JsonObject
     defaults: JsonObject
@@ -176,6 +188,7 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
     """Return ``config`` without the keys that ``code`` does not know.
 
+    ``defaults`` and ``errors``: answer of :func:`examine` for this configuration.
     Each removed key must have its value in ``defaults``, or the value that describes all runs before the key existed.
     Raises InputError otherwise, and if ``code`` refuses a value: the two states cannot run the same configuration.
     """
@@ -195,7 +208,7 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the code in ``folder``. It changes with every changed file."""
+    """Return a hash of the Python and YAML files of this project in ``folder``. It changes with every changed file."""
     digest = hashlib.sha256()
     for package in ("harness", "trainer", "profiles"):
         for path in sorted((folder / package).rglob("*")):
@@ -234,7 +247,7 @@ def _worktree(commit: str, repository: Path) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``, so that no other process creates anything in it meanwhile."""
+    """Hold the lock of the cache ``folder`` within the context, so that no other process creates anything in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -242,7 +255,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _python(folder: Path) -> str:
-    """Return this Python if ``folder`` asks for the same packages as this code, else one of its own."""
+    """Return the path of the Python for the code in ``folder``.
+
+    It is this Python if both require the same packages, else that of a separate environment, created if missing.
+    """
     wanted, current = packages_of(folder), packages_of(OWN_FOLDER)
     if wanted is None or current is None or wanted == current:
         return sys.executable
@@ -253,7 +269,10 @@ def _python(folder: Path) -> str:
 
 
 def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
-    """Return the Python of the environment in ``home``. Create it with the packages of ``folder`` if it is missing."""
+    """Return the path of the Python of the environment in ``home``.
+
+    If the environment is missing, create it with the packages ``wanted`` by the code in ``folder``.
+    """
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python

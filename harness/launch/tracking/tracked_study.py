@@ -35,10 +35,16 @@ NOTE = "tracking: "  # prefix of the study's notes about lost records
 
 
 class StudyTrackers:
-    """Trackers of one study, fed with its runs."""
+    """All trackers that a study's scenario asks for, each in its own process. They share one time limit.
+
+    Call :meth:`send_runs`, then :meth:`end`. A tracker that cannot start is reported as a loss.
+    """
 
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
-        """``name``: name of the study's own run. ``asked``: names of the trackers. Each gets a folder in ``to``."""
+        """Start the trackers. ``name``: name of the study's own run. ``asked``: names of the trackers.
+
+        ``limit_s``: time limit for all calls together, in seconds. Each tracker gets a folder in ``to``.
+        """
         self._name = name
         self._left_s = limit_s
         self._absent: list[str] = []
@@ -64,7 +70,10 @@ class StudyTrackers:
         return [*self._absent, *(line for line in losses if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
-        """Attach ``files`` (the study's summary and pictures) and end all trackers. Return a line per loss."""
+        """Attach ``files`` (the study's summary and pictures) and end all trackers.
+
+        Return a line per tracker that lost records or did not start.
+        """
         until_s = monotonic() + self._left_s
         attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
@@ -77,7 +86,7 @@ class StudyTrackers:
 
 
 def asked_of(record: StudyRecord) -> list[str]:
-    """Return the trackers named by the study's scenario; none for studies from before this key existed."""
+    """Return the trackers named by the study's scenario; empty for studies from before this key existed."""
     asked = record.scenario_text.get("track")
     return [str(name) for name in asked] if isinstance(asked, list) else []
 
@@ -166,7 +175,7 @@ def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) 
 
 
 def _started_ms(runs: Sequence[RunData]) -> int:
-    """Return the UTC time of the first step of ``runs``; 0 without steps."""
+    """Return the UTC time (ms since 1970) of the earliest first step of ``runs``; 0 without steps."""
     times_ms = []
     for run in runs:
         table = run.step_columns(["start_ns"])
