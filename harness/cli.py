@@ -98,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Entrance(_Parser):
-    """Parser whose help lists the commands by group."""
+    """Parser of the whole command line. Its help lists the commands by group."""
 
     def format_help(self) -> str:
         layout = self._get_formatter()

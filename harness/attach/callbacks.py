@@ -1,4 +1,4 @@
-"""Common part of the framework callbacks.
+"""Recording of a training run, shared by the callbacks for transformers, Lightning and accelerate.
 
 A framework's callbacks alone never see the wait for a batch. So these start and end a recording with all the hooks of
 ``harness exec``. Each framework has its own module beside this one, because it imports the framework.
@@ -27,7 +27,7 @@ class TrainingRecording:
 
     @property
     def study(self) -> Path | None:
-        """Folder of the study after the training; None if no step was seen, or under ``harness exec``."""
+        """Folder of the study after the training. None before, if no step was seen, or under ``harness exec``."""
         return None if self._block is None else self._block.study
 
     def begin(self) -> None:

@@ -175,7 +175,7 @@ def _repetitions(scenario: CommandScenario) -> int:
 
 
 class _CommandRun:
-    """One command of one block, from its start to its tables."""
+    """Run of one command (arm or control) in one block of a comparison, from its start to its tables."""
 
     def __init__(self, folder: StudyFolder, arm: CommandArm, block: int, gate: Path, limits: WaitLimits) -> None:
         self.arm, self.block = arm, block

@@ -99,7 +99,7 @@ class ProfiledWindows:
 
 
 def _settings(raw: Path) -> Mapping[str, object]:
-    """Return the agent's settings in ``raw``; empty if they cannot be read."""
+    """Return the agent's settings from settings.json in ``raw``; empty if they cannot be read."""
     try:
         content = json.loads((raw / "settings.json").read_text())
     except (OSError, ValueError):

@@ -299,7 +299,7 @@ def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
 
 
 class _StepSeen(NamedTuple):
-    """A step of the program: its start, its events and its end (None: it did not end)."""
+    """One step of the program as read from its file: start event, events, and end event (None: it did not end)."""
 
     begun: Event
     body: Sequence[Event]
@@ -558,7 +558,7 @@ def _stages(pieces: Sequence[Any]) -> tuple[RawSpan, ...]:
 
 
 def _arrived(body: Sequence[Event]) -> int:
-    """Return the number of batches that arrived."""
+    """Return the number of batches that arrived among the step's events."""
     return sum(event[0] == RECEIVED and not _ended(event) for event in body)
 
 

@@ -76,7 +76,10 @@ class Allowance(Deadline):
         self._done = False
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """Write the predicted cost into ``folder``, and from now on the spent cost. ``anew``: the time starts now."""
+        """Write the predicted cost to cost.json in ``folder``, where the spent cost is noted from now on.
+
+        ``anew``: True to count the time from now.
+        """
         self._path = folder / COST
         if anew:
             self._begun_s = time.monotonic()
@@ -115,7 +118,10 @@ class Allowance(Deadline):
         )
 
     def note(self) -> None:
-        """Write the spent cost if a write is due. Cheap enough to call after every step."""
+        """Write the spent cost to cost.json if the last write is NOTE_INTERVAL_S old.
+
+        Cheap enough to call after every step.
+        """
         now_s = time.monotonic()
         if self._path is not None and now_s - self._noted_s >= NOTE_INTERVAL_S:
             self._noted_s = now_s

@@ -175,7 +175,7 @@ def _line_of(error: Exception, others: OtherRanks | None) -> str:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """Status of a run at its end, and the error if it failed."""
+    """Status of a run at its end ("done" or "failed"), and the error as one line if it failed."""
 
     status: Literal["done", "failed"]
     error: str | None = None
@@ -296,7 +296,10 @@ class Run:
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Compare this machine's clock with the clock of rank 0. Called between steps, when rank 0 answers at once."""
+        """Measure the offset to rank 0's clock, if this rank is on another machine.
+
+        Called between steps, when rank 0 answers at once.
+        """
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 

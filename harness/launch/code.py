@@ -75,7 +75,7 @@ class Code(CodeRecord):
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables for a process that runs this code."""
+        """Return the environment variables for a process that runs this state of the code."""
         variables = environment_for(Path(self.folder))
         if self.directory is None:
             return variables
@@ -85,7 +85,7 @@ class Code(CodeRecord):
         return {**variables, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line of this state's Python with ``arguments``."""
+        """Return a command line: the Python of this state of the code, with ``arguments``."""
         return [self.python, *arguments]
 
 
@@ -122,9 +122,11 @@ def holds_code(where: str, repository: Path) -> bool | None:
 
 
 def find_code(where: str, repository: Path) -> Code:
-    """Return the code at ``where``: a folder with the code, or a revision of the git repository around ``repository``.
+    """Return the state of the code at ``where``: a folder with it, or a revision of the git repository at
+    ``repository``.
 
-    Raises InputError if it is neither, or if it does not contain the harness.
+    A revision is checked out into the cache. If it needs other packages, an environment is created.
+    Raises InputError if ``where`` is neither, or if it does not contain the harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -160,9 +162,11 @@ class Examined:
 
 
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
-    """Run ``code`` with its own Python, and return its environment, its defaults and its errors for ``configs``.
+    """Ask a state of the code, in its own Python, for its environment, default configuration and errors for
+    ``configs``.
 
-    Raises InputError if the code cannot be imported, or if another installation is imported instead.
+    Raises InputError if it cannot be imported within ``timeout_s`` seconds, or if another installation is imported
+    instead.
     """
     try:
         done = subprocess.run(

@@ -128,13 +128,13 @@ def explain_end(code: int) -> str:
 
 
 def killed_by(number: int) -> str:
-    """Return a text like ``killed by SIGKILL (out of memory?)``."""
+    """Return a text on the signal ``number`` that ended a process, like ``killed by SIGKILL (out of memory?)``."""
     name = signal.Signals(number).name
     return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 def describe_process(pid: int, role: str) -> str:
-    """Return a text like ``process 42 (fork server) is sleeping in futex``."""
+    """Return a text on the state of process ``pid``, like ``process 42 (fork server) is sleeping in futex``."""
     process = read_process(pid)
     return f"process {pid} ({role}) is gone" if process is None else _described(process, {pid: role})
 
@@ -218,7 +218,10 @@ def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessSt
 
 
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return the rank that the other ranks wait for in an exchange; None if unknown. gloo waits for a futex."""
+    """Return a rank that does not wait itself, so the other ranks wait for it in an exchange; None if unknown.
+
+    A waiting rank sleeps in a futex (gloo).
+    """
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
     awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
     if not 0 < len(awaited) < len(ranks):

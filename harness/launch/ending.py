@@ -86,7 +86,7 @@ def open_missing_outputs() -> None:
 
 
 def silence_gone_outputs() -> None:
-    """Redirect output to /dev/null if its pipe has no reader or its terminal was closed."""
+    """Redirect standard output or error to /dev/null if its pipe has no reader or its terminal was closed."""
     for stream in _outputs():
         poll = select.poll()
         poll.register(stream, select.POLLOUT)

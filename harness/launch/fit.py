@@ -1,4 +1,4 @@
-"""Checks of ``harness doctor SCENARIO`` that ``harness run`` would refuse: devices, files, memory, documents.
+"""Checks for ``harness doctor SCENARIO`` what ``harness run`` would refuse: devices, files, memory, documents.
 
 No data are prepared and no tokenizer is loaded. If the model's size depends on the tokenizer, both ends are checked: an
 empty vocabulary, and the size in ``data.tokenizer.train``, which a small corpus may not reach.

@@ -1,4 +1,4 @@
-"""Forks runs from a process with all imports done: they cost six seconds of CPU per block instead of per run.
+"""Forks runs from a process that has done all imports, which cost six seconds of CPU per block instead of per run.
 
 One fork server serves the runs of a block. They share its memory layout and its code pages. The next block gets
 another server. The server never computes, tokenizes or uses a device, so it can be forked safely.
@@ -37,7 +37,7 @@ _CLOSED_S = 10.0  # limit for a server to end after it closed its socket
 
 
 class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The fork server has ended, together with the runs that it forked."""
+    """The fork server has ended, together with the runs that it forked. The message has its exit status."""
 
 
 class ForkServerSilent(ForkServerGone):

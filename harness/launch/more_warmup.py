@@ -1,4 +1,4 @@
-"""Decides if a repetition needs extra warm-up steps: a run that consumes prefetched batches is too fast.
+"""Decides if a repetition needs extra warm-up steps: while a run uses prefetched batches, its steps are too short.
 
 The fixed number of warm-up steps has three gaps:
 
@@ -48,16 +48,20 @@ def most_waiting_steps(config: TrainerConfig) -> int:
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """True if a worker may have more than one batch ready. False without workers."""
+    """True if a worker may have more than one batch ready, so that a fast loop can consume a stock.
+
+    False without workers.
+    """
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
-    """Return the number of steps between two waits of the host until the device is idle.
+    """Return the number of steps from one wait of the host for an idle device to the next.
 
-    1 if each step waits about equally long, or if the period is too long. A host that waits only at log lines leaves
-    the device idle there, and runs ahead elsewhere. Measured steps that begin after a log line and end elsewhere would
-    miss one step of the device's work; the other way round, they would have one too many. Whole periods are exact.
+    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD steps.
+    A host that waits only at log lines leaves the device idle there, and runs ahead elsewhere.
+    Measured steps that begin after a log line and end elsewhere would miss one step of the device's work.
+    The other way round, they would have one too many. Whole periods are exact.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every

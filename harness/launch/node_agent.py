@@ -1,4 +1,4 @@
-"""Runs on all machines of a run except the first: forks, suspends and ends the ranks there on the launcher's orders.
+"""Runs one agent on each machine of a run except the first: it forks, suspends and ends the ranks there on orders.
 
 Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
 these addresses. The agent and its ranks end with the connection to the launcher. Like the fork server, this process
@@ -96,7 +96,7 @@ class NodeAgent:
             self._ranks.pop(run, None)
 
     def _reap(self, _number: int, _frame: FrameType | None) -> None:
-        """Print the signal that killed a rank: rank 0 only sees that the rank is gone."""
+        """Handle SIGCHLD: print which signal killed a rank, as rank 0 only sees that the rank is gone."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])

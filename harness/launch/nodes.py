@@ -102,7 +102,10 @@ class Nodes:
         return {"count": count, "address": self.address, "token": self.token}
 
     def fork(self, run: str, start: StartMessage, meet: MeetingPlace, nproc: int) -> None:
-        """Start the ranks of ``run`` on the other machines: ``nproc`` on each, in the order of the nodes."""
+        """Order the agents to fork the ranks of ``run`` on their machines: ``nproc`` on each, in the machines' order.
+
+        ``start``: first message of the run. ``meet``: ports at which they reach rank 0.
+        """
         for number in range(1, start["nodes"]["count"]):
             ranks = list(range(number * nproc, (number + 1) * nproc))
             order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}

@@ -43,7 +43,7 @@ class StudyData:
 
 
 def check_writable(out: Path) -> None:
-    """Raise InputError if no folder can be created at ``out``. Called before any data is prepared."""
+    """Raise InputError if no folder can be created at ``out``. Call it before data are prepared."""
     folder = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: cannot write there; give a folder that can be written")

@@ -151,7 +151,10 @@ class RunProcess:
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run take a closing window, write its tables and end. Raises RunFailed if this fails."""
+        """Let the run take a closing window (if it may have one), write its tables and end.
+
+        :attr:`record` is then the run's record. Raises RunFailed if the run ends otherwise.
+        """
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
@@ -209,7 +212,10 @@ class RunProcess:
         return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
-        """Wait until the run has ended. Return its exit status; None if its fork server is gone."""
+        """Wait until the run has ended, ``timeout_s`` seconds at most.
+
+        Return its exit status; None if its fork server is gone or did not answer.
+        """
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
                 self._exit_code = self._server.wait(self._pid, timeout_s)

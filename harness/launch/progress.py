@@ -243,7 +243,7 @@ def fitted(line: str) -> str:
 
 
 def _live(line: Callable[[], str]) -> Live:
-    """Return a live display of ``line`` on standard error, in one line of the terminal."""
+    """Return a live display (rich) on standard error that shows the text of ``line()`` in one terminal line."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

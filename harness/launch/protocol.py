@@ -128,7 +128,10 @@ class StartMessage(TypedDict):
 
 
 class RepetitionOrder(TypedDict):
-    """Launcher to run: run the repetition ``turn`` of ``settle`` warm-up and ``steps`` measured steps."""
+    """Launcher to run: take ``settle`` warm-up steps, then ``steps`` measured steps.
+
+    ``turn``: number of the repetition.
+    """
 
     do: Literal["turn"]
     turn: int

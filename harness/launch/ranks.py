@@ -156,13 +156,16 @@ class OtherRanks:
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
     def send(self, order: RunOrder) -> None:
-        """Send the launcher's order to the other ranks."""
+        """Send ``order`` to all other ranks. A rank that has ended is skipped; the next :meth:`wait` reports it."""
         for rank in self._others:
             with suppress(OSError):  # The rank has ended. The next wait reports it.
                 rank.channel.send(order)
 
     def wait(self, event: str) -> None:
-        """Wait until all ranks have reported ``event``. Raises RankFailedError if one does not report it in time."""
+        """Wait until all other ranks have reported ``event``.
+
+        Raises RankFailedError if a rank fails, or does not report it within the timeout.
+        """
         missing = {rank.number for rank in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
@@ -203,7 +206,7 @@ class OtherRanks:
         return f"rank {own[0][0]}: {own[0][1]}" if own else None
 
     def end(self) -> None:
-        """Accept from now on that ranks end: nothing more is expected from them."""
+        """Accept from now on that the other ranks end: their end is no failure any more."""
         self._ending.set()
 
     def _worst(self) -> str:

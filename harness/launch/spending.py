@@ -94,7 +94,7 @@ def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense
 
 
 def seconds_of(record: RunRecord) -> float | None:
-    """Return the seconds of a run, from its imports to the end of its process. None if they are not recorded."""
+    """Return the seconds of a run, from its imports to the end of its process. None if its times are not recorded."""
     try:
         begin_s, end_s = _span_of(Path(), record)
     except InputError:
@@ -132,7 +132,10 @@ def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[f
 
 
 def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
-    """Return the begin and the end of a run's process in Unix seconds, including imports and shutdown."""
+    """Return (begin, end) of a run's process in Unix seconds, including imports and shutdown.
+
+    ``path``: file of the record, for messages. Raises InputError for invalid times.
+    """
     begin_s, end_s = _span(path, record.started_utc, record.ended_utc)
     import_s, ending_s = (
         _amount(path, key, value or 0) / 1e9

@@ -89,7 +89,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of a study's runs that are not in the scenario."""
+    """Options of a study's runs that are not in the scenario: memory check, time limit, warm-up and load check."""
 
     force: bool = False
     """Also start runs that cannot fit into memory."""
@@ -190,7 +190,7 @@ def begin_study(
 
 
 def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
-    """Raise InputError if an arm resumes at a later step: each run of a study starts from the beginning."""
+    """Raise InputError if an arm's ``resume`` is set: each run of a study starts at step 0."""
     for name, config in configs.items():
         if config.resume is not None:
             raise InputError(

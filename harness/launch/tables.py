@@ -103,7 +103,7 @@ class RunTables:
             self._spans.discard()
 
     def discard(self) -> None:
-        """Remove unfinished files. Harmless after :meth:`write`."""
+        """Remove unfinished files of both tables. Harmless after :meth:`write`."""
         self._spans.discard()
 
     def _write_steps(self) -> None:

@@ -109,13 +109,13 @@ class SampleTable:
             write_text(path, "".join(line + "\n" for line in lines if _step(line) < steps))
 
     def add(self, sample: Sample) -> None:
-        """Append a text and flush it at once, as texts are rare."""
+        """Append the line of a text and flush it at once, because texts are rare."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(sample._asdict(), ensure_ascii=False) + "\n")
 
 
 def _step(line: str) -> float:
-    """Return the step of a line of samples.jsonl; infinity for an incomplete line of a killed process."""
+    """Return the step in a line of samples.jsonl; infinity for an incomplete line of a killed process."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -57,7 +57,10 @@ class TrainingRanks:
         self.rank = self._others.rank
 
     def watch(self) -> None:
-        """Begin to read the reports of the other ranks. Starts threads, so call it after loader workers are forked."""
+        """Start the threads that read the other ranks' reports. Call it after the loader workers are forked.
+
+        If a rank fails and this process hangs in an exchange with it, this process is ended.
+        """
         if self._others is not None:
             self._others.watch(_exit_at_once)
 
@@ -119,7 +122,7 @@ class TrainingRanks:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all ranks at the last call of :meth:`share`."""
+        """Tokens that all ranks together had received at the last call of :meth:`share`."""
         return self._agreed[2]
 
     def lacking(self, find: Callable[[], frozenset[Kind]]) -> frozenset[Kind]:

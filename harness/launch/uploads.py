@@ -112,7 +112,7 @@ class Destination:
         return [name for name, state in self._local() if name not in self._there or self._there[name].state != state]
 
     def left_out(self) -> list[str]:
-        """Return the names in the folder that cannot be copied, with reasons, like ``pipe (not a plain file)``."""
+        """Return the names of local files that cannot be copied, with reasons, like ``pipe (not a plain file)``."""
         return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
@@ -382,10 +382,10 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of every file in ``folder``, and why it cannot be copied ("": it can). Links are followed.
+    """Yield (name, reason) for every file in ``folder``. ``reason``: why it cannot be copied; "" if it can.
 
-    Names are relative, with slashes. Temporary files and locks of this project are skipped. Links are followed into
-    each folder once, so that cyclic links end.
+    Names are relative to ``folder``, with slashes. Temporary files and locks of this project are skipped.
+    Links are followed, into each folder once, so that cyclic links end.
     """
     linked: set[str] = set()
 

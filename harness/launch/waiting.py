@@ -42,7 +42,7 @@ class WaitLimits:
         return min(BEAT_S, self.silence_s / BEATS_PER_LIMIT)
 
     def within(self, limit_s: float) -> float:
-        """Return the seconds to wait now: ``limit_s``, or less if the study's time ends earlier."""
+        """Return the seconds to wait now: ``limit_s``, or less if the study's time ends earlier; never negative."""
         return limit_s if self.end_ns is None else max(min(limit_s, (self.end_ns - time.monotonic_ns()) / 1e9), 0.0)
 
     @property

@@ -90,7 +90,7 @@ class Probe(Protocol):
         return
 
     def begin_steps(self) -> None:
-        """Start recording. Measured steps, or another probe's window, follow."""
+        """Start to record. Measured steps, or another probe's window, follow."""
         return
 
     def end_repetition(self) -> None:

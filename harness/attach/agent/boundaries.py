@@ -479,7 +479,10 @@ def begin_step() -> None:
 
 
 def step_by_hand() -> None:
-    """Start a step that the program marks, and end the previous one."""
+    """End the open step and start the next one, where the program marks its steps.
+
+    From now on only these marks start steps.
+    """
     state.by_hand = True
     state.settled.clear()
     state.closed_ns = monotonic_ns()
@@ -487,7 +490,7 @@ def step_by_hand() -> None:
 
 
 def close_step() -> None:
-    """Close the current step."""
+    """Mark the current step as closed: the next fetch or pass opens a new step."""
     state.closed, state.closed_ns = True, monotonic_ns()
 
 
@@ -672,7 +675,10 @@ def flush(pause: tuple[Any, ...] | None = None) -> None:
 
 
 def write_whole_steps() -> None:
-    """Write the ended steps that share a frame with the open one, without waiting for the device."""
+    """Write the events of all ended steps that are not yet written, without waiting for the device.
+
+    The open step is kept.
+    """
     events = state.events
     end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == STEP), 0)
     if end:
@@ -681,7 +687,10 @@ def write_whole_steps() -> None:
 
 
 def leave_if_enough() -> None:
-    """End the program after the steps that ``--steps`` asks for: the agent's only change to its control flow."""
+    """Raise SystemExit(0) if all steps that ``--steps`` asks for are measured. Otherwise do nothing.
+
+    This is the agent's only change to the program's control flow.
+    """
     if state.enough:
         state.enough = False
         record.note("ended", f"after {state.steps - 1} steps, as asked")

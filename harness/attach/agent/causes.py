@@ -47,7 +47,10 @@ _TOOLS = (4, 3)  # sys.monitoring tool numbers that no tool has by convention
 
 
 class _Counts:
-    """Counters of this process at the end of the last step."""
+    """Counters of this process at the end of the last step: allocator retries and compiled graphs.
+
+    None: not yet read.
+    """
 
     def __init__(self) -> None:
         self.retries: int | None = None
@@ -75,7 +78,7 @@ def forget() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Add the bytes of the batch's pageable tensors, in an audited step."""
+    """Add the bytes of a batch's tensors in pageable CPU memory to the audit, while steps are audited."""
     if current is None:
         return
     try:
@@ -155,7 +158,7 @@ class _WaitAudit:
         self.set_mode(_WARN)
 
     def stop(self) -> None:
-        """Undo all changes: the mode, the replaced functions, the warnings and the monitoring."""
+        """Undo all changes of the audit: torch's warning mode, replaced functions, the warnings and the monitoring."""
         if not self.on:
             return
         self.set_mode(_DEFAULT)
@@ -174,7 +177,7 @@ class _WaitAudit:
             warnings.filters.remove(self.filter)  # type: ignore[attr-defined]
 
     def note(self) -> None:
-        """Note the places with the longest waits, and the bytes copied from pageable memory."""
+        """Note the MOST_NOTED places with the longest waits, and the bytes copied from pageable memory per step."""
         # Compiling and autotuning wait hundreds of times, but in one step only.
         waits = [entry for entry in self.places.items() if len(entry[1].steps) >= LEAST_CAUSE_STEPS]
         waits.sort(key=lambda entry: (-entry[1].wait_ns, -entry[1].calls))
@@ -220,7 +223,10 @@ class _WaitAudit:
         file: Any = None,
         line: str | None = None,
     ) -> None:
-        """Replace warnings.showwarning: torch warns as the call that waited returns."""
+        """Stand in for ``warnings.showwarning``: record torch's warning about a wait, and pass on any other warning.
+
+        torch warns as the call that waited returns.
+        """
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)
@@ -321,7 +327,7 @@ class _WaitAudit:
 
 
 class _Place:
-    """Waits at one line of the program."""
+    """Waits at one line of the program during the audit: its steps with a wait, calls, and the time of timed calls."""
 
     def __init__(self) -> None:
         self.steps: set[int] = set()

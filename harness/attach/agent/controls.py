@@ -63,7 +63,10 @@ def thrown_away(source: int, batch: Any) -> bool:
 
 
 def _again(batch: Any) -> Any:
-    """Copy a batch's containers but not its tensors: a program may add to its batch or take from it."""
+    """Return a copy of a batch that shares its tensors.
+
+    A program may add to the batch's containers or take from them.
+    """
     if isinstance(batch, tuple):
         members = [_again(member) for member in batch]
         return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)

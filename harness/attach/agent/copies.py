@@ -35,7 +35,7 @@ _PLAIN = (int, float, complex, bool, type(None))
 
 
 class _IncomparableError(Exception):
-    """The batch is too large, or holds an object that has no plain value."""
+    """The batch cannot be compared: it is too large, or holds an object that has no plain value."""
 
 
 class FirstBatches:

@@ -1,4 +1,4 @@
-"""Detect a forked child, even if a library in C forked it: the child finds this memory empty."""
+"""Detect a forked child, even if a library in C forked it: a marked memory page is empty in the child."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ parallel: Any = None  # weak reference to the DistributedDataParallel whose back
 
 
 def forget() -> None:
-    """Reset in a forked child, and for the next program."""
+    """Reset the inspection, so that early steps are inspected again: in a forked child, and for the next program."""
     global _inspection, parallel
     _inspection, parallel = _Inspection(), None
 

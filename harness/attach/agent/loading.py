@@ -243,12 +243,12 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
 
 
 def _stored(owner: Any, name: str) -> Any:
-    """Return a stored attribute without running code of the program; None if it does not exist."""
+    """Return the attribute ``name`` of ``owner`` without running code of the program; None if it does not exist."""
     return inspect.getattr_static(owner, name, None)
 
 
 def _code(function: Any) -> CodeType | None:
-    """Return the code of a function or method; None for other objects, whose attributes may run code."""
+    """Return the code object of a plain function or method; None for other objects, whose attributes may run code."""
     function = function.__func__ if type(function) is MethodType else function
     return function.__code__ if type(function) is FunctionType else None
 

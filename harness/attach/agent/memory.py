@@ -46,9 +46,9 @@ def _line(path: str, name: bytes, unit: int = 1024) -> int:
 
 
 def _left_of_limit() -> int:
-    """Return the bytes left below the cgroup's memory limit, including file pages that the kernel drops first.
+    """Return the bytes left below the cgroup's memory limit; sys.maxsize without a limit.
 
-    Return sys.maxsize without a limit.
+    They include file pages that the kernel drops first.
     """
     try:
         with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:

@@ -1,4 +1,4 @@
-"""Sample the place of the recorded thread, and time its garbage collections: time that no phase of a step shows.
+"""Sample where the recorded thread is, and time its garbage collections: time that no phase of a step shows.
 
 A second thread looks at the recorded thread's stack. A look stands for the time since the previous look. A call that
 holds the interpreter lock (a garbage collection, for example) delays the look, which then finds that call.
@@ -342,14 +342,17 @@ class _Sampler:
 
 
 def _lock_entered(frame: FrameType) -> str:
-    """Return THREAD_LOCK if the frame enters an object in a statement "with", and "" otherwise."""
+    """Return THREAD_LOCK if the frame is entering an object in a statement "with", because it then waits for a lock.
+
+    Return "" otherwise.
+    """
     offset, instructions = frame.f_lasti, frame.f_code.co_code
     enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
     return THREAD_LOCK if offset >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:
-    """Return True if a look could trigger a garbage collection. From Python 3.12 on, an allocation does not."""
+    """Return True if the next look could trigger a garbage collection, which is dangerous before Python 3.12."""
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return False
     return 0 < gc.get_threshold()[0] <= gc.get_count()[0] + SPARE_OBJECTS
@@ -471,7 +474,7 @@ def _after_fork() -> None:
 
 
 def forget() -> None:
-    """End the sampling. A forked child has no sampling thread."""
+    """End the sampling and drop its records: in a forked child (it has no sampling thread) and at the program's end."""
     global _sampler, _collections
     sampler, _sampler = _sampler, None
     collections, _collections = _collections, None

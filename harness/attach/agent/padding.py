@@ -41,7 +41,7 @@ def forget() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the padding of a training batch that is due."""
+    """Count the padding of a training batch that is due, and add a PADDED event. Give up after MISSES failures."""
     global due, _missed
     try:
         exact, state = boundaries.state.alternates, boundaries.state

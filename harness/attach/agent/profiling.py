@@ -151,13 +151,16 @@ def _on_step(number: int) -> None:
 
 
 def _on_measured_step(_number: int) -> None:
-    """Start adding up the unexplained device time at the first measured step."""
+    """Begin to add up the device time that events leave open, once the first measured step has begun."""
     if not boundaries.state.warming and not device.state.open.since_ns:
         device.state.open = device.Open(monotonic_ns())
 
 
 def _may_end(number: int) -> bool:
-    """Return True if the program may end before the step ``number``: its closing window is over or not needed."""
+    """Return True if the program may end before step ``number``.
+
+    False while its closing profiling window runs or is needed: too much device time is unexplained by events.
+    """
     if boundaries.state.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
@@ -170,7 +173,10 @@ def _may_end(number: int) -> bool:
 
 
 def _on_evaluation() -> None:
-    """End torch's window if an evaluation begins within it: its events belong to no step and would fill the memory."""
+    """End torch's profiling window if more than MOST_EVALUATING evaluation batches come within one of its steps.
+
+    An evaluation's events belong to no step and would fill the memory.
+    """
     if state.profiler is None or boundaries.state.steps <= state.first:
         return
     state.evaluating += 1
@@ -263,7 +269,7 @@ def _write(number: int) -> None:
 
 
 def _call(action: Callable[[], None]) -> None:
-    """Call torch's profiler without taking it for a profiler of the program."""
+    """Call ``action``, a method of torch's profiler, without taking it for a profiler of the program."""
     state.at_torch = True
     try:
         action()
@@ -351,7 +357,10 @@ def _create(name: str) -> bool:
 
 
 def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
-    """Run clock marks from number ``first`` on. Yield the start and end of each in nanoseconds."""
+    """Run MARKS clock marks: functions that spin for MARK_NS, named by their numbers from ``first`` on.
+
+    Yield (start, end) of each in ns. py-spy's samples show them at known times.
+    """
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + GAP_NS)
         name = f"{MARK}{number}"
@@ -418,7 +427,7 @@ def _own_profiler() -> str | None:
 
 
 def _realtime_minus_monotonic() -> tuple[int, int]:
-    """Return CLOCK_REALTIME - CLOCK_MONOTONIC and its maximum error, in nanoseconds."""
+    """Return (CLOCK_REALTIME - CLOCK_MONOTONIC, its maximum error), both in ns."""
     best_width, best = 1 << 62, 0
     for _ in range(_TRIES):
         before = monotonic_ns()

@@ -129,7 +129,10 @@ def write(word: str, content: Any) -> None:
 
 
 class FrameFile:
-    """File of frames, each appended with a single call, so that written frames outlive the process."""
+    """File of frames (see the module).
+
+    Each is appended with a single system call, so written frames outlive the process.
+    """
 
     __slots__ = ("_descriptor", "_identity", "_path")
 
@@ -206,7 +209,7 @@ def note(what: str, text: Any) -> None:
 
 
 def end() -> None:
-    """Write the remaining events and close the file."""
+    """Write the remaining events, close the file and end the recording."""
     global _file, _folder, _owner
     from _harness_agent import boundaries, guard, own_time, profiling
 

@@ -34,7 +34,7 @@ _rows = _Repeats()
 
 
 def forget() -> None:
-    """Reset in a forked child, and for the next program."""
+    """Reset all counts of rows: in a forked child, and for the next program."""
     global _rows
     _rows = _Repeats()
 

@@ -107,7 +107,7 @@ def forget() -> None:
 
 
 def making() -> Making:
-    """Return this thread's batch in preparation."""
+    """Return the calling thread's batch in preparation."""
     return _thread.making
 
 

@@ -27,7 +27,10 @@ _asked = False
 
 
 def forget() -> None:
-    """Drop the page in a forked child: the kernel does not copy it, so nothing may read it there."""
+    """Drop the main thread's counter in a forked child.
+
+    The kernel does not copy the counter's page, so nothing may read it there.
+    """
     global _count, _asked
     _count, _asked = None, False
 
@@ -54,7 +57,10 @@ def count_of(thread: int) -> Any:
 
 
 def _may() -> bool:
-    """Return True if opening an event is harmless: a seccomp filter may kill a process for a forbidden call."""
+    """Return True if opening a performance event is harmless: no seccomp filter is active.
+
+    A filter may kill a process for a forbidden call.
+    """
     try:
         with open("/proc/thread-self/status", encoding="ascii", errors="replace") as file:
             return any(line.split() == ["Seccomp:", "0"] for line in file)

@@ -173,7 +173,10 @@ def _count(optimizer: int, name: str) -> None:
 
 def _scaler_step(before: Any) -> Any:
     def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        """Count an update that the scaler skips because of an infinite gradient: the step ends anyway."""
+        """Stand in for ``GradScaler.step``.
+
+        An update that the scaler skips (infinite gradient) counts, too: it ends the step.
+        """
         updates = boundaries.state.optimizers.get(id(optimizer), 0)
         if is_compiling() or not guard.carefully(_update_begins):
             return before(self, optimizer, *given, **named)

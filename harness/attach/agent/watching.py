@@ -72,7 +72,7 @@ def patch() -> None:
 
 
 def busy() -> bool:
-    """Return True if steps are being watched now."""
+    """Return True while steps are being watched with ``sys.setprofile``."""
     return _seen is not None
 
 

@@ -278,7 +278,10 @@ class Jobs:
         return queue.get(self._id(block), GONE)
 
     def _living(self, queue: Mapping[str, JobState]) -> list[int]:
-        """Return the blocks whose job may still run."""
+        """Return the blocks whose job may still run.
+
+        ``queue``: states of jobs by id; a job that is not in it has ended.
+        """
         return [block for block in self._by_block if not self._state(block, queue).has_ended]
 
     def _wait(self) -> str | None:
@@ -310,7 +313,10 @@ class Jobs:
             pause_s = min(pause_s * 1.5, LAST_LOOK_S)
 
     def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
-        """Return a text like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
+        """Return a text on the jobs' states, like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``.
+
+        ``living``: blocks whose job may still run.
+        """
         parts = []
         job_states = {self._id(block): self._state(block, queue) for block in living}
         for state in dict.fromkeys(job_state.state for job_state in job_states.values()):
@@ -359,7 +365,10 @@ class Jobs:
                 yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
 
     def _await_record(self, path: Path, state: JobState) -> None:
-        """Wait for the record of a job that ended by itself: it may become visible late on a shared disk."""
+        """Wait, SHARED_DISK_S at most, for the file ``path`` in which a job that ended by itself records its end.
+
+        It may become visible late on a shared disk.
+        """
         end_s = time.monotonic() + SHARED_DISK_S
         while state.state in ("COMPLETED", "FAILED", "GONE") and time.monotonic() < end_s:
             ending = read_ending(path)
@@ -426,7 +435,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
 
 
 def _end_of(log: Path) -> str | None:
-    """Return the last lines of a log as one line; "" for an empty log, None without a log."""
+    """Return the last LOG_LINES lines of a log as one line; "" for an empty log, None if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_BYTES))

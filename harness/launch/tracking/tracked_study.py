@@ -59,7 +59,11 @@ class StudyTrackers:
                 self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
-        """Send the records of ``runs`` and wait until they arrive. Return a line per tracker that lost records."""
+        """Send the steps and results of ``runs``.
+
+        Wait until they are recorded, for RUNS_SHARE of the time limit at most.
+        Return a line per tracker that lost records or did not start.
+        """
         begun_s = monotonic()
         until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
@@ -93,8 +97,9 @@ def asked_of(record: StudyRecord) -> list[str]:
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Send the study in ``path`` to its trackers: runs before the block, which builds the report, then the report.
+    """Send the study in ``path`` to its trackers: its runs at the context's start, its report at the end.
 
+    The report is built within the context.
     Losses of a tracker become a note of the study, shown in its report. If more is lost after the report was built,
     ``rebuild`` is called to build it again.
     """
@@ -121,8 +126,10 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, with files in its tracking/.
+    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, whose files go into its folder
+    tracking/.
 
+    ``limit_s``: time limit in seconds. ``files``: files to attach, if they exist.
     Losses of a tracker are printed as a warning and noted in the training.
     """
     folder = StudyFolder(path)
@@ -149,13 +156,16 @@ def _note(folder: StudyFolder, lines: Sequence[str]) -> None:
 
 
 def attached_files(folder: StudyFolder) -> list[Path]:
-    """Return the report's existing files."""
+    """Return the existing files of the study's report: summary pages and pictures."""
     pages = [folder.summary_md, folder.summary_html, folder.summary_json]
     return [path for path in (*pages, *sorted(folder.plots.glob("*.png"))) if path.is_file()]
 
 
 def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> Iterator[JsonObject]:
-    """Yield the messages about a study: its own run, then each run of an arm (not of controls)."""
+    """Yield the messages to a tracker about a study: its own run ``name``, then each run of an arm.
+
+    Runs of controls are left out.
+    """
     plain = [run for run in runs if run.record.control is None]
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
@@ -185,7 +195,10 @@ def _started_ms(runs: Sequence[RunData]) -> int:
 
 
 def metric_rows(run: RunData) -> list[Json]:
-    """Return ``[step, UTC in ms, {metric: value}]`` for a run's steps and passes over held-out data, by time."""
+    """Return [step, UTC in ms since 1970, {metric: value}] of a run's steps and evaluation passes, in order of time.
+
+    A long run's steps are thinned out to MAX_TRACKED_STEPS.
+    """
     offset = run.record.realtime_minus_monotonic_ns
     by_step: list[tuple[int, int, JsonObject]] = []
     table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])

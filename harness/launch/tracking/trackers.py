@@ -35,10 +35,10 @@ class Tracker(Protocol):
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None: ...
 
     def attach(self, run: str, files: Sequence[Path]) -> None:
-        """Store these files with the run: its report and pictures."""
+        """Store ``files`` (report and pictures) with the run named ``run``."""
 
     def end(self, run: str, status: str) -> None:
-        """End a run. ``status``: done, failed or interrupted."""
+        """End the run named ``run``. ``status``: done, failed or interrupted."""
 
     def close(self) -> None: ...
 
@@ -90,7 +90,10 @@ def warn_of_missing(asked: Sequence[str]) -> None:
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:
-    """Return the tracker with this name, or the user's own (MODULE:FUNCTION, called with ``folder``)."""
+    """Return the tracker ``name``, which stores into ``folder``: a known one, or the user's own.
+
+    The user's own is named MODULE:FUNCTION; the function is called with ``folder``.
+    """
     kind = KINDS.get(name)
     made: Tracker = (
         call("track", name, {}, {"folder": str(folder)}) if kind is None else import_module(kind.module).make(folder)

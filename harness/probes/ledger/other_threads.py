@@ -10,7 +10,7 @@ STAGES = frozenset({"tokenize"})  # stages that may use other threads, while not
 
 
 def cpu_ns() -> int:
-    """Return the CPU time of this process without the calling thread, in nanoseconds."""
+    """Return the CPU time in ns of all threads of this process except the calling one, since the process began."""
     return process_time_ns() - thread_time_ns()
 
 

@@ -149,7 +149,10 @@ def _study(pid: int) -> int | None:
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Return True if ``pid`` runs a module of ``harness.launch``, which has this name in every state of the code."""
+    """Return True if process ``pid`` is a fork server: it runs a module of ``harness.launch``.
+
+    That package has this name in every state of the code.
+    """
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

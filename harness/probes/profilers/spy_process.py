@@ -145,7 +145,7 @@ class SpyRecording:
         return SpyFailed(_explain(self._unsampled() or (errors or lines)[-1].removeprefix("Error:").strip()))
 
     def _unsampled(self) -> str | None:
-        """Return why py-spy does not sample this process; None if it does, or has not reported it yet."""
+        """Return why py-spy cannot sample this process, from its log; None if it can, or has not reported it yet."""
         failure = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
         return None if failure is None else failure[1].strip()
 

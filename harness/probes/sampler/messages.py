@@ -25,7 +25,7 @@ class StopSampling(TypedDict):
 
 
 class CloseSampling(TypedDict):
-    """Run to sampling process: end."""
+    """Run to sampling process: send the last samples, and end."""
 
     do: Literal["close"]
 
