@@ -70,9 +70,9 @@ MARK = "HARNESS_ATTACH"  # environment variable: the agent's record folder, whic
 
 
 def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment for a command: this process's, changed so that the agent is loaded and records into
-    ``raw``.
+    """Return the environment for a command, in which the agent is loaded and records into ``raw``.
 
+    It is this process's environment with these changes.
     ``places``: import folders that come before all others except the agent's.
     """
     path = os.pathsep.join([str(SHIM), *places, *filter(None, [os.environ.get("PYTHONPATH")])])

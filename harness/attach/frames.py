@@ -78,17 +78,16 @@ class AttachedProcess:
 
     @property
     def _largest_loader(self) -> tuple[int, int, bool]:
-        """Workers, batches in flight per worker, and True if workers outlive an epoch, of the loader with the most
-        workers.
+        """Workers, batches in flight per worker, and True if workers outlive an epoch, of the largest loader.
 
-        (0, 2, False) without a loader.
+        It is the one with the most workers. (0, 2, False) without a loader.
         """
         largest: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
         return largest
 
     @property
     def loader_warmup(self) -> int:
-        """Number of steps after which no batch comes from a worker's queue that was filled before these steps."""
+        """Number of steps after which the loader serves no batch any more that it made before these steps."""
         workers, prefetch = self.loader
         return workers * prefetch + 1
 
@@ -152,7 +151,8 @@ def read(folder: Path) -> list[AttachedProcess]:
 def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the events of a process, one list per step, in the form of ``harness.probes.ledger.rows``.
 
-    A list ends with the STEP event of the next step or with a PAUSE event. The first list precedes all steps.
+    A list ends with the STEP event of the next step or with a PAUSE event; that of a killed program may end without.
+    The first list precedes all steps.
     """
     for word, content in frames(path):
         if word == "events":

@@ -67,8 +67,8 @@ class ProfiledWindows:
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write the profiler records of the process ``one`` into ``folder``, its run folder, which already has its
-        tables.
+        """Write the profiler records of the process ``one`` into its run folder ``folder``, which has its tables
+        already.
 
         py-spy's samples cover all processes of the command. They go to the process that asked for them.
         """
@@ -83,9 +83,7 @@ class ProfiledWindows:
         self.problems += probes.problems
 
     def missing(self, one: AttachedProcess) -> list[str]:
-        """Return the profiles of ``one`` that the settings asked for but that do not exist, one line each with the
-        reason.
-        """
+        """Return one line, with the reason, for each profile that the settings asked for but ``one`` does not have."""
         problems = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
         problems += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
         if one.noted("profile_fault") or one.noted("fault"):

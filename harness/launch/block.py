@@ -119,8 +119,9 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """Return the modules to import before forking runs of ``configs``, besides the modules of every run
-    (launch.protocol).
+    """Return the modules to import before runs of ``configs`` are forked.
+
+    Those of every run are not included (launch.protocol).
     """
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]

@@ -101,9 +101,7 @@ class Heartbeat:
         self.beat()
 
     def waiting_for(self, steps: int) -> None:
-        """Send a heartbeat that allows more time: this process now waits until the device has done up to ``steps``
-        steps.
-        """
+        """Send a heartbeat that allows more time: this process now waits for up to ``steps`` steps of the device."""
         if self._every_ns is not None:
             self._channel.send({"event": "alive", "steps": steps})
 

@@ -230,9 +230,7 @@ class Run:
         self._open_time = OpenTime()
 
     def serve(self, channel: Channel) -> None:
-        """Open the training, warm up, report that it is ready, then obey the launcher's orders until the order
-        "finish".
-        """
+        """Open the training, warm up and report "ready". Then obey the launcher's orders until "finish"."""
         with self._explaining():
             self._open()
         training = self.training
@@ -275,9 +273,7 @@ class Run:
             self.probe_set.close()
 
     def _epoch_steps(self) -> float | None:
-        """Return the number of steps in an epoch, extrapolated from the share of an epoch that the run used; None if
-        unknown.
-        """
+        """Return the number of steps in an epoch, from the share of an epoch that the run used; None if unknown."""
         epochs = self.training.batches.position.epochs
         return (self._last_step + 1) / epochs if epochs else None
 

@@ -122,8 +122,7 @@ def holds_code(where: str, repository: Path) -> bool | None:
 
 
 def find_code(where: str, repository: Path) -> Code:
-    """Return the state of the code at ``where``: a folder with it, or a revision of the git repository at
-    ``repository``.
+    """Return the state of the code at ``where``: a folder, or a revision of the git repository at ``repository``.
 
     A revision is checked out into the cache. If it needs other packages, an environment is created.
     Raises InputError if ``where`` is neither, or if it does not contain the harness.
@@ -162,11 +161,10 @@ class Examined:
 
 
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
-    """Ask a state of the code, in its own Python, for its environment, default configuration and errors for
-    ``configs``.
+    """Ask a state of the code for its environment, default configuration and errors for ``configs``.
 
-    Raises InputError if it cannot be imported within ``timeout_s`` seconds, or if another installation is imported
-    instead.
+    Its own Python answers. Raises InputError if it cannot be imported within ``timeout_s`` seconds, or if another
+    installation is imported instead.
     """
     try:
         done = subprocess.run(

@@ -138,7 +138,7 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """Return ``config`` with only the steps to measure, one evaluation and one checkpoint.
+    """Return ``config`` with only the steps to measure. Evaluations and checkpoints, if configured, come within them.
 
     ``trains``: True for a training, which saves checkpoints even if ``config`` names none.
     """

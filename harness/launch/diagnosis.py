@@ -29,7 +29,7 @@ _SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SI
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of a diagnosis: the process that hangs and its state, the likely cause, and the fix. Each is a text."""
+    """Result of a diagnosis, as texts: the process that hangs with its state, the likely cause, and the fix."""
 
     process: str
     cause: str

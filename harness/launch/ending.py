@@ -48,7 +48,7 @@ class Stopping:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Record such signals within the context. An ignored signal (``nohup``) stays ignored."""
+        """Record SIGINT, SIGTERM and SIGHUP within the context. An ignored signal (``nohup``) stays ignored."""
         before = {}
         for number in (signal.SIGINT, *TERMINATING):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):

@@ -62,8 +62,7 @@ def check_jobs() -> Check:
 
 
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
-    """Yield a failure for each device, device profile, module or file named by an arm that does not exist or does not
-    fit.
+    """Yield a failure for each device, device profile, module or file that an arm names but cannot use.
 
     User code is not imported. ``in_jobs``: True if the arms run on other machines, whose devices are unknown here.
     """
@@ -180,9 +179,7 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
 
 def _shards(config: TrainerConfig) -> int:
-    """Return the number of processes that share the documents, each reading its own; 0 if one process reads all of
-    them.
-    """
+    """Return the number of processes that each read their own part of the documents; 0 if one process reads all."""
     return config.ranks * max(config.data.workers, 1) if config.ranks > 1 else config.data.workers
 
 

@@ -115,10 +115,9 @@ def cycle_steps(config: TrainerConfig) -> int:
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Return the number of last batches that :func:`lives_off_lead` reads: two cycles of workers, and those before
-    them.
+    """Return the number of last batches that :func:`lives_off_lead` reads.
 
-    More batches also give the typical time between two batches of a worker.
+    They are two cycles of all workers and the batches before them, which give the typical time of a worker's batch.
     """
     return workers * (prefetch + 4)
 

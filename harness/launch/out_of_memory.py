@@ -66,9 +66,9 @@ def _trains_on_host(config: TrainerConfig) -> bool:
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
-    """Return the same advice for a run that the kernel killed, from its recorded configuration.
+    """Return advice for a run that the kernel killed: settings that would fit, from its recorded configuration.
 
-    "" if nothing is known.
+    "" for a run on a card, and if memory or need is unknown.
     """
     with suppress(ValueError):  # The record may be from another state of the code.
         config, free = TrainerConfig.model_validate(content), free_host_bytes()

@@ -134,9 +134,7 @@ def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
 
 
 def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
-    """Raise InputError if the model of arm ``name`` does not match the data, or an emulated device does not match the
-    model.
-    """
+    """Raise InputError if the model of arm ``name`` does not fit the data, or its emulated device not the model."""
     from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
     from trainer.model import shape_of
@@ -175,9 +173,9 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the part of a run's first message about its data. Add the fingerprints of user code and model files to
+    """Return the part of a run's first message about its data and model.
 
-    ``fingerprints``, which is for study.json.
+    Add the fingerprints of user code and model files to ``fingerprints``, which go into study.json.
     """
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare

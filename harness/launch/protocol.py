@@ -169,8 +169,9 @@ class TrainOrder(TypedDict):
 
 
 class LackingOrder(TypedDict):
-    """Rank 0 of a resumed training to the other ranks: first make evaluation passes that an earlier part may have
-    missed.
+    """Rank 0 of a resumed training to the other ranks: first make passes that an earlier part may have missed.
+
+    The passes are evaluations, by kind.
     """
 
     do: Literal["lacking"]

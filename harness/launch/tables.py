@@ -121,8 +121,7 @@ class RunTables:
             steps.discard()
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
-        """Return the columns of the spans table for ``rows``: phases, stages of batches, device work and blocking
-        calls.
+        """Return the columns of the spans table for ``rows``: phases, batch stages, device work and blocking calls.
 
         The device's records are taken from ``recorder`` and dropped there.
         """

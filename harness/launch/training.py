@@ -197,7 +197,7 @@ class Training:
     def _begin(self, scenario: str, price_usd_per_hour: float | None) -> _Part:
         """Prepare the data, find the checkpoint to resume from, and create the records of this part.
 
-        Raises InputError if the data cannot be prepared or the memory cannot suffice.
+        Raises InputError if the memory cannot suffice, or if all checkpoints are damaged.
         """
         from trainer import checkpoint_folder
         from trainer.data.prepare import warnings_of

@@ -223,9 +223,10 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """``table``: losses.csv; None in ranks other than rank 0. ``evaluations``: evaluations.csv; None likewise.
+        """``table``: losses.csv; None in ranks other than rank 0.
 
-        ``tokens``: number of tokens before this part.
+        ``evaluations``: evaluations.csv; None likewise, and without evaluations. ``tokens``: number of tokens before
+        this part.
         ``ranks``: number of ranks; all are assumed to receive as many tokens as this one.
         """
         super().__init__(run_queue)

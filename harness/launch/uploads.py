@@ -63,9 +63,9 @@ class _CopiedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Result of an upload: number of copied files, missing files, and the reason of the last failed attempt ("" if
-    none).
+    """Result of an upload: number of copied files, and names of missing files. ``Uploader.end`` makes it.
 
+    ``reason``: of the last failed attempt; "" if none failed.
     ``left_out``: names that are never copied, each with its reason.
     """
 

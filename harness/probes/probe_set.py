@@ -56,8 +56,7 @@ class ProbeSet:
             probe.wait()
 
     def run_windows(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Let each disturbing probe take the steps of its window, one probe after the other: each would record the
-        other.
+        """Let each disturbing probe take the steps of its window, one after the other: they would record each other.
 
         ``next_step()`` takes a step and returns its number.
         ``recorder``: the ledger's recorder. A profile shows its phases, and it pauses while a profile is written.

@@ -94,10 +94,10 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of hooks in all modules by kind (forward, backward, tensor), and a place such as
-    ``train.py:31``.
+    """Return the number of hooks by kind (forward, backward, tensor), and a place such as ``train.py:31``.
 
-    The place is that of the newest hook in the module with the most hooks of one type; "" if unknown.
+    The numbers cover all modules. The place is that of the newest hook in the module with most hooks of one type.
+    It is "" if unknown.
     """
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None

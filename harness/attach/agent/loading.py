@@ -129,8 +129,7 @@ def _next(before: Any) -> Any:
 
 
 def _controlled(before: Any, iterator: Any) -> Any:
-    """Return the next batch of ``iterator`` where a control is set: kept batches are served again, or batches are
-    dropped.
+    """Return the next batch of ``iterator`` where a control is set: it may serve kept batches again or drop batches.
 
     ``before``: torch's own ``__next__``, which makes a batch.
     """

@@ -359,8 +359,7 @@ def _collection_is_near() -> bool:
 
 
 def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
-    """Return the innermost frame of a gradient hook that the backward pass is running; None if it does the model's
-    work.
+    """Return the innermost frame of a gradient hook that the backward pass is running; None without one.
 
     ``frame``: innermost frame of the recorded thread. ``frames``: the same of all threads.
     Autograd has a thread per device, not started by Python. Its stack begins with the code that it calls.

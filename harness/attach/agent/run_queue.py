@@ -70,8 +70,7 @@ def follow(core: CpuReading) -> None:
 
 
 def read() -> tuple[Any, ...]:
-    """Return the schedstat line of each recorded thread, the main thread's first; empty if the kernel has no such
-    files.
+    """Return the schedstat line of each recorded thread, the main thread's first; empty without such files.
 
     If no thread was switched since the last reading, (CPU time in ns, earlier line) replaces the main thread's line.
     """

@@ -104,7 +104,10 @@ class TrackerFeed:
             return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
-        """Close the tracker, by force at ``until_s`` (monotonic seconds). Return the same line as :meth:`lost`."""
+        """Close the tracker, by force at ``until_s`` (monotonic seconds).
+
+        Return one line with the number of unrecorded messages and the reason; None if all are recorded.
+        """
         self.send({"do": "close"}, until_s)
         with suppress(queue.Full):
             self._messages.put_nowait(None)

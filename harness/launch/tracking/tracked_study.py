@@ -126,10 +126,10 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, whose files go into its folder
-    tracking/.
+    """Send part ``part`` of the training in ``path`` to the trackers ``asked``.
 
-    ``limit_s``: time limit in seconds. ``files``: files to attach, if they exist.
+    Their files go into the training's folder tracking/. ``limit_s``: time limit in seconds.
+    ``files``: files to attach, if they exist.
     Losses of a tracker are printed as a warning and noted in the training.
     """
     folder = StudyFolder(path)

@@ -18,9 +18,9 @@ SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the
 
 
 class RunQueue:
-    """Reader of the run-queue delay of the main thread and, if asked for, of its native compute threads (such as
-    OpenMP's).
+    """Reader of the run-queue delay of the main thread and its native compute threads (such as OpenMP's).
 
+    ``compute_threads``: False to read the main thread only.
     On a CPU device, the main thread waits at a barrier for the slowest compute thread. So a core taken from that thread
     delays the step as much as a core taken from the main thread: see :func:`most_delayed_ns`.
     """

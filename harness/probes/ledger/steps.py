@@ -58,7 +58,10 @@ class StepRecorder:
         return self._maker.rows
 
     def take_rows(self) -> Rows:
-        """Return the same rows as :meth:`rows` and drop them. Call it only while no step is open."""
+        """Return rows of all steps, phases and batches since the last call, and drop them.
+
+        Call it only while no step is open.
+        """
         self.rows()
         return self._maker.take()
 

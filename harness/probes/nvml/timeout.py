@@ -18,7 +18,7 @@ NVML_READ_LIMIT_S = 20
 def open_with_timeout(
     series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
 ) -> tuple[TimedNvml | None, list[str]]:
-    """Return (collector, problems) like ``collector.open_nvml``, for a driver that may hang.
+    """Return (collector, problems) as ``collector.open_nvml`` does, for a driver that may hang.
 
     A hanging driver, or any exception, is a problem, and the collector is then None.
     ``timeout_s``: limit in seconds for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.

@@ -82,8 +82,8 @@ class PySpy(Probe):
         allow_tracing()
 
     def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
-        """Take steps under py-spy for twice the declared seconds, and write three files: trace, speedscope and flame
-        graph.
+        """Take steps under py-spy for twice the declared seconds, and write a trace, a speedscope and a flame graph
+        file.
 
         An error of py-spy becomes a problem.
         """
