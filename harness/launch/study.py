@@ -134,10 +134,8 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Check that ``plan`` can run, prepare its data and create the study's folder. Nothing is run or written into it.
-
-    Return the folder, the study's record and the data. ``elsewhere``: machines of the runs; None: this one.
-    Raises InputError if the plan cannot work.
+    """Prepare the runs of ``plan``. Return the study's empty folder, its record and the data; raise InputError if it
+    cannot run. ``elsewhere``: machines of the runs; None: this one.
     """
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
