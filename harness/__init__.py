@@ -69,5 +69,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names without the callbacks: help() loads every name, and each callback loads a framework."""
+    """Return the public names for ``dir()``, without the framework callbacks.
+
+    help() loads every name, and each callback loads a framework.
+    """
     return sorted(name for name in __all__ if not _PLACES.get(name, "").startswith("harness.attach.for_"))

@@ -73,9 +73,9 @@ FIRST = "Start with: harness exec -- python train.py\nArguments of a command: ha
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that raises InputError instead of exiting, and takes its arguments from ``command`` on first use.
+    """Argument parser of one command. It raises InputError instead of exiting, and adds its arguments on first use.
 
-    ``command``: a :class:`Command`, or an action with a similar ``module``.
+    ``command``: a :class:`Command` or an action, whose ``module()`` has ``add_arguments``; None for the main parser.
     """
 
     def __init__(self, command: Any = None, **settings: Any) -> None:
@@ -88,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def fill(self) -> None:
-        """Add the command's arguments."""
+        """Import the command's module and add its arguments to this parser. Later calls do nothing."""
         if self._command is not None:
             command, self._command = self._command, None
             command.module().add_arguments(self)
@@ -98,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Entrance(_Parser):
-    """Parser whose help lists the commands by group."""
+    """Parser of the whole command line. Its help lists the commands by group."""
 
     def format_help(self) -> str:
         layout = self._get_formatter()
@@ -159,7 +159,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _check_name(what: str, given: list[str], allowed: Sequence[str]) -> None:
-    """Raise InputError with the nearest name for a word that is neither an option nor one of ``allowed``."""
+    """Raise InputError, with the nearest allowed name, if a word of ``given`` is neither an option nor in ``allowed``.
+
+    ``what``: begins the message, such as "unknown command".
+    """
     for word in given:
         if not word.startswith("-") and word not in allowed:
             raise InputError(f"{what} {word!r}{_nearest(word, allowed)} allowed: {', '.join(allowed)}")
@@ -173,7 +176,10 @@ def _nearest(word: str, allowed: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. Print one line without a traceback for an error that a user can fix."""
+    """Run one command and return the exit code (see the module). An error that a user can fix prints one line.
+
+    ``argv``: words after "harness"; None: those of this process.
+    """
     parts = list(sys.argv[1:] if argv is None else argv)
     ending.open_missing_outputs()
     try:
@@ -223,7 +229,10 @@ def _run(parts: list[str]) -> int:
 
 
 def _check_names(parts: list[str]) -> None:
-    """Raise InputError for an argument that is not UTF-8. The arguments of commands to run are not checked."""
+    """Raise InputError if an argument is not UTF-8.
+
+    Words after ``--`` and after ``--against`` are not checked: they run as is.
+    """
     for before, part in pairwise(["harness", *parts]):
         if part == "--":
             return
@@ -232,7 +241,10 @@ def _check_names(parts: list[str]) -> None:
 
 
 def _no_memory(error: ImportError | MemoryError) -> str | None:
-    """Return one line if memory was too small, also for a library that did not fit the address space; else None."""
+    """Return a message if ``error`` means that memory was too small; None if it has another cause.
+
+    An ImportError counts if the address space is limited, because a library may not fit into it.
+    """
     import resource
 
     limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -36,7 +36,10 @@ ALTERNATION_BEAT_S = 5.0  # maximum seconds between two heartbeats of a command 
 
 
 class CommandFailed(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The command ended or was silent for too long, before it was asked to end."""
+    """The command ended, sent a fault or was silent for too long, before it was asked to end.
+
+    The message says which.
+    """
 
 
 class CommandOver(CommandFailed):
@@ -45,7 +48,7 @@ class CommandOver(CommandFailed):
 
 @dataclass
 class _Rank:
-    """One training process of the command, with its gate connection."""
+    """One training process of the command: its connection to the gate, and the unread part of its last message."""
 
     connection: socket.socket
     pid: int
@@ -55,7 +58,10 @@ class _Rank:
 
 @dataclass
 class AlternatingCommand:
-    """A command under the agent, in its own session."""
+    """A command under the agent, in its own session, that runs steps only in its turns.
+
+    ``comparison.py`` makes one per run.
+    """
 
     program: Sequence[str]
     raw: Path  # folder of the agent's records
@@ -71,7 +77,10 @@ class AlternatingCommand:
     _keeper: Keeper | None = None  # ends the processes that the command starts
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command and wait until all ranks are at the gate. Raise CommandFailed if they do not arrive."""
+        """Start the command and wait until all its ranks are at the gate.
+
+        Raises CommandFailed if they do not arrive in time, and BudgetSpent if the study's time is over.
+        """
         replace(settings, gate=str(self.gate)).write(self.raw)
         self._keeper = Keeper(MARK, str(self.raw))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening, self.log.open("wb") as log:
@@ -90,7 +99,12 @@ class AlternatingCommand:
             self._gather(listening)
 
     def take(self, repetition: int, steps: int) -> None:
-        """Run a repetition of ``steps`` measured steps. Raise CommandFailed if the command ends instead."""
+        """Let the command run ``steps`` measured steps, and wait for their end.
+
+        ``repetition``: number of this turn, from 0.
+        Raises CommandFailed if the command fails or is silent for too long, and CommandOver if it ends without an
+        error.
+        """
         self.doing = f"in repetition {repetition + 1}"
         self._order(
             {"repetition": repetition, "steps": steps, "beat_s": min(ALTERNATION_BEAT_S, self.limits.silence_s / 3)}
@@ -109,7 +123,10 @@ class AlternatingCommand:
         self._signal_all(signal.SIGCONT)
 
     def end(self) -> int | None:
-        """Let the command leave its loop. Return its exit code, or None if it had to be killed."""
+        """Let the command leave its training loop and end.
+
+        Return its exit code (-N for signal N); None if it had to be killed.
+        """
         self.doing = "ending"
         with suppress(CommandFailed):
             self._order({"end": True})
@@ -136,7 +153,10 @@ class AlternatingCommand:
                 self._process.wait(_KILLED_S)
 
     def _gather(self, listening: socket.socket) -> None:
-        """Wait for the command's ranks. The first rank's message contains their number."""
+        """Wait until all ranks of the command have connected to ``listening``.
+
+        The first rank's message contains their number.
+        """
         expected = 1
         since_s = time.monotonic()
         while len(self._ranks) < expected:
@@ -166,7 +186,10 @@ class AlternatingCommand:
                 self._check_ended(at_once=True)
 
     def _listen(self) -> bool:
-        """Read the messages of the ranks. Return True if there were any."""
+        """Read messages of the ranks, waiting ALTERNATION_LOOK_S at most. Return True if there were any.
+
+        Raises CommandFailed if a rank has ended or reports that its recording failed.
+        """
         waiting = {rank.connection: rank for rank in self._ranks if not rank.done}
         ready = select.select(list(waiting), [], [], ALTERNATION_LOOK_S)[0]
         for connection in ready:
@@ -195,7 +218,10 @@ class AlternatingCommand:
             raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
-        """Describe the process that blocks the command: its state, and the likely cause with its fix."""
+        """Describe the process that blocks the command: its state, and the likely cause with its fix.
+
+        Return the error's text if /proc cannot be read.
+        """
         assert self._process is not None
         if self.doing == STARTING:  # the ranks at the gate wait for the missing ones
             pid, key = self._process.pid, "limits.start_s"
@@ -207,11 +233,14 @@ class AlternatingCommand:
             return str(error)
 
     def _silent(self) -> int:
-        """Return the process id of the first rank that has not completed its order."""
+        """Return the process id of the first rank that has not completed its order; the first rank's if all have."""
         return next((rank.pid for rank in self._ranks if not rank.done), self._ranks[0].pid)
 
     def _check_ended(self, at_once: bool = False) -> None:
-        """Raise if the command has ended. ``at_once``: a training process has ended, so the command counts as ended."""
+        """Raise CommandFailed if the command has ended; CommandOver if its exit code is 0.
+
+        ``at_once``: a training process has ended, so the command counts as ended.
+        """
         assert self._process is not None
         if at_once:
             with suppress(subprocess.TimeoutExpired):
@@ -228,7 +257,7 @@ class AlternatingCommand:
             raise kind(f"{ending} while {self.doing}{advice}{self._last_line()}{self._port_hint()}")
 
     def _port_hint(self) -> str:
-        """Return advice if the command's port was in use, maybe by another command of the block; else ""."""
+        """Return advice to append to an error message if the command's log reports a port in use; else ""."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
             if re.search(rb"EADDRINUSE|address already in use", log.read(), re.IGNORECASE):
@@ -247,7 +276,10 @@ class AlternatingCommand:
         return ""
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Signal the command's processes, parents first, until no new one appears. Orphaned processes are included."""
+        """Send the signal ``number`` to all processes of the command, parents first, until no new process appears.
+
+        Orphaned processes are found by their environment variable.
+        """
         process = self._process
         pids = [process.pid] if process is not None and process.returncode is None else []
         done: set[int] = set()

@@ -12,7 +12,10 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Call the function. An exception ends the process in the same way as in a script."""
+    """Call the function with the arguments of the command line. An exception ends the process as in a script.
+
+    Exit with a message if the function does not exist or does not accept the arguments.
+    """
     name, arguments = sys.argv[1], json.loads(sys.argv[2])
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Common part of the framework callbacks.
+"""Recording of a training run, shared by the callbacks for transformers, Lightning and accelerate.
 
 A framework's callbacks alone never see the wait for a batch. So these start and end a recording with all the hooks of
 ``harness exec``. Each framework has its own module beside this one, because it imports the framework.
@@ -14,7 +14,10 @@ from harness.attach.hooks import RecordedBlock, record
 
 
 class TrainingRecording:
-    """Recording of one training run. If the training fails, it is recorded up to there when the process ends."""
+    """Recording of one training run, held by a framework's callback between :meth:`begin` and :meth:`end`.
+
+    If the training fails, the steps up to the failure are written when the process ends.
+    """
 
     def __init__(self, out: str | Path, warmup: int) -> None:
         self._out, self._warmup = out, warmup
@@ -24,7 +27,7 @@ class TrainingRecording:
 
     @property
     def study(self) -> Path | None:
-        """Folder of the study after the training; None if no step was seen, or under ``harness exec``."""
+        """Folder of the study after the training. None before, if no step was seen, or under ``harness exec``."""
         return None if self._block is None else self._block.study
 
     def begin(self) -> None:

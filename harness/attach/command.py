@@ -23,7 +23,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Settings of the agent: names and values of its settings.json."""
+    """Settings of the agent. The launcher writes them as ``settings.json`` into the folder of the agent's records."""
 
     warmup: int  # unmeasured steps at the start
     steps: int | None = None  # measured steps after which the program ends; None: no limit
@@ -40,7 +40,7 @@ class AgentSettings:
 
 
 class Ended(NamedTuple):
-    """End of a command."""
+    """Exit code and running time of a command that has ended."""
 
     code: int  # exit code as in a shell (128 + N for signal N)
     begun_ns: int  # CLOCK_MONOTONIC, as in the agent's record
@@ -48,9 +48,10 @@ class Ended(NamedTuple):
 
 
 def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> Ended:
-    """Run ``program`` to its end. The agent's records go into ``raw``.
+    """Run ``program`` to its end under the agent, and return its exit code and times.
 
-    Raise InputError if the program cannot be started.
+    The agent's records go into ``raw``. If ``settings`` ask for py-spy, this process samples the program.
+    Raises InputError if the program cannot be started.
     """
     settings.write(raw)
     begun_ns = monotonic_ns()
@@ -69,9 +70,10 @@ MARK = "HARNESS_ATTACH"  # environment variable: the agent's record folder, whic
 
 
 def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
-    """Return this process's environment with the agent importable. The agent records into ``raw``.
+    """Return the environment for a command, in which the agent is loaded and records into ``raw``.
 
-    ``places``: import folders that come before all others.
+    It is this process's environment with these changes.
+    ``places``: import folders that come before all others except the agent's.
     """
     path = os.pathsep.join([str(SHIM), *places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path, MARK: str(raw)}
@@ -95,7 +97,10 @@ def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward signals to the command, which handles them."""
+    """Forward the signals in FORWARDED to the command while the context is open, so that the command handles them.
+
+    Signals that this process ignores are not forwarded.
+    """
 
     def forward(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _in_foreground():

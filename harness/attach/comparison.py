@@ -49,7 +49,7 @@ RETRY_AFTER_S = 2.0
 
 @dataclass(frozen=True)
 class ComparisonOutcome:
-    """Outcome of a comparison: status, and the activity that was cut when the time ran out within a block."""
+    """Status of a comparison. ``cut``: what ran when the time limit ended it within a block; None otherwise."""
 
     status: Literal["done", "failed", "interrupted"]
     cut: str | None = None
@@ -58,9 +58,10 @@ class ComparisonOutcome:
 def plan_against(
     program: Sequence[str], against: Sequence[str] | None, controls: Sequence[CommandControl], **settings: Any
 ) -> CommandPlan:
-    """Return the plan of ``harness exec``: the command, its baseline command (with an A/A control), and controls.
+    """Return the plan of ``harness exec`` with ``--against`` or ``--controls``.
 
-    ``settings``: values of :class:`CommandScenario`.
+    Its arms are the command, the baseline command ``against`` (if given; adds an A/A control), and the controls.
+    ``settings``: further values of :class:`CommandScenario`.
     """
     arms: dict[str, dict[str, str | int | float | None] | None] = {SCRIPT: {COMMAND: shlex.join(program)}}
     question = f"Where does the time of {shlex.join(program)} go?"
@@ -86,11 +87,14 @@ def run_comparison(
     end_ns: int | None = None,
     load_check: LoadCheck | None = None,
 ) -> ComparisonOutcome:
-    """Run every block of ``plan`` into ``folder``. Status of the outcome: done, failed (a run failed) or interrupted.
+    """Run the blocks of ``plan`` and write the study into ``folder``.
 
+    The outcome's status is "done", "failed" (a run failed) or "interrupted" (Ctrl-C).
+    ``command``: command line for the study's record. ``source``: path of the scenario file; "" without one.
     ``enough``: called after each block with the number of finished blocks; returns True to end the study.
     ``end_ns``: time limit (CLOCK_MONOTONIC); a block that then runs is ended and dropped.
-    ``load_check``: runs before block 0; None skips it. Raise InputError if a command cannot be started.
+    ``load_check``: looks for other load on the machine before block 0; None skips it.
+    Raises InputError if a command cannot be started.
     """
     scenario = plan.scenario
     study = StudyRecord(
@@ -171,7 +175,7 @@ def _repetitions(scenario: CommandScenario) -> int:
 
 
 class _CommandRun:
-    """One command of one block, from its start to its tables."""
+    """Run of one command (arm or control) in one block of a comparison, from its start to its tables."""
 
     def __init__(self, folder: StudyFolder, arm: CommandArm, block: int, gate: Path, limits: WaitLimits) -> None:
         self.arm, self.block = arm, block
@@ -188,13 +192,14 @@ class _CommandRun:
 
     @property
     def launched(self) -> tuple[object, ...]:
-        """Key of the started command without the control: runs with equal keys start the same command."""
+        """Key of the started command, without its control. Runs with equal keys start the same command."""
         return self.arm.program, self.arm.folder, self.arm.path
 
     def start(self, settings: AgentSettings) -> None:
-        """Start the command. In block 0, retry once if it fails soon, as the cause may have passed.
+        """Start the command and wait until it is ready for its first turn.
 
-        Raise CommandFailed if it does not start.
+        In block 0, a start that fails within SOON_S is retried once, as the cause may have passed.
+        Raises CommandFailed if it does not start.
         """
         settings = replace(settings, control=self.arm.control)
         begun_s = time.monotonic()
@@ -229,7 +234,11 @@ class _CommandRun:
         )
 
     def write(self, session: str, position: int, interleave: Interleave, environment: JsonObject) -> bool:
-        """Write the tables and the record of the run. Return True if the run finished."""
+        """Write the tables and the record of the run, and delete the raw records.
+
+        Return True if the run finished without error.
+        ``session``: id shared by the runs of a block. ``position``: place of the arm in the block, from 0.
+        """
         if self.arm.code is not None:
             environment = {**environment, "git_commit": self.arm.code}
         processes = read(self.raw)
@@ -272,10 +281,12 @@ class _CommandRun:
 
 
 class _BlockOutcome(NamedTuple):
-    """Outcome of a block.
+    """Outcome of one block of a comparison.
 
-    ``finished``: True if every command finished. ``started``: True if enough of them started for a comparison.
-    ``over``: the arm that ended by itself before its steps were measured. ``repetitions``: completed by all commands.
+    ``finished``: True if every command finished.
+    ``started``: True if at least two arms (or the only arm) started, controls not counted.
+    ``over``: arm that ended by itself before its steps were measured; None if there is none.
+    ``repetitions``: repetitions completed by all commands.
     """
 
     finished: bool
@@ -293,7 +304,10 @@ def _run_block(
     progress: Progress,
     limits: WaitLimits,
 ) -> _BlockOutcome:
-    """Run each of ``arms`` once."""
+    """Run each of ``arms`` once, all taking turns or one after the other, and write their runs into ``folder``.
+
+    Raises BudgetSpent at the time limit; the block's runs are then deleted. On Ctrl-C, complete runs are kept.
+    """
     environment = study.environment
     groups = [list(arms)] if scenario.interleave == "slices" else [[arm] for arm in arms]
     session = session_of(study.id, f"{block}-{secrets.token_hex(3)}")
@@ -339,9 +353,10 @@ def _alternate(
 ) -> tuple[str, int] | None:
     """Start ``runs`` one after the other, let them take their turns, and end them.
 
-    If a command ends by itself, no command takes another repetition. Return its arm and the completed repetitions.
-    Raise InputError if no repetition was completed in block 0: later blocks would fail the same way.
-    ``unstartable``: commands of this block that could not start. Their own controls are skipped.
+    If a command ends by itself, no command takes another repetition.
+    Return then (its arm, repetitions completed before); None if no command ended by itself.
+    Raises InputError if that happens in the first repetition of block 0: later blocks would fail the same way.
+    ``unstartable``: keys of commands of this block that could not start. Their own controls are skipped.
     """
     alive: list[_CommandRun] = []
     count = _repetitions(scenario)

@@ -27,7 +27,7 @@ class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transf
 
     @property
     def study(self) -> Path | None:
-        """Folder of the study, once the training has ended."""
+        """Folder of the study, once the training has ended; None before, and if no step was recorded."""
         return self._recording.study
 
     @property

@@ -21,7 +21,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # as with transformers
 
     @property
     def study(self) -> Path | None:
-        """Folder of the study, once ``fit`` has ended."""
+        """Folder of the study, once ``fit`` has ended.
+
+        None before, in ranks other than 0, or if no step was recorded.
+        """
         return self._recording.study
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -21,7 +21,7 @@ class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers ha
 
     @property
     def study(self) -> Path | None:
-        """Folder of the study, once the training has ended."""
+        """Folder of the study after the training. None before, in ranks other than 0, or if no step was recorded."""
         return self._recording.study
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -24,7 +24,7 @@ Piece = tuple[str, int, int, int]  # stage, start, end, CPU time
 
 
 class Made(NamedTuple):
-    """One batch as recorded by the worker that made it: worker number and stages."""
+    """One batch as recorded by the loader worker that made it: worker number, pieces of stages, and number of items."""
 
     worker: int
     pieces: tuple[Piece, ...]
@@ -33,7 +33,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """Facts about a process, as its agent recorded them."""
+    """Facts about a process, as its agent recorded them in the first frame of its file."""
 
     pid: int
     tid: int  # thread id of the thread that trains, usually the main thread
@@ -50,7 +50,11 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class AttachedProcess:
-    """Records of one process, without its events. :func:`events` reads those step by step."""
+    """Facts, notes and batches of one recorded process, without its step events.
+
+    :func:`events` reads those step by step.
+    :func:`read` makes one per file of the agent.
+    """
 
     path: Path
     process: ProcessFacts
@@ -60,39 +64,48 @@ class AttachedProcess:
 
     @property
     def loader(self) -> tuple[int, int]:
-        """Workers, and batches in flight per worker, of the loader with the most workers; (0, 2) without a loader."""
+        """Workers, and batches in flight per worker, of the process's DataLoader with the most workers.
+
+        (0, 2) without a DataLoader.
+        """
         workers, prefetch, _ = self._largest_loader
         return int(workers), int(prefetch)
 
     @property
     def persistent_workers(self) -> bool:
-        """Return True if that loader's workers outlive an epoch."""
+        """True if the workers of the DataLoader with the most workers outlive an epoch."""
         return bool(self._largest_loader[2])
 
     @property
     def _largest_loader(self) -> tuple[int, int, bool]:
-        """Note of the loader with the most workers."""
+        """Workers, batches in flight per worker, and True if workers outlive an epoch, of the largest loader.
+
+        It is the one with the most workers. (0, 2, False) without a loader.
+        """
         largest: tuple[int, int, bool] = max(self.noted("loader"), default=(0, 2, False))
         return largest
 
     @property
     def loader_warmup(self) -> int:
-        """Number of steps until a loader no longer serves batches that it made before them."""
+        """Number of steps after which the loader serves no batch any more that it made before these steps."""
         workers, prefetch = self.loader
         return workers * prefetch + 1
 
     def noted(self, what: str) -> list[Any]:
-        """Return the contents of the process's notes of one kind."""
+        """Return the contents of the process's notes of the kind ``what``, oldest first; empty without such notes."""
         return [content for kind, content in self.notes if kind == what]
 
 
 def was_attached(folder: Path) -> bool:
-    """Return True if a process of the command imported torch with the agent in it."""
+    """Return True if a process of the command imported torch while the agent was loaded.
+
+    ``folder``: the agent's records.
+    """
     return (folder / ATTACHED).exists()
 
 
 def frames(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the complete frames of a file, in order."""
+    """Yield the complete frames of a file, (word, content), in order. Reading stops at the first damaged frame."""
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
             length = int.from_bytes(head, "little")
@@ -109,7 +122,10 @@ def frames(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read(folder: Path) -> list[AttachedProcess]:
-    """Return all processes that wrote something, in order of their first frame."""
+    """Return all processes that wrote records into ``folder``, in order of their first frame.
+
+    A process that was killed within its first frame is left out.
+    """
     processes = []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         written = frames(path)
@@ -133,7 +149,11 @@ def read(folder: Path) -> list[AttachedProcess]:
 
 
 def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the events of each step, in the form of ``harness.probes.ledger.rows``."""
+    """Yield the events of a process, one list per step, in the form of ``harness.probes.ledger.rows``.
+
+    A list ends with the STEP event of the next step or with a PAUSE event; that of a killed program may end without.
+    The first list precedes all steps.
+    """
     for word, content in frames(path):
         if word == "events":
             portion: list[tuple[Any, ...]] = []
@@ -148,10 +168,11 @@ def events(path: Path) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _with_lines(event: Sequence[Any]) -> tuple[Any, ...]:
-    """Return an event with a complete run-queue reading: a line of the kernel for each thread.
+    """Return a STEP or PAUSE event with a complete run-queue reading: one schedstat line per thread.
 
-    (CPU time, earlier line) may stand for the main thread's line: the thread has not waited since. A program may close
-    all file descriptors and open its own files under the same numbers. The reading is then invalid, and dropped.
+    The agent may replace the main thread's line by (CPU time, earlier line): the thread has not waited since.
+    A program may close all file descriptors and open its own files under the same numbers.
+    The reading is then invalid, and replaced by an empty one.
     """
     kind, now, reading, *rest = event
     if reading and not isinstance(reading[0], bytes):

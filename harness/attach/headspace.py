@@ -34,7 +34,10 @@ COMPARED_MIN = 5  # minimum comparisons of usual and free steps
 
 @dataclass(frozen=True)
 class Headspace:
-    """Gain from free data. ``speedup``: time of usual steps / time of free steps, from n comparisons."""
+    """Measured gain from data that costs no time. ``speedup``: time of usual steps / time of free steps, with interval.
+
+    ``step_ms`` and ``free_step_ms``: mean duration of a usual and of a free step.
+    """
 
     speedup: Estimate
     step_ms: float
@@ -54,7 +57,10 @@ class Headspace:
 
 
 class HeadspaceLoader(Generic[Batch]):
-    """Loader that measures while it is iterated, over several epochs if needed. ``result``: None until it is known."""
+    """Wrapped loader that measures while it is iterated, over several epochs if needed. :func:`headspace` makes it.
+
+    ``result``: None until enough steps are compared; then no further step is measured.
+    """
 
     def __init__(self, loader: Iterable[Batch], seconds: float, ahead: int | None) -> None:
         self.loader = loader
@@ -79,7 +85,7 @@ class HeadspaceLoader(Generic[Batch]):
         return getattr(self.loader, name)
 
     def _measured(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Serve the batches of an epoch, and measure until there is a result."""
+        """Yield all batches of an epoch in order. Measure usual and free steps meanwhile, until there is a result."""
         stock: deque[Batch] = deque()
         yield from islice(batches, PAIR_STEPS)  # the first steps build and compile
         while self.result is None:
@@ -150,7 +156,7 @@ def headspace(loader: Iterable[Batch], *, seconds: float = 10.0, ahead: int | No
 
 
 def _now_ns() -> int:
-    """Return the time in nanoseconds at which all launched work is done."""
+    """Wait until the CUDA device is idle (if the program uses one) and return the time in ns (perf_counter_ns)."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -34,7 +34,10 @@ _MARKED = tuple(name for name in (*PHASES, *STAGES) if name not in ("other", "tr
 
 @dataclass
 class RecordedBlock:
-    """Result of :func:`record`. ``study``: the study's folder after the block; None if it had no step."""
+    """Result of :func:`record`, complete after the block.
+
+    ``study``: the study's folder; None if the block had no step, or under ``harness exec``.
+    """
 
     study: Path | None = None
 
@@ -65,16 +68,20 @@ def record(out: str | Path = "results", *, warmup: int = 5) -> Iterator[Recorded
 
 
 def step() -> None:
-    """Begin a step and end the previous one. After the first call, only this function begins steps in this block."""
+    """Begin a step and end the previous one. Do nothing outside :func:`record` and ``harness exec``.
+
+    After the first call, only this function begins steps.
+    """
     if (agent := sys.modules.get(AGENT)) is not None:
         agent.step()
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Time a phase of a step (fetch, forward, ...) or, while a batch is made, a stage of it (read, tokenize, pack).
+    """Time the code within the context as a phase of the step ("fetch", "forward", ...) or as a stage of a batch.
 
-    Raise ValueError for another name. Do nothing outside :func:`record`.
+    Stages ("read", "tokenize", "pack", ...) count while a batch is made.
+    Raises ValueError for any other name. Do nothing outside :func:`record` and ``harness exec``.
     """
     if name not in _MARKED:
         raise ValueError(f"span {name!r}: allowed: {', '.join(_MARKED)}")
@@ -87,7 +94,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def _agent() -> ModuleType:
-    """Return the agent in this process, loaded in the same way as by the shim."""
+    """Return the agent's module, loaded into this process as by the shim; the loaded one if it is loaded already."""
     if (agent := sys.modules.get(AGENT)) is not None:
         return agent
     import torch  # noqa: F401 - patched by the agent
@@ -102,7 +109,11 @@ def _agent() -> ModuleType:
 
 
 def _make_study(raw: str, out: str | Path) -> Path | None:
-    """Create the study in a separate process, whose imports the user's files cannot shadow. Print its first screen."""
+    """Create the study under ``out`` from the agent's records in ``raw``, and print its first screen.
+
+    Return its folder.
+    None if no study was created. A separate process does this: the user's files cannot shadow its imports.
+    """
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "harness", "exec", "--recorded", raw, "--out", str(out)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)

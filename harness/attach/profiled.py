@@ -35,9 +35,9 @@ def profiled_arm(arm: str) -> str:
 
 
 def profiled_steps(one: AttachedProcess) -> int:
-    """Return the number of steps up to the end of a process's profiled window; 0 without a window.
+    """Return the number of steps from the program's start to the end of its profiled window; 0 without such a window.
 
-    If the process ended within the window, return all its steps.
+    A window after the measured steps does not count. If the process ended within the window, return all its steps.
     """
     if one.noted("closing"):
         return 0
@@ -48,13 +48,16 @@ def profiled_steps(one: AttachedProcess) -> int:
 
 
 def closing_step(one: AttachedProcess) -> int | None:
-    """Return the step at which a process's window after the measured steps began; None without such a window."""
+    """Return the number of the step at which the window after the measured steps began; None without such a window."""
     began = one.noted("closing")
     return int(began[-1]) if began and int(began[-1]) < one.steps and one.noted("torch_profiler") else None
 
 
 class ProfiledWindows:
-    """Profiler records in ``raw``, and their result in the study. ``problems``: failures, one line each."""
+    """Profiler records of a command in the folder ``raw``, to be put into its study. :func:`make_study` makes one.
+
+    ``problems``: what failed in :meth:`put`, one line each.
+    """
 
     def __init__(self, raw: Path) -> None:
         self._raw = raw
@@ -64,7 +67,8 @@ class ProfiledWindows:
         self.problems: list[str] = []
 
     def put(self, folder: Path, one: AttachedProcess) -> None:
-        """Write the profiler records of the process ``one`` into ``folder``, which already has its tables.
+        """Write the profiler records of the process ``one`` into its run folder ``folder``, which has its tables
+        already.
 
         py-spy's samples cover all processes of the command. They go to the process that asked for them.
         """
@@ -79,7 +83,7 @@ class ProfiledWindows:
         self.problems += probes.problems
 
     def missing(self, one: AttachedProcess) -> list[str]:
-        """Return the profiles that were asked for but are missing, with the reason, one line each."""
+        """Return one line, with the reason, for each profile that the settings asked for but ``one`` does not have."""
         problems = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
         problems += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
         if one.noted("profile_fault") or one.noted("fault"):
@@ -93,7 +97,7 @@ class ProfiledWindows:
 
 
 def _settings(raw: Path) -> Mapping[str, object]:
-    """Return the agent's settings in ``raw``; empty if they cannot be read."""
+    """Return the agent's settings from settings.json in ``raw``; empty if they cannot be read."""
     try:
         content = json.loads((raw / "settings.json").read_text())
     except (OSError, ValueError):
@@ -150,6 +154,6 @@ def _with_stacks(
 
 
 def _steps_in(folder: Path, record: PySpyRecord) -> int:
-    """Return how many steps began within py-spy's window."""
+    """Return how many steps of the run in ``folder`` began within py-spy's window."""
     starts = StoredTable(folder / "steps.parquet", STEP_COLUMNS).read()["start_ns"].to_pylist()
     return sum(record.window[0] <= start < record.window[1] for start in starts)

@@ -51,7 +51,10 @@ from trainer.json_types import JsonObject
 
 
 def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the causes of the process ``one``, whose measured steps are in ``blocks``."""
+    """Yield the causes that hold for the whole process ``one``, as rows in the form of the module's table.
+
+    ``blocks``: totals of its steps, block by block.
+    """
     looks = [_Look(*content) for content in one.noted("look")]
     yield from _growing(looks, blocks)
     yield from _memory(blocks)
@@ -62,7 +65,10 @@ def program_causes(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterat
 
 
 class _Look(NamedTuple):
-    """One look of the agent at hooks and settings."""
+    """One look of the agent at the modules' hooks and the settings: step, hooks by kind, settings that are on.
+
+    ``place``: the newest hook in the module with the most hooks.
+    """
 
     step: int
     hooks: dict[str, int]
@@ -142,16 +148,16 @@ def _memory(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
 
 
 def _demand(blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the number of cores that the program's other threads and child processes asked for."""
+    """Yield a row with the mean number of cores that other threads and child processes asked for, if measured."""
     asked_ns, passed_ns = (sum(totals.demand_ns[place] for totals in blocks) for place in range(2))
     if asked_ns and passed_ns:
         yield {"kind": BUSY, "figures": {"cores": asked_ns / passed_ns}}
 
 
 def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonObject]:
-    """Yield the padding, with its share of the time of the forward and backward passes.
+    """Yield a row with the share of padding positions, if there are any, and the time of the passes that they cost.
 
-    This time is unknown with a device, which works while the host continues.
+    That time is None if the program trains on a device (``on_device``), which works while the host continues.
     """
     positions, padded, columns = (sum(totals.padding[place] for totals in blocks) for place in range(3))
     steps = sum(totals.measured for totals in blocks)
@@ -166,7 +172,10 @@ def _padding(blocks: Sequence[StepTotals], *, on_device: bool) -> Iterator[JsonO
 
 
 def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield settings that were on in every look of the second half (so a profiler's window does not count)."""
+    """Yield a row per slow setting: those on in every look of the second half (so a profiler's window does not count).
+
+    Also graph breaks, evaluation with gradients, and gradients synchronized in several passes of a step.
+    """
     late = looks[len(looks) // 2 :]
     if len(late) >= LOOKS_MIN:
         for name in late[0].settings:
@@ -183,7 +192,10 @@ def _settings(one: AttachedProcess, looks: Sequence[_Look], blocks: Sequence[Ste
 
 
 def _makers(one: AttachedProcess, blocks: Sequence[StepTotals]) -> Iterator[JsonObject]:
-    """Yield the code that makes the first training loader's batches, by stage, and how long the first batch took."""
+    """Yield a row for the code that makes each stage of the first training loader's batches.
+
+    Add a START_UP row if the wait for the program's first batch was long.
+    """
     rows = sum(totals.rows for totals in blocks)
     row_us = sum(totals.making_cpu_ns for totals in blocks) / 1e3 / max(rows, 1)
     stages: set[str] = set()

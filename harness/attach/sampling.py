@@ -30,9 +30,10 @@ LATE_S = 60  # seconds allowed for the steps at both ends of the window, which m
 
 
 def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int) -> None:
-    """Wait until the command asks for py-spy (or ends), and sample it until its window of ``seconds`` is over.
+    """Wait until the command asks for py-spy, then sample it until its window of ``seconds`` is over.
 
-    The result goes into ``raw``. An error in py-spy does not stop the command.
+    Return early if the command ends first. The samples and a record of them go into ``raw``.
+    An error of py-spy goes into that record and does not stop the command.
     """
     while not (raw / ASKED).exists():
         if process.poll() is not None:
@@ -54,7 +55,10 @@ def sample_when_asked(process: subprocess.Popen[bytes], raw: Path, seconds: int)
 
 
 def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: Path) -> PySpyRecord:
-    """Sample until the command marks the window's end, ends, or exceeds the time limit. Raise SpyFailed."""
+    """Sample with py-spy into ``output`` until the command marks the window's end or ends, or the time limit passes.
+
+    Return how it was recorded. Raises SpyFailed.
+    """
     settings = PySpySettings(seconds=seconds)
     recording = SpyRecording(options(settings, "chrometrace"), output, metronome=True)
     try:
@@ -77,7 +81,10 @@ def _record(process: subprocess.Popen[bytes], raw: Path, seconds: int, output: P
 
 
 def sampled(raw: Path) -> ProbesRecord | None:
-    """Return the result of :func:`sample_when_asked` in ``raw``; None if the command never asked."""
+    """Return how py-spy's window in ``raw`` was recorded, or the problem that prevented it.
+
+    None if the command never asked for py-spy.
+    """
     try:
         return read_facts(raw / RECORD) if (raw / RECORD).exists() else None
     except InputError as error:

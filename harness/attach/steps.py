@@ -53,7 +53,7 @@ MadeBy = Mapping[int, Sequence[Made]]  # batches of each loader worker, by proce
 
 
 class StepCount(NamedTuple):
-    """Number of measured steps with an event that the agent counts, for example an allocator's retries."""
+    """Count of an event (such as a compilation) in measured steps, and the number and time of the steps with it."""
 
     times: int = 0
     steps: int = 0
@@ -66,7 +66,10 @@ def _floats() -> array[float]:
 
 @dataclass
 class StepLengths:
-    """Lengths in milliseconds of the measured steps of one block, in order."""
+    """Durations in ms of one block's measured steps, in order: whole steps and phases.
+
+    Also the work (tokens) per step.
+    """
 
     wall: array[float] = field(default_factory=_floats)  # without waits for a core
     parts: dict[str, array[float]] = field(default_factory=dict)  # keyed by phase, without inner phases
@@ -85,7 +88,10 @@ class StepLengths:
 
 @dataclass
 class StepTotals:
-    """Totals over the measured steps of one block. Times are in nanoseconds."""
+    """Totals over the measured steps of one block of one process. Times are in nanoseconds.
+
+    :func:`write_tables` makes them.
+    """
 
     first_ns: int = 0  # start of the block's first step; 0: no step began
     last_ns: int = 0  # end of its last step
@@ -175,9 +181,10 @@ class StepTotals:
 
 
 def plan_blocks(steps: int, warmup: int, loader_warmup: int) -> int:
-    """Return the number of measured steps in a block. The scatter between blocks gives the intervals.
+    """Return the number of measured steps in a block, if MOST_BLOCKS blocks share ``steps`` steps without ``warmup``.
 
-    The minimum is twice ``loader_warmup``, because a block starts with that many unmeasured steps of the one before.
+    The scatter between blocks gives the intervals. ``loader_warmup``: unmeasured steps at the start of each block.
+    The minimum is LEAST_STEPS and twice ``loader_warmup``.
     """
     return max(LEAST_STEPS, 2 * loader_warmup, -(-max(steps - warmup, 1) // MOST_BLOCKS))
 
@@ -287,7 +294,7 @@ def _write_tables(
 
 
 def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
-    """Return the share of their time for which other threads held the interpreter lock, by place.
+    """Return by place the share (0 to 1) of their running time for which other threads held the interpreter lock.
 
     A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0.
     """
@@ -300,7 +307,7 @@ def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
 
 
 class _StepSeen(NamedTuple):
-    """A step of the program: its start, its events and its end (None: it did not end)."""
+    """One step of the program as read from its file: start event, events, and end event (None: it did not end)."""
 
     begun: Event
     body: Sequence[Event]
@@ -310,7 +317,10 @@ class _StepSeen(NamedTuple):
 
 
 def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: Event, made_by: MadeBy) -> None:
-    """Add ``step`` to the tables, starting with the event ``begun``."""
+    """Add ``step`` to the recorder and the tables of a block.
+
+    ``begun``: start event to use instead of the step's own, with the block's repetition number and measured or not.
+    """
     recorder.add([begun])
     tables.collect()  # between steps: the next step's batches come after this
     recorder.add(list(_ledger_events(step.body, made_by)))
@@ -323,7 +333,10 @@ def _record(recorder: StepRecorder, tables: RunTables, step: _StepSeen, begun: E
 
 
 def _works(one: AttachedProcess) -> Iterator[Kernel]:
-    """Yield the device's kernels on the host's clock, in launch order. The file holds them some steps later."""
+    """Yield the device work of the process as kernels, timed on the host's clock, in launch order.
+
+    Nothing is yielded if the comparison of both clocks is incomplete. The file holds the work some steps later.
+    """
     clocks = one.noted("device_clock")
     if len(clocks) != 2 or one.noted("device_fault"):  # a part is missing, for example in a killed program
         return
@@ -343,9 +356,10 @@ def _left(steps: int, found: Sequence[StepTotals]) -> int:
 
 
 def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[Event]]]:
-    """Yield each step: its start, its events, its end (None: it did not end) and its MARKS.
+    """Yield each step as (start event, events, end event, events of the kinds in MARKS).
 
-    The events of a step end with the start of the next step. The program's last events belong to its last step.
+    The end is None if the step did not end. The events of a step end with the start of the next step.
+    The program's last events belong to its last step.
     """
     begun: Event | None = None
     for portion in events(path):
@@ -359,7 +373,10 @@ def _steps(path: Path) -> Iterator[tuple[Event, list[Event], Event | None, list[
 
 
 def _counted(step: _StepSeen, marks: Sequence[Event], totals: StepTotals, alternating: bool) -> Event:
-    """Return the start event of a step with its repetition. It is unmeasured in warm-up, or with one of MARKS in it."""
+    """Return the start event of a step with its repetition number, and with True last if the step is not measured.
+
+    It is not measured in warm-up, or with one of ``marks`` in it. Also count the step in ``totals``.
+    """
     (kind, now, reading, number, repetition, warmup), ended = step.begun, step.ended
     warming_up = bool(warmup or totals.begun < totals.warming_up)
     evaluated = [event[1] for event in marks if event[0] == EVALUATION]
@@ -435,7 +452,7 @@ def _add(totals: StepTotals, begun: Event, body: Sequence[Event], ended: Event) 
 
 
 def _add_rows(totals: StepTotals, body: Sequence[Event], made_by: MadeBy) -> None:
-    """Add the rows of the batches that arrived, and the CPU time of making them."""
+    """Add to ``totals`` the number of rows in the step's batches, and the CPU time of reading and packing them."""
     for _, (role, pid, _, number, pieces), _, items, _ in (
         event for event in body if event[0] == RECEIVED and event[1]
     ):
@@ -455,7 +472,7 @@ def _sampling(received: Event) -> int:
 
 
 def _restarting(body: Sequence[Event]) -> int:
-    """Nanoseconds of waits in which an epoch ended, and of waits for the first batch after a loader restart."""
+    """Return the ns of waits in which an epoch ended, plus those for the first batch after a loader restart."""
     total_ns = begun_ns = wait_ns = 0
     restarts = False  # True if the last wait ended an epoch, or a loader restarted
     for event in body:
@@ -473,13 +490,16 @@ def _restarting(body: Sequence[Event]) -> int:
 
 
 def _schedstat(line: bytes) -> tuple[int, int]:
-    """Return nanoseconds on a core, and runnable without one (Documentation/scheduler/sched-stats.rst)."""
+    """Return (ns on a core, ns runnable without a core) of a schedstat line.
+
+    See Documentation/scheduler/sched-stats.rst of Linux.
+    """
     on_core, waited, *_ = line.split()
     return int(on_core), int(waited)
 
 
 def _own_ns(body: Sequence[Event]) -> dict[str, int]:
-    """Return the wall time of each phase in nanoseconds, without its inner phases."""
+    """Return the wall time in ns of each phase in a step, without the time of phases inside it."""
     phases_ns: dict[str, int] = {}
     around: list[list[int]] = []  # start of each open phase, and the time of its inner phases
     for event in body:
@@ -495,7 +515,7 @@ def _own_ns(body: Sequence[Event]) -> dict[str, int]:
 
 
 def _phases(body: Sequence[Event]) -> tuple[int, int]:
-    """Return wall and CPU time within the outermost phases, in nanoseconds."""
+    """Return (wall time, CPU time) in ns within all phases of a step. Phases inside another phase count once."""
     wall_ns = cpu_ns = depth = 0
     since = (0, 0)
     for event in body:
@@ -512,7 +532,10 @@ def _phases(body: Sequence[Event]) -> tuple[int, int]:
 
 
 def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
-    """Yield the events for the ledger. Batches get the stages of their making and their token counts."""
+    """Yield the events that the ledger handles.
+
+    Batches get the stages of their making and their counts without padding.
+    """
     padded: Event | None = None  # padding of the next batch, if every batch is counted
     for event in body:
         if event[0] == PADDED:
@@ -525,7 +548,13 @@ def _ledger_events(body: Sequence[Event], made_by: MadeBy) -> Iterator[Event]:
 
 
 def _with_maker(event: Event, made_by: MadeBy, padded: Event | None) -> Event:
-    """Return a batch's arrival with the stages of its making. Tokens that the batch does not show are None."""
+    """Return the ledger's event for the arrival of a batch.
+
+    It is (kind, trace with stages, tokens, tokens without padding, samples). Counts that the batch does not show are
+    None.
+    For a wait that ended without a batch, because the data ended, tokens and samples are 0.
+    ``padded``: padding of this batch; None if it was not counted.
+    """
     kind, trace, tokens, _, samples = event
     if _ended(event):
         return kind, BatchTrace(trace[1], trace[2], MAIN, -1, _stages(trace[4])), 0, None, 0
@@ -538,7 +567,7 @@ def _stages(pieces: Sequence[Any]) -> tuple[RawSpan, ...]:
 
 
 def _arrived(body: Sequence[Event]) -> int:
-    """Return the number of batches that arrived."""
+    """Return the number of batches that arrived among the step's events."""
     return sum(event[0] == RECEIVED and not _ended(event) for event in body)
 
 

@@ -44,7 +44,10 @@ LEAST_FORCED = 0.2  # share of the time in Python code: less is not representati
 
 @dataclass(frozen=True)
 class ExecResult:
-    """Result of a command: the processes that trained, and their faults. Without arms, no training was recorded."""
+    """Result of a recorded command: arms of the processes that trained, and faults.
+
+    Without arms, no training was recorded.
+    """
 
     trained: tuple[str, ...]  # names of their arms
     started: bool  # True if a Python process imported torch with the agent in it
@@ -62,7 +65,10 @@ def make_study(
     begun_utc: str,
     ended: Ended | None = None,
 ) -> ExecResult:
-    """Write the records and tables of all processes recorded in ``raw`` into ``folder``."""
+    """Create the study in ``folder`` from the records in ``raw``, one arm per process that trained.
+
+    ``code``: exit code of the command. ``ended``: its times; None if this process did not start it.
+    """
     processes = read(raw)
     workers = [process for process in processes if process.made]
     trained = sorted((process for process in processes if process.steps), key=lambda process: process.process.rank or 0)
@@ -129,7 +135,7 @@ def _runs(
 ) -> tuple[list[RunRecord], int]:
     """Write the tables of the process ``one`` as blocks of ``arm``, and its profiled window as a separate run.
 
-    Return the records, and the number of steps that are left out because a signal handler raised in them.
+    Return the run records, and the number of steps left out because a signal handler raised in them.
     """
     profiled, closing = profiled_steps(one), closing_step(one)
 
@@ -159,9 +165,10 @@ def _runs(
 
 
 def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended | None) -> dict[str, float] | None:
-    """Return the milliseconds of the whole program by part. ``profiled``: index of the profiled window in ``blocks``.
+    """Return the duration in ms of each part of the whole program (start-up, measured steps, ...).
 
-    Start-up and end are known only for a command that this process started.
+    None if no step began. ``profiled``: index of the profiled window in ``blocks``; None without one.
+    Start-up and end are included only for a command that this process started (``ended``).
     """
     begun = [totals.first_ns for totals in blocks if totals.first_ns]
     if not begun:
@@ -181,12 +188,15 @@ def _program_ms(blocks: Sequence[StepTotals], profiled: int | None, ended: Ended
 
 
 def _text(program: Sequence[str]) -> str:
-    """Return the command line of a program, without its interpreter's folder, which does not change the program."""
+    """Return the command line of ``program`` without its interpreter's folder, which does not change the program."""
     return shlex.join([Path(program[0]).name, *program[1:]]) if program else ""
 
 
 def _names(trained: Sequence[AttachedProcess]) -> list[str]:
-    """Return arm names: ``rank-0`` and so on for the ranks of one program, else ``script``, ``script-2``."""
+    """Return one arm name per process: "rank-0", ...
+
+    if the processes have different ranks, else "script", "script-2", ...
+    """
     ranks = [process.process.rank for process in trained]
     if len(trained) > 1 and None not in ranks and len(set(ranks)) == len(ranks):
         return [f"rank-{rank}" for rank in ranks]
@@ -203,9 +213,10 @@ def record_of(
     begun_utc: str,
     whole: Sequence[JsonObject] | None = None,
 ) -> RunRecord:
-    """Return the record of the process ``one`` for the steps in ``totals``.
+    """Return the run record of the process ``one`` for the steps in ``totals``; "failed" if no step was measured.
 
-    ``whole``: causes that hold for the whole process; None if it has no other steps.
+    ``code``: exit code of the command; None if killed.
+    ``whole``: causes that hold for the whole process; None: find them in ``totals``, its only block.
     """
     whole = tuple(program_causes(one, [totals])) if whole is None else whole
     workers, prefetch = one.loader
@@ -263,14 +274,15 @@ def record_of(
 
 
 def _epoch_steps(one: AttachedProcess, totals: StepTotals) -> float | None:
-    """Return the steps in an epoch; None if unknown or if training uses several datasets."""
+    """Return the number of steps in an epoch; None if unknown or if training uses several datasets."""
     epochs = one.noted("epoch_batches")
     return epochs[0] / totals.fetches_per_step if len(epochs) == 1 else None
 
 
 def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
-    """Return where the main thread was blocked in the watched steps; None if this is under half of the unseen time.
+    """Return the place where the main thread was blocked longest outside all phases, as in ``train.py:31 (read)``.
 
+    None if it explains less than half of the time blocked outside phases.
     Only a few early steps are watched, so a rare long wait (a checkpoint) is not among them.
     """
     place, watched_ns = next(iter(one.noted("blocked")), (None, 0))
@@ -279,7 +291,10 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return the causes of slow steps in ``totals``, as rows of harness.explain.wall."""
+    """Return the causes of slow steps in ``totals``, as rows of harness.explain.wall.
+
+    They are the noted waits and copies, counted events (such as compilations) and sampled places.
+    """
     reasons: Counter[tuple[str, str]] = Counter()
     for place, reason, seconds in one.noted("recompiled"):
         reasons[place, reason] += seconds
@@ -301,7 +316,10 @@ def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
 
 
 def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
-    """Yield rows for the sampled places, the interpreter lock, evaluations and garbage collections."""
+    """Yield rows on sampled code places, waits for the interpreter lock, evaluations and garbage collections.
+
+    Nothing is yielded if none was recorded. Places below LEAST_CAUSE_SHARE of the time are left out.
+    """
     if not totals.sampled_ns and not totals.collections and not totals.evaluated_ns:
         return
     yield {"kind": SAMPLED, "of": totals.measured, "wall_ms": totals.wall_ns / 1e6, "looks": totals.looks}
@@ -339,10 +357,11 @@ def _own_time(one: AttachedProcess, totals: StepTotals) -> Iterator[JsonObject]:
 
 
 def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
-    """Return the nanoseconds that a phase spent at each place, and True if the place only marks the end of that time.
+    """Return (nanoseconds, is_end) for each place of the phase, by place number.
 
-    A late look stands for Python code. Its time is spread over the places that ran Python code for long (FORCED). If
-    these are few, the code ran in short pieces, and the place at the end of a piece gets its time.
+    ``is_end``: True if the place only marks the end of that time.
+    A late look stands for Python code. Its time is spread over the places that ran Python code for long (FORCED).
+    If these are few, the code ran in short pieces, and the place at the end of a piece gets its time.
     """
     spent_by_look: dict[int, Counter[int]] = {EXACT: Counter(), LATE: Counter(), FORCED: Counter()}
     for (sampled_phase, number, waited), ns in totals.sampled_ns.items():
@@ -359,8 +378,9 @@ def _spent_at(totals: StepTotals, phase: str) -> dict[int, tuple[float, bool]]:
 
 
 def _ns_of_look(totals: StepTotals, phase: str) -> float:
-    """Return the real nanoseconds per sampled nanosecond in the phase, as the phase's duration is known.
+    """Return the factor from sampled to real nanoseconds in a phase, whose real duration is known.
 
+    ``phase``: "" for the time outside all phases.
     No look includes garbage collections. They count as outside all phases, as in :mod:`harness.explain.wall`.
     """
     alike = ("backward", HOOKS) if phase in ("backward", HOOKS) else (phase,)
@@ -378,7 +398,7 @@ def _too_short(totals: StepTotals) -> str:
 
 
 def _attached(one: AttachedProcess) -> str:
-    """Describe the timed parts of the program."""
+    """Describe the timed phases of the program, such as "fetch: DataLoader with 2 workers; forward: Net; backward"."""
     loaders = one.noted("loader")
     parts = []
     if (function := _last(one, "fetch")) is not None:

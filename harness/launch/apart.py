@@ -19,10 +19,11 @@ _INTERRUPTED = 130
 
 
 def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Result:
-    """Call ``call`` in a process of its own. Its result, or the exception that it raises, must be picklable.
+    """Return the result of ``call``, run in a forked process. Its result or its exception must be picklable.
 
-    Call it before this process computes or tokenizes anything. Raises InputError, with ``what`` as the name of the
-    call, if the call takes longer than ``limit_s`` or ends without an answer.
+    The exception is raised here. Call it before this process computes or tokenizes anything.
+    ``what``: name of the call in messages. Raises InputError if the call takes longer than ``limit_s`` seconds or
+    ends without an answer.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)

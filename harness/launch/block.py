@@ -23,9 +23,10 @@ from trainer.model_files import model_files
 
 @dataclass(frozen=True)
 class Repetitions:
-    """Division of a run's measured steps: ``count`` repetitions of ``warmup`` and ``steps`` measured ones.
+    """Division of a run's measured steps into repetitions: ``count`` of them, with ``steps`` measured steps each.
 
-    ``most_extra``: maximum number of extra warm-up steps of each repetition (``launch.more_warmup``).
+    ``warmup``: unmeasured steps before them. ``most_extra``: maximum number of extra warm-up steps of each repetition
+    (``launch.more_warmup``).
     """
 
     count: int
@@ -35,7 +36,7 @@ class Repetitions:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps without extra warm-up steps, which most runs do not need."""
+        """Number of steps of all repetitions, without extra warm-up steps, which most runs do not need."""
         return self.count * (self.warmup + self.steps)
 
 
@@ -45,12 +46,12 @@ NO_REPETITIONS = Repetitions(0, 0, 0)  # for a profiled run
 
 
 def plan_repetitions(config: TrainerConfig, interleave: str, slice_steps: int) -> Repetitions:
-    """Plan repetitions with at least ``config.steps`` measured steps in all.
+    """Return the repetitions of a run of ``config``, with at least ``config.steps`` measured steps in all.
 
+    ``interleave``: "slices" (arms take turns) or "runs". ``slice_steps``: measured steps of a repetition with "slices".
     A repetition begins with workers x prefetch + 1 warm-up steps. The first of them use batches that were built or
     begun before the run was suspended, so they do not measure the loader. One more step warms the caches. If prefetched
     batches are left, extra warm-up steps consume them (``launch.more_warmup``). Their number is not known in advance.
-
     With ``interleave: runs`` a short run is one repetition. A long run pauses between repetitions, because its recorder
     writes its rows only then. The pause and the warm-up steps after it are not measured.
     """
@@ -69,9 +70,10 @@ def run_block(
     progress: Progress,
     most_starting: int,
 ) -> None:
-    """Run ``processes`` in this order. Report a failed run and continue with the rest.
+    """Run all ``processes``, started in this order. Report a failed run and continue with the other runs.
 
-    Every process ends in any case, also after a KeyboardInterrupt.
+    ``planned``: repetitions by arm. ``interleave``: "slices" or "runs". ``most_starting``: runs that may start at once.
+    Profiled runs come last, one by one. Every process ends in any case, also after a KeyboardInterrupt.
     """
     measured = [process for process in processes if not process.profiled]
     groups = [measured] if interleave == "slices" and measured else [[process] for process in measured]
@@ -89,7 +91,10 @@ def run_block(
 
 
 class _ForkServers:
-    """Fork servers, each started with its first run: one, or one for each state of the code and its A/A control."""
+    """Fork servers of one block, each started with its first run.
+
+    There is one for the current code, or one for each other state of the code and one more for its A/A control.
+    """
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -99,7 +104,9 @@ class _ForkServers:
         # Two fork servers differ at random (memory layout), which affects the comparison of two states. So a baseline
         # and its A/A control have different servers, too.
         key = None if process.code is None else (process.code, process.record.control == "a-a")
-        if (started := self._started.get(key)) is not None and started.ended:  # It was killed, together with its runs.
+        if (
+            started := self._started.get(key)
+        ) is not None and started.ended:  # The server was killed, together with its runs.
             started.close()
             del self._started[key]
         if key not in self._started:
@@ -112,7 +119,10 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """Return the modules that runs of ``configs`` import, besides the modules of every run (see launch.protocol)."""
+    """Return the modules to import before runs of ``configs`` are forked.
+
+    Those of every run are not included (launch.protocol).
+    """
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]
     if computing:
@@ -138,7 +148,7 @@ def _sharded(config: JsonObject) -> bool:
 
 
 def _model_modules(model: JsonObject) -> list[str]:
-    """Return the modules of transformers that this model imports, as far as its configuration shows."""
+    """Return the modules of transformers that the configured ``model`` will import, as far as they are known."""
     if (preset := model.get("preset")) is not None:
         family = str(model["family"] or PRESETS[str(preset)]["family"])
         return [_modeling(family)]
@@ -170,7 +180,7 @@ def _take_repetitions(
     alive: list[RunProcess] = []
 
     def survives(process: RunProcess, action: Callable[[], None]) -> bool:
-        """Call a method of the process. Return False if the run failed in it."""
+        """Call ``action``, a method of the process. Return False, and report the failure, if the run failed in it."""
         try:
             action()
         except RunFailed as failure:

@@ -33,7 +33,11 @@ NOTE_INTERVAL_S = 10.0
 
 
 class Deadline:
-    """Time limit of a study (CLOCK_MONOTONIC); None: no limit. ``stopped``: True if the limit ended the study."""
+    """Time limit of a study, ``end_ns`` (CLOCK_MONOTONIC); None: no limit.
+
+    Its notes do nothing; see :class:`Allowance`.
+    ``stopped``: True if the limit ended the study.
+    """
 
     def __init__(self, end_ns: int | None) -> None:
         self._end_ns = end_ns
@@ -44,20 +48,26 @@ class Deadline:
         return self._end_ns
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """Note that the study in ``folder`` begins."""
+        """Do nothing. Called when the study or training in ``folder`` begins."""
 
     def note(self) -> None:
-        """Note that the study is still running."""
+        """Do nothing. Called regularly while the study or training runs."""
 
     def end(self, *, done: bool = False) -> None:
-        """Note that the study has ended, ``done`` or not."""
+        """Do nothing. Called at the end of the study or training. ``done``: True if all of it is done."""
 
 
 class Allowance(Deadline):
-    """Time that one training or study may still take, counted from the construction of this object."""
+    """Budget of one training or study, with its predicted cost and the cost so far. It writes both to ``cost.json``.
+
+    The time counts from the construction of this object, or from :meth:`begin` with ``anew``.
+    """
 
     def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
-        """``used_s``: seconds that this command has already used for it, besides ``predicted.spent_s``."""
+        """Begin to count.
+
+        ``used_s``: seconds that this command has already used for it, besides ``predicted.spent_s``.
+        """
         super().__init__(None)
         self._predicted = predicted
         self._begun_s = self._noted_s = time.monotonic()
@@ -66,7 +76,10 @@ class Allowance(Deadline):
         self._done = False
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """Write the predicted cost into ``folder``, and from now on the spent cost. ``anew``: the time starts now."""
+        """Write the predicted cost to cost.json in ``folder``, where the spent cost is noted from now on.
+
+        ``anew``: True to count the time from now.
+        """
         self._path = folder / COST
         if anew:
             self._begun_s = time.monotonic()
@@ -74,7 +87,7 @@ class Allowance(Deadline):
 
     @property
     def now(self) -> PredictedCost:
-        """Return the predicted cost and the cost so far."""
+        """Predicted cost, with the seconds spent so far and the status (done, stopped or unfinished)."""
         standing: Standing = "done" if self._done else "stopped" if self.stopped else "unfinished"
         return replace(self._predicted, spent_s=self.spent_s, standing=standing)
 
@@ -84,12 +97,15 @@ class Allowance(Deadline):
 
     @property
     def end_ns(self) -> int | None:
-        """Time at which the budget is spent (CLOCK_MONOTONIC). None without a limit, or for dollars without a price."""
+        """Time at which the budget is spent (CLOCK_MONOTONIC).
+
+        None without a limit, or for a limit in dollars without a price.
+        """
         limit_s = self._predicted.limit_s
         return None if limit_s is None else round((self._begun_s + limit_s - self._used_s) * 1e9)
 
     def ends_before(self, ending_s: float) -> bool:
-        """True if an ending of ``ending_s`` seconds has to begin now to stay within the budget."""
+        """True if the training has to end now to stay within the budget. ``ending_s``: seconds that its end takes."""
         end_ns = self.end_ns
         return end_ns is not None and time.monotonic_ns() + ending_s * 1e9 >= end_ns
 
@@ -102,7 +118,10 @@ class Allowance(Deadline):
         )
 
     def note(self) -> None:
-        """Write the spent cost if a write is due. Cheap enough to call after every step."""
+        """Write the spent cost to cost.json if the last write is NOTE_INTERVAL_S old.
+
+        Cheap enough to call after every step.
+        """
         now_s = time.monotonic()
         if self._path is not None and now_s - self._noted_s >= NOTE_INTERVAL_S:
             self._noted_s = now_s
@@ -110,7 +129,7 @@ class Allowance(Deadline):
                 write_json(self._path, cost_json(self.now))
 
     def end(self, *, done: bool = False) -> None:
-        """Write the total spent cost."""
+        """Write the total cost to cost.json, with the status "done" or not. A failed write is only a warning."""
         if self._path is None:
             return
         self._done = done
@@ -121,17 +140,20 @@ class Allowance(Deadline):
 
 
 def cost_json(predicted: PredictedCost) -> dict[str, object]:
-    """Return the content of cost.json."""
+    """Return the content of cost.json: ``predicted`` (which includes the cost so far) and the schema version."""
     return {"schema": BUDGET_SCHEMA, **asdict(predicted)}
 
 
 def read_cost(folder: Path) -> PredictedCost | None:
-    """Return the predicted and actual cost recorded in ``folder``, if any. Raises InputError for a damaged file."""
+    """Return the predicted and actual cost from cost.json in ``folder``; None if there is no such file.
+
+    Raises InputError for a damaged file.
+    """
     return read_record(folder / COST, PredictedCost, BUDGET_SCHEMA)
 
 
 def limit_of(scenario: Scenario) -> SpendingLimit | None:
-    """Return the scenario's budget, if it has one."""
+    """Return the limit in the scenario's ``budget`` (dollars or hours); None if the scenario has no budget."""
     budget = scenario.budget
     return None if budget is None else SpendingLimit(budget.usd, budget.hours)
 
@@ -143,11 +165,14 @@ def prices_of(
     scenario_usd: float | None = None,
     round_up_usd: float | None = None,
 ) -> tuple[HourlyPrice | None, ...]:
-    """Return the price of an hour of each arm.
+    """Return the price of an hour of each arm, in the order of ``arms``; None for an arm without a known price.
 
-    The first of these that is set counts: the given price, the price of the named device profile, the scenario's price,
-    the price of the profile of the device that the arm ran on. A given price covers all devices of the arm; a profile's
-    price is for one device. Raises InputError if the named profile has no price.
+    The first of these that is set counts: the given price (``given_usd``), the price of the named device ``profile``,
+    the
+    scenario's price, the price of the profile of the device that the arm ran on.
+    A given price covers all devices of the arm; a profile's price is for one device.
+    ``round_up_usd``: each price is rounded up to a multiple of it.
+    Raises InputError if the named profile has no price.
     """
     named = None if profile is None else profile_price(profile)
     prices: list[HourlyPrice | None] = []
@@ -167,7 +192,10 @@ def prices_of(
 
 
 def profile_price(name: str) -> HourlyPrice:
-    """Return the price of an hour of one device of the profile. Raises InputError if it has no price."""
+    """Return the price of an hour of one device of the device profile ``name``.
+
+    Raises InputError if it has no price.
+    """
     profile = load_profile(name)
     if profile.price_per_hour_usd is None:
         raise InputError(f"--device-profile {name}: it has no price ({profile.price.why}); give --price USD")

@@ -23,7 +23,7 @@ _MAX_MESSAGE_BYTES = 65536  # bytes received at once
 
 
 class Channel:
-    """Channel for JSON objects over a connected socket, one per line."""
+    """Connection between the launcher and a process that it started: JSON objects over a socket, one per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -43,8 +43,9 @@ class Channel:
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """Receive the run's next message in the launcher. Raises EOFError if the run is gone, and TimeoutError
-        after ``timeout_s`` (None: no limit).
+        """Receive the run's next message, in the launcher.
+
+        Raises EOFError if the run is gone, and TimeoutError after ``timeout_s`` (None: no limit).
         """
         return cast("RunEvent", self._receive(timeout_s))
 
@@ -78,16 +79,19 @@ class Channel:
 
 
 def readable(connection: socket.socket, timeout_s: float | None) -> bool:
-    """Wait until data arrive or the other side is gone. Return False after ``timeout_s``."""
+    """Wait until data arrive or the other side is gone, and return True.
+
+    Return False after ``timeout_s`` (None: no limit).
+    """
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))
 
 
 class Heartbeat:
-    """Heartbeat of a run: a beat at its start, then after steps, at most every ``every_s`` seconds (None: no beats).
+    """Sender of a run's heartbeat messages: one at its start, then after steps, at most every ``every_s`` seconds.
 
-    Between two beats, a step costs one reading of the clock.
+    ``every_s``: None sends none. Between two messages, a step costs one reading of the clock.
     """
 
     def __init__(self, channel: Channel, every_s: float | None) -> None:
@@ -97,7 +101,7 @@ class Heartbeat:
         self.beat()
 
     def waiting_for(self, steps: int) -> None:
-        """Report that this process waits for up to ``steps`` steps of the device."""
+        """Send a heartbeat that allows more time: this process now waits for up to ``steps`` steps of the device."""
         if self._every_ns is not None:
             self._channel.send({"event": "alive", "steps": steps})
 

@@ -63,7 +63,11 @@ EVALUATED = (None, "a-a")
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Serve one run over the socket ``descriptor``, forked by process ``parent``. Return the exit status."""
+    """Serve one run over the socket ``descriptor``, forked by process ``parent``.
+
+    Return the exit status: 0 if it is done.
+    The run's record and tables are written in any case.
+    """
     die_with_parent(parent)  # A suspended child cannot notice that its parent was killed.
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_start()
@@ -107,7 +111,10 @@ def main(descriptor: int, parent: int) -> int:
 
 
 def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machine: bool = False) -> int:
-    """Serve as rank ``rank`` of a run whose rank 0 is at the other end of ``channel``. Return the exit status."""
+    """Serve as another rank than 0 of a run, until rank 0 orders the end. Return the exit status: 0 if it is done.
+
+    ``channel``: connection to rank 0. ``other_machine``: True if rank 0 is on another machine, with another clock.
+    """
     record = replace(RunRecord.from_json(start["record"]), pid=os.getpid())
     # Samplers and profilers observe rank 0 alone: one of each is enough.
     probes = replace(RunProbes.from_json(start["probes"]), settings={}, windows=False, closing=None)
@@ -135,7 +142,7 @@ def serve_rank(start: StartMessage, channel: Channel, rank: Rank, *, other_machi
 
 
 def _ask_for_time(channel: Channel) -> int:
-    """Return the time of rank 0's clock."""
+    """Return the time of rank 0's clock in ns (CLOCK_MONOTONIC of its machine)."""
     channel.send({"event": "clock"})
     answer = channel.receive_order()
     assert answer["do"] == "clock"
@@ -143,7 +150,7 @@ def _ask_for_time(channel: Channel) -> int:
 
 
 def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channel: Channel) -> OtherRanks | None:
-    """Fork the other ranks of this run; None if there are none."""
+    """Fork the other ranks of this run and return rank 0's connection to them; None for a run with one rank."""
     config = TrainerConfig.model_validate(record.config)
     if config.launch is None or config.ranks == 1:
         return None
@@ -155,7 +162,10 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
-    """Return ``error`` as a line of the record. With several ranks, it names the rank of the error."""
+    """Return ``error`` as one line for the run's record.
+
+    If the run has several ranks, it names the rank of the error.
+    """
     is_expected = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
     line = str(error) if is_expected else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
@@ -165,7 +175,7 @@ def _line_of(error: Exception, others: OtherRanks | None) -> str:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """Status of a run at its end, and the error if it failed."""
+    """Status of a run at its end ("done" or "failed"), and the error as one line if it failed."""
 
     status: Literal["done", "failed"]
     error: str | None = None
@@ -175,12 +185,12 @@ class RunEnding:
         return 0 if self.status == "done" else 1
 
     def of(self, record: RunRecord) -> RunRecord:
-        """Return ``record`` with this ending."""
+        """Return a copy of ``record`` with this status, error and exit code."""
         return replace(record, status=self.status, error=self.error, exit_code=self.exit_code)
 
 
 class Run:
-    """A trainer under its probes."""
+    """One rank of a run in its process: a training under its probes, driven by the launcher's (or rank 0's) orders."""
 
     def __init__(
         self,
@@ -192,7 +202,11 @@ class Run:
         rank: Rank = ALONE,
         others: OtherRanks | None = None,
     ) -> None:
-        """``data``: data prepared for the run; None if the launcher sent none. ``others``: ranks that rank 0 drives."""
+        """Create the run; :meth:`serve` opens the training.
+
+        ``record``: what the launcher asked for. ``data``: data prepared for the run; None if the launcher sent none.
+        ``others``: ranks that this rank 0 drives; None if it is alone or another rank.
+        """
         self.others = others
         self.rank = rank if others is None else others.rank
         self.when_lost: Callable[[str], None] | None = None
@@ -216,7 +230,7 @@ class Run:
         self._open_time = OpenTime()
 
     def serve(self, channel: Channel) -> None:
-        """Build, warm up, report ready, then run the repetitions that the launcher orders."""
+        """Open the training, warm up and report "ready". Then obey the launcher's orders until "finish"."""
         with self._explaining():
             self._open()
         training = self.training
@@ -259,7 +273,7 @@ class Run:
             self.probe_set.close()
 
     def _epoch_steps(self) -> float | None:
-        """Return the steps of an epoch, extrapolated from the share of an epoch that the run used; None if unknown."""
+        """Return the number of steps in an epoch, from the share of an epoch that the run used; None if unknown."""
         epochs = self.training.batches.position.epochs
         return (self._last_step + 1) / epochs if epochs else None
 
@@ -278,7 +292,10 @@ class Run:
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Compare this machine's clock with the clock of rank 0. Called between steps, when rank 0 answers at once."""
+        """Measure the offset to rank 0's clock, if this rank is on another machine.
+
+        Called between steps, when rank 0 answers at once.
+        """
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 
@@ -289,13 +306,16 @@ class Run:
         return order
 
     def _all_have(self, event: str) -> None:
-        """Wait until the other ranks have reported ``event``, too: all ranks wait between orders."""
+        """Wait until the other ranks have reported ``event``, too. Do nothing in a run with one rank."""
         if self.others is not None:
             self.others.wait(event)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Explain why a batch was lost or a worker ended, while the workers can still be inspected."""
+        """Add the likely cause to an error about a lost batch or an ended loader worker that the block raises.
+
+        This is done at once, while the workers can still be inspected.
+        """
         try:
             yield
         except EndedWorkerError as error:
@@ -361,7 +381,10 @@ class Run:
         return self.folder.run(self.asked.arm, self.asked.block)
 
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
-        """Run a repetition. Return the number of warm-up steps beyond ``warmup``, at most ``most_extra``."""
+        """Run the repetition with this number: ``warmup`` unmeasured and ``count`` measured steps.
+
+        Return the number of warm-up steps beyond ``warmup``, at most ``most_extra``.
+        """
         training = self.training
         if training.run_queue is not None:
             training.run_queue.find_threads()
@@ -393,9 +416,9 @@ class Run:
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take warm-up steps while the run consumes prefetched batches or its host gets further ahead of the device.
+        """Take up to ``most`` further warm-up steps, and return their number.
 
-        Return their number.
+        They go on while the run consumes prefetched batches or its host gets further ahead of the device.
         """
         take = partial(self._take, steps, warmup=True)
         return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
@@ -411,17 +434,18 @@ class Run:
 
     @property
     def _may_close(self) -> bool:
-        """True if the run may have a closing window: its device is real, and the host runs ahead of it.
+        """True if the run may have a profiling window after its measured steps.
 
+        Its device must be real, and the host must run ahead of it.
         False if the run is evaluated: its last pass would come after more steps than the passes of other runs.
         """
         real = self.training.compute.asynchronous and not self.training.compute.emulated
         return self.probes.closing is not None and real and self.training.evaluator is None
 
     def _profile(self, steps: Iterator[int]) -> None:
-        """Run the windows of the disturbing probes one by one, or a closing window if it is needed.
+        """Take the steps of the disturbing probes' windows, one probe after the other. None of these steps is measured.
 
-        None of their steps is measured.
+        In a measured run, take those of the closing window instead, if much of the measured time is unexplained.
         """
         if self.probes.closing is not None and not (self._may_close and self._open_time.noticeable):
             return
@@ -454,12 +478,15 @@ class Run:
         return step
 
     def _synchronize(self) -> None:
-        """End the open step and wait for the device: it must be idle when the next arm begins."""
+        """End the open step and wait until the device is idle, as it must be when the next arm begins."""
         self.training.recorder.pause()
         self.training.compute.synchronize()
 
     def write(self, ending: RunEnding) -> None:
-        """Write the measurements, also of an unfinished run. run.json is last: if it exists, everything is written."""
+        """Write the measurements and the record with ``ending``, also of an unfinished run.
+
+        run.json is last: if it exists, everything is written.
+        """
         record = self.record_of(ending)
         self.write_tables()
         if self._training is not None:
@@ -468,17 +495,20 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """Return the number of steps that loss scaling skipped; None after a failure, because the device may hang."""
+        """Return the number of steps that loss scaling skipped.
+
+        None without loss scaling, and after a failure, because the device may hang.
+        """
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:
-        """Write this rank's ledger. Nothing else is written for ranks other than rank 0."""
+        """Write the steps and spans of this rank. Ranks other than rank 0 write nothing else."""
         telemetry.attach(None)
         if self._training is not None:
             self.training.tables.write()
 
     def record_of(self, ending: RunEnding) -> RunRecord:
-        """Return the run's record with its facts."""
+        """Return the run's record with ``ending``, its facts and its peak device memory."""
         return replace(
             ending.of(self.asked),
             facts=replace(

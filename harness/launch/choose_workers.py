@@ -27,7 +27,10 @@ _LOG_LINES_SHOWN = 4  # number of last log lines shown for a trial that ended wi
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """Number of workers chosen for an arm, and the measurements behind it (None: nothing was measured)."""
+    """Number of loader workers chosen for an arm.
+
+    ``trial``: measurements behind it; None if the data path can have no workers, so that nothing was measured.
+    """
 
     workers: int
     trial: WorkerTrial | None
@@ -47,9 +50,9 @@ class WorkerChoice:
 
 
 def with_workers_chosen(plan: Plan, start_s: float) -> tuple[Plan, list[str]]:
-    """Return ``plan`` with a number in place of each ``auto``, and a note for each choice.
+    """Return ``plan`` with a number in place of each ``data.workers: auto``, and a note (one line) for each choice.
 
-    A control gets the number of its arm. ``start_s``: time limit of a trial (limits.start_s).
+    A control gets the number of its arm. ``start_s``: time limit of a trial in seconds (limits.start_s).
     """
     chosen: dict[str, WorkerChoice] = {}
     notes: list[str] = []
@@ -72,14 +75,17 @@ def _with(arm: Arm, chosen: dict[str, WorkerChoice]) -> Arm:
 
 
 def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
-    """Return ``config`` with this number of workers, validated again."""
+    """Return ``config`` with ``data.workers`` set to ``workers``, validated again."""
     content: dict[str, Any] = config.model_dump()
     content["data"]["workers"] = workers
     return TrainerConfig.model_validate(content)
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError for ``auto``. ``what``: the reason why a fixed number is needed."""
+    """Raise InputError if one of ``configs`` has ``data.workers: auto``.
+
+    ``what``: reason why a fixed number is needed.
+    """
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 

@@ -30,7 +30,10 @@ MOMENTS = ("start_ns", "end_ns")  # columns with moments; other columns are dura
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """Offset from this machine's clock to rank 0's at ``own_ns``, with its largest error."""
+    """Difference between rank 0's clock and this machine's, measured at ``own_ns`` (CLOCK_MONOTONIC here).
+
+    ``offset_ns``: add it to a time here to get rank 0's time. ``error_ns``: its largest error.
+    """
 
     own_ns: int
     offset_ns: int
@@ -38,7 +41,10 @@ class ClockOffset:
 
 
 def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
-    """Measure the offset to rank 0's clock. ``ask`` returns rank 0's time in nanoseconds."""
+    """Measure the offset of this machine's clock to rank 0's in EXCHANGES exchanges, and return the most exact one.
+
+    ``ask`` returns rank 0's time in ns.
+    """
     best: ClockOffset | None = None
     for _ in range(EXCHANGES):
         asked_ns = clock()
@@ -53,7 +59,10 @@ def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monot
 
 
 def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset) -> NDArray[np.int64]:
-    """Return the moments on rank 0's clock."""
+    """Return the times ``moments_ns`` of this machine converted to rank 0's clock.
+
+    ``first`` and ``last``: offsets measured at the run's start and end. The offset drifts evenly between them.
+    """
     between_ns = last.own_ns - first.own_ns
     drift = (last.offset_ns - first.offset_ns) / between_ns if between_ns > 0 else 0.0
     since_ns = (moments_ns - first.own_ns).astype(np.float64)
@@ -61,7 +70,7 @@ def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset
 
 
 def align_tables(folder: Path, rank: int, first: ClockOffset, last: ClockOffset) -> None:
-    """Convert the tables that this rank has written to rank 0's clock."""
+    """Rewrite the steps and spans tables of rank ``rank`` in ``folder`` with all times on rank 0's clock."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 

@@ -56,20 +56,26 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 @dataclass(frozen=True)
 class Code(CodeRecord):
-    """State of the code that runs can be started from."""
+    """State of the code (a folder with this project and its Python) from which runs can be started.
+
+    :func:`find_code` makes it for another state; runs of the current code have None instead.
+    """
 
     @property
     def paths(self) -> Paths:
-        """Module paths of this state."""
+        """Module paths that the launcher uses with this state's protocol version."""
         return PATHS[self.protocol]
 
     @property
     def places(self) -> list[str] | None:
-        """Folders in which its runs look for the user's own code first; None: the same as in this process."""
+        """Folders in which its runs look for the user's own code first.
+
+        None if the user's code is the same as in this process.
+        """
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables for a process that runs this code."""
+        """Return the environment variables for a process that runs this state of the code."""
         variables = environment_for(Path(self.folder))
         if self.directory is None:
             return variables
@@ -79,16 +85,16 @@ class Code(CodeRecord):
         return {**variables, **path, CODE_PATH: os.pathsep.join(self.path)}
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line of this state's Python with ``arguments``."""
+        """Return a command line: the Python of this state of the code, with ``arguments``."""
         return [self.python, *arguments]
 
 
 def environment_for(folder: Path) -> dict[str, str]:
     """Return the environment variables for a process that runs the code in ``folder``, and for its child processes.
 
-    This code takes precedence over an installed one and over code in the current directory. ``python -m`` would look in
-    the current directory first, and could import a probe of another state. The cache is the cache of this process,
-    whatever the working directory.
+    This code takes precedence over an installed one and over code in the current directory.
+    ``python -m`` would look in the current directory first, and could import a probe of another state.
+    The cache is that of this process, whatever the working directory.
     """
     variables = {**os.environ, "PYTHONSAFEPATH": "1", "HARNESS_CACHE": str(cache_root())}
     # An installed package is found anyway. On PYTHONPATH, every package beside it would precede Python's own.
@@ -99,7 +105,10 @@ def environment_for(folder: Path) -> dict[str, str]:
 
 
 def holds_code(where: str, repository: Path) -> bool | None:
-    """True if ``where`` (see :func:`find_code`) has this project's code. None without such a folder or revision."""
+    """True if the folder or revision ``where`` contains this project's code, False if it contains other files.
+
+    None if ``where`` is neither a folder nor a revision of the git repository around ``repository``.
+    """
     servers = [paths.fork_server.replace(".", "/") + ".py" for paths in PATHS.values()]
     folder = Path(where)
     if folder.is_dir():
@@ -113,9 +122,10 @@ def holds_code(where: str, repository: Path) -> bool | None:
 
 
 def find_code(where: str, repository: Path) -> Code:
-    """Return the code at ``where``: a folder with the code, or a revision of the git repository around ``repository``.
+    """Return the state of the code at ``where``: a folder, or a revision of the git repository at ``repository``.
 
-    Raises InputError if it is neither, or if it does not contain the harness.
+    A revision is checked out into the cache. If it needs other packages, an environment is created.
+    Raises InputError if ``where`` is neither, or if it does not contain the harness.
     """
     if not where:
         raise InputError("an empty name is neither a folder nor a revision")
@@ -140,7 +150,10 @@ def find_code(where: str, repository: Path) -> Code:
 
 @dataclass(frozen=True)
 class Examined:
-    """Environment of a state of the code, its default configuration, and its schema's errors for each configuration."""
+    """Answer of a state of the code (:func:`examine`): its environment and its default configuration.
+
+    ``errors``: per examined configuration, the errors (location, type, message) that its schema reports.
+    """
 
     environment: JsonObject
     defaults: JsonObject
@@ -148,9 +161,10 @@ class Examined:
 
 
 def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMINE_S) -> Examined:
-    """Run ``code`` with its own Python, and return its environment, its defaults and its errors for ``configs``.
+    """Ask a state of the code for its environment, default configuration and errors for ``configs``.
 
-    Raises InputError if the code cannot be imported, or if another installation is imported instead.
+    Its own Python answers. Raises InputError if it cannot be imported within ``timeout_s`` seconds, or if another
+    installation is imported instead.
     """
     try:
         done = subprocess.run(
@@ -176,6 +190,7 @@ def examine(code: Code, configs: Sequence[JsonObject], timeout_s: float = EXAMIN
 def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: list[Any]) -> JsonObject:
     """Return ``config`` without the keys that ``code`` does not know.
 
+    ``defaults`` and ``errors``: answer of :func:`examine` for this configuration.
     Each removed key must have its value in ``defaults``, or the value that describes all runs before the key existed.
     Raises InputError otherwise, and if ``code`` refuses a value: the two states cannot run the same configuration.
     """
@@ -195,7 +210,7 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the code in ``folder``. It changes with every changed file."""
+    """Return a hash of the Python and YAML files of this project in ``folder``. It changes with every changed file."""
     digest = hashlib.sha256()
     for package in ("harness", "trainer", "profiles"):
         for path in sorted((folder / package).rglob("*")):
@@ -234,7 +249,7 @@ def _worktree(commit: str, repository: Path) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of ``folder``, so that no other process creates anything in it meanwhile."""
+    """Hold the lock of the cache ``folder`` within the context, so that no other process creates anything in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -242,7 +257,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _python(folder: Path) -> str:
-    """Return this Python if ``folder`` asks for the same packages as this code, else one of its own."""
+    """Return the path of the Python for the code in ``folder``.
+
+    It is this Python if both require the same packages, else that of a separate environment, created if missing.
+    """
     wanted, current = packages_of(folder), packages_of(OWN_FOLDER)
     if wanted is None or current is None or wanted == current:
         return sys.executable
@@ -253,7 +271,10 @@ def _python(folder: Path) -> str:
 
 
 def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
-    """Return the Python of the environment in ``home``. Create it with the packages of ``folder`` if it is missing."""
+    """Return the path of the Python of the environment in ``home``.
+
+    If the environment is missing, create it with the packages ``wanted`` by the code in ``folder``.
+    """
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python

@@ -40,9 +40,9 @@ OVER = "over"  # status of a measurement that exceeded its time limit
 
 
 class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
-    """Error of an arm that did not complete the steps to measure. ``status``: failed, interrupted or over.
+    """Error: an arm did not complete the steps to measure.
 
-    ``log``: path of its log, if it has one.
+    ``status``: "failed", "interrupted" or "over" (time limit). ``log``: path of the arm's log; "" if it has none.
     """
 
     def __init__(self, text: str, status: str, log: str = "") -> None:
@@ -55,13 +55,13 @@ class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
 
 @dataclass(frozen=True)
 class ShortStudy:
-    """Measurements of every arm, and the small study with these measurements."""
+    """Result of :func:`measure`: folder of the small study, and the measurements of its arms."""
 
     folder: Path
     arms: tuple[ArmMeasurement, ...]
 
     def after(self, launcher_s: float) -> tuple[ArmMeasurement, ...]:
-        """Return the measurements, and the time that the command took before them."""
+        """Return the measurements with ``launcher_s`` added: seconds that the command took before the small study."""
         return tuple(replace(arm, launcher_s=launcher_s) for arm in self.arms)
 
 
@@ -75,9 +75,11 @@ def measure(
     force: bool = False,
     limit_s: float | None = None,
 ) -> ShortStudy:
-    """Run a few steps of every arm of ``plan`` that ``of`` needs, in a study under ``out``.
+    """Run a few steps of every arm that the prediction needs, as a small study under ``out``. Return the measurements.
 
-    ``limit_s``: time limit of the measurement. Raises InputError like a study does, and MeasurementFailed.
+    ``of``: "training" or "study", which is to be predicted. ``source``: file of the scenario.
+    ``limit_s``: time limit of the measurement in seconds; None: no limit.
+    Raises InputError like a study does, and MeasurementFailed.
     """
     arms = arms_of(plan, of)
     for arm in arms:
@@ -116,14 +118,17 @@ def measure(
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
-    """Return the arms of a training, or all arms and controls of a study except profiled runs."""
+    """Return the arms of ``plan`` whose cost counts. For a training, these are the arms without controls.
+
+    For a study, they are all arms and controls except profiled runs.
+    """
     if of == "training":
         return tuple(arm for arm in plan.arms if arm.control is None)
     return tuple(arm for arm in plan.arms if arm.control != PROFILED)
 
 
 def _check_intervals(config: TrainerConfig) -> None:
-    """Raise InputError for intervals in epochs: the length of an epoch is not known in advance."""
+    """Raise InputError for evaluations or checkpoints at intervals in epochs, whose length is not known in advance."""
     for key, section in (("evaluation", config.evaluation), ("checkpoint", config.checkpoint)):
         if section is not None and section.every_epochs is not None:
             raise InputError(
@@ -133,7 +138,10 @@ def _check_intervals(config: TrainerConfig) -> None:
 
 
 def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
-    """Return ``config`` with only the steps to measure. ``trains``: True if a checkpoint is saved in any case."""
+    """Return ``config`` with only the steps to measure. Evaluations and checkpoints, if configured, come within them.
+
+    ``trains``: True for a training, which saves checkpoints even if ``config`` names none.
+    """
     plain = _plain_steps(config)
     saves = saves_checkpoints(config, trains)
     checkpoint = config.checkpoint or CheckpointConfig()
@@ -165,13 +173,17 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """True if runs of ``config`` save checkpoints. False on an emulated device or without a model (no state)."""
+    """True if runs of ``config`` save checkpoints.
+
+    False on an emulated device or without a model, as there is no state.
+    ``trains``: True for a training, which saves them even if ``config`` names none.
+    """
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 
 
 def _warmup_steps(config: TrainerConfig) -> int:
-    """Return the number of steps that may use batches built or begun before the first step."""
+    """Return the number of first steps that may use batches built or begun before the first step."""
     workers = (os.cpu_count() or 1) if config.data.chooses_workers else config.data.workers
     return workers * config.data.prefetch + 1
 
@@ -181,7 +193,10 @@ def _plain_steps(config: TrainerConfig) -> int:
 
 
 def arm_measurement(run: RunData) -> ArmMeasurement:
-    """Return the measurements in the tables and the record of a short run."""
+    """Return the durations of a short run, from its tables and record.
+
+    They cover steps, start, end, evaluation passes and the checkpoint.
+    """
     record = run.record
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
@@ -224,7 +239,10 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """Return the work of training an arm (harness train) from its first step to step ``steps``."""
+    """Return the work (steps, passes, checkpoints) of training an arm with harness train, up to step ``steps``.
+
+    It starts at the configuration's first step. Raises InputError for intervals in epochs.
+    """
     _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
@@ -243,7 +261,7 @@ def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
 
 
 def _answers(evaluation: EvaluationConfig | None, steps: int) -> int:
-    """Return the number of passes over multiple-choice questions."""
+    """Return the number of passes over multiple-choice questions within ``steps`` steps; 0 if none are configured."""
     if evaluation is None or evaluation.multiple_choice is None:
         return 0
     return passes_within(steps, evaluation.multiple_choice.every_steps)
@@ -253,6 +271,7 @@ def work_of_study(plan: Plan) -> tuple[ArmWork, ...]:
     """Return the work of each arm and control in all blocks of a study, in the order of :func:`arms_of`.
 
     The steps of profiled runs count for their arm. The cost of the profilers themselves is not known.
+    Raises InputError for intervals in epochs.
     """
     asked = plan.scenario.interleave
     interleave = "slices" if asked == "auto" else asked  # slices have more warm-up steps
@@ -297,7 +316,10 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
-    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known yet."""
+    """Return the number of steps of a training to ``goal``.
+
+    Raises InputError for a goal in epochs, whose length is not known yet.
+    """
     if goal.steps is not None:
         return goal.steps
     if goal.tokens is None:
@@ -309,8 +331,10 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
 
 
 def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[ArmWork, ...]:
-    """Return the work of each arm of :func:`arms_of`. ``steps``: number of steps of trainings, instead of the
-    scenario's. Raises InputError for a training whose first step (``resume.step``) is its end.
+    """Return the work of each arm of :func:`arms_of`.
+
+    ``steps``: length of trainings, instead of the scenario's; None: the scenario's.
+    Raises InputError for a training whose first step (``resume.step``) is its end, and for intervals in epochs.
     """
     if of == "study":
         return work_of_study(plan)

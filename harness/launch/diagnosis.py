@@ -29,7 +29,7 @@ _SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SI
 
 @dataclass(frozen=True)
 class Finding:
-    """Process that hangs, and its likely cause."""
+    """Result of a diagnosis, as texts: the process that hangs with its state, the likely cause, and the fix."""
 
     process: str
     cause: str
@@ -41,7 +41,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Snapshot of a run that hangs."""
+    """Facts about a silent run at one moment: its processes, the end of its log, and free memory.
+
+    :func:`look_at` makes it.
+    """
 
     processes: Sequence[ProcessState]
     main_pid: int
@@ -53,7 +56,7 @@ class Snapshot:
 
 
 def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Path = ROOT) -> Snapshot:
-    """Read everything that may explain why a run is silent.
+    """Read everything that may explain why the run with main process ``main_pid`` is silent.
 
     ``workers``: number of workers in its configuration. ``log_start``: byte offset at which the run's log begins.
     """
@@ -70,7 +73,10 @@ def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Pa
 
 
 def diagnose(seen: Snapshot, longer: str) -> Finding:
-    """Name the process and the likely cause. ``longer``: the key that allows more time."""
+    """Return the process that hangs, the likely cause and the fix.
+
+    ``longer``: configuration key that allows more time.
+    """
     roles = roles_of(seen)
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
@@ -105,7 +111,10 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
 
 
 def explain_end(code: int) -> str:
-    """Return the likely cause of a loader worker's end, and the fix. ``code``: its exit code, negative for a signal."""
+    """Return ``likely cause: ...; fix: ...`` for a loader worker that ended.
+
+    ``code``: its exit code, negative for a signal.
+    """
     if code == -signal.SIGKILL:
         cause, fix = "the kernel killed it for lack of memory, if nobody else did", MORE_MEMORY
     elif -code in _SENT:
@@ -119,19 +128,22 @@ def explain_end(code: int) -> str:
 
 
 def killed_by(number: int) -> str:
-    """Return a text like ``killed by SIGKILL (out of memory?)``."""
+    """Return a text on the signal ``number`` that ended a process, like ``killed by SIGKILL (out of memory?)``."""
     name = signal.Signals(number).name
     return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 def describe_process(pid: int, role: str) -> str:
-    """Return a text like ``process 42 (fork server) is sleeping in futex``."""
+    """Return a text on the state of process ``pid``, like ``process 42 (fork server) is sleeping in futex``."""
     process = read_process(pid)
     return f"process {pid} ({role}) is gone" if process is None else _described(process, {pid: role})
 
 
 def diagnose_process(pid: int, role: str, longer: str) -> str:
-    """Return the snapshot's likely cause and its fix. ``longer``: the key that allows more time."""
+    """Return one line about a silent process: its state, the likely cause and the fix.
+
+    ``role``: its name in the text. ``longer``: configuration key that allows more time.
+    """
     process = read_process(pid)
     if process is None:
         return describe_process(pid, role)
@@ -140,7 +152,10 @@ def diagnose_process(pid: int, role: str, longer: str) -> str:
 
 
 def roles_of(seen: Snapshot) -> dict[int, str]:
-    """Return the role of each process: main (rank 0), rank K, loader-K (in order of start), or its name."""
+    """Return the role of each process by process id: main (rank 0 if there are ranks), rank K, loader-K, or its name.
+
+    Loader workers are numbered in order of their start.
+    """
     roles = {process.pid: process.name for process in seen.processes}
     workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
     ranks: dict[str, int] = {}
@@ -161,7 +176,10 @@ def _described(process: ProcessState, roles: dict[int, str]) -> str:
 
 
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
-    """Return the cause in the run's own log, with the line that names it; None without one."""
+    """Return the cause that the end of the run's log names, with the line that names it; None if no line does.
+
+    ``process``: description of the process for the finding.
+    """
     for line in reversed(seen.log.splitlines()):
         if (cause := cause_in(line)) is not None:
             detail = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
@@ -190,14 +208,20 @@ def _full(shared: SharedMemory) -> str:
 
 
 def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a busy loader worker: one that runs, or sleeps elsewhere than a worker that waits for its next order."""
+    """Return a busy loader worker; None if all wait for their next order.
+
+    A busy one runs, or sleeps elsewhere than a worker that waits for its next order.
+    """
     workers = [process for process in living if roles[process.pid].startswith("loader")]
     at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
     return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
 
 
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return the rank that the other ranks wait for in an exchange; None if unknown. gloo waits for a futex."""
+    """Return a rank that does not wait itself, so the other ranks wait for it in an exchange; None if unknown.
+
+    A waiting rank sleeps in a futex (gloo).
+    """
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
     awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
     if not 0 < len(awaited) < len(ranks):
@@ -206,7 +230,10 @@ def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> Proc
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
-    """Return cause and fix for a process that does not wait."""
+    """Return (cause, fix) for a process that hangs by itself, from its state and the function that it is in.
+
+    ``longer``: configuration key that allows more time.
+    """
     advice = f"raise {longer} where it is only slow"
     if process.state == "D":
         return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {advice}"

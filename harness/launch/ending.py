@@ -20,8 +20,9 @@ TERMINATING = (
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C: keep finished runs, remove temporary files, end child processes.
+    """Treat SIGTERM and SIGHUP within the context like Ctrl-C (KeyboardInterrupt).
 
+    So finished runs are kept, temporary files removed and child processes ended.
     An ignored signal (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
     """
     before = {}
@@ -37,14 +38,17 @@ def terminable() -> Iterator[None]:
 
 
 class Stopping:
-    """Records the first signal to end. The second signal interrupts at once."""
+    """Recorder of requests to end (Ctrl-C, SIGTERM, SIGHUP). ``asked``: True after the first such signal.
+
+    The second signal raises KeyboardInterrupt.
+    """
 
     def __init__(self) -> None:
         self.asked = False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Record signals within the block. An ignored signal (``nohup``) stays ignored."""
+        """Record SIGINT, SIGTERM and SIGHUP within the context. An ignored signal (``nohup``) stays ignored."""
         before = {}
         for number in (signal.SIGINT, *TERMINATING):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -82,7 +86,7 @@ def open_missing_outputs() -> None:
 
 
 def silence_gone_outputs() -> None:
-    """Redirect output to /dev/null if its pipe has no reader or its terminal was closed."""
+    """Redirect standard output or error to /dev/null if its pipe has no reader or its terminal was closed."""
     for stream in _outputs():
         poll = select.poll()
         poll.register(stream, select.POLLOUT)
@@ -91,7 +95,7 @@ def silence_gone_outputs() -> None:
 
 
 def flush_outputs() -> None:
-    """Write the buffered output. Drop it if that fails, so that Python ends without a message."""
+    """Write the buffered standard output and error. Drop it if that fails, so that Python ends without a message."""
     for stream in _outputs():
         try:
             stream.flush()
@@ -111,7 +115,7 @@ def _outputs() -> list[TextIO]:
     """Return standard output and error if they are files of this process (in a test they may not be)."""
     streams = []
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # It was replaced or closed.
+        with suppress(AttributeError, OSError, ValueError):  # The stream was replaced or closed.
             stream.fileno()
             streams.append(stream)
     return streams

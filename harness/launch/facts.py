@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
-    """Return the facts of a run that is ready. ``model``: its :func:`model_fingerprint`."""
+    """Return the facts for the run's record, once the model is built and the data are prepared.
+
+    ``model``: its :func:`model_fingerprint`.
+    """
     import torch
 
     from trainer.compute.emulated import assumptions
@@ -83,7 +86,7 @@ def _questions_fingerprint(config: TrainerConfig) -> str | None:
 
 
 def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
-    """Return the peak and price in the device's profile, or the reason why they are unknown."""
+    """Return peak FLOP/s and price of the run's device from its device profile, or the reason why they are unknown."""
     import torch
 
     from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
@@ -103,7 +106,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
 
 
 def peak_device_bytes(compute: Compute | None) -> int | None:
-    """Return the peak bytes of all tensors on CUDA; None on other devices."""
+    """Return the peak bytes of all tensors on CUDA since the start of the process; None if CUDA is not used."""
     import torch
 
     if compute is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -112,9 +115,10 @@ def peak_device_bytes(compute: Compute | None) -> int | None:
 
 
 def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None, data: DataMessage | None) -> None:
-    """Raise InputError if this run's data or model differ from those at the start of the study.
+    """Raise InputError if this run's data, tokenizer or model differ from those at the start of the study.
 
-    ``model``: fingerprint of the code or the files of a model that is not a preset.
+    ``model``: fingerprint of the code or files of a model that is not a preset.
+    ``data``: fingerprints at the start; None if the launcher sent none, and then nothing is checked.
     """
     if data is None:
         return
@@ -137,7 +141,10 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
 
 
 def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str | None:
-    """Return the fingerprint of the model's code or files; None for a preset. ``others``: see user_code."""
+    """Return the fingerprint of the model's code or files; None for a preset.
+
+    ``others``: further files of the user that the model's code imports (see user_code).
+    """
     if (factory := config.model.factory) is not None:
         return fingerprint("model.factory", factory, others=others)
     files = model_files(config.model)
@@ -145,7 +152,7 @@ def model_fingerprint(config: TrainerConfig, others: Iterable[str] = ()) -> str 
 
 
 def _model_named(config: TrainerConfig) -> tuple[str, str | None]:
-    """Return the model's key and name in errors."""
+    """Return (kind, name) of the model for an error message, such as ("code of model.factory", "my:model")."""
     if config.model.factory is not None or (files := model_files(config.model)) is None:
         return "code of model.factory", config.model.factory
     return f"content of {files.key}", files.name

@@ -1,4 +1,4 @@
-"""Checks of ``harness doctor SCENARIO`` that ``harness run`` would refuse: devices, files, memory, documents.
+"""Checks for ``harness doctor SCENARIO`` what ``harness run`` would refuse: devices, files, memory, documents.
 
 No data are prepared and no tokenizer is loaded. If the model's size depends on the tokenizer, both ends are checked: an
 empty vocabulary, and the size in ``data.tokenizer.train``, which a small corpus may not reach.
@@ -28,7 +28,10 @@ PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of each che
 
 
 def check_fit(plan: Plan) -> Iterator[Check]:
-    """Check that the devices and files of ``plan`` exist, and that there is enough memory and text for its runs."""
+    """Yield the checks that ``plan`` can run here: devices, files, memory, and enough documents for all workers.
+
+    A check is ok, a warning or a failure; failures do not end the checks.
+    """
     configs = {arm.name: arm.config for arm in plan.arms}
     in_jobs = any(config.launch is not None and config.launch.slurm is not None for config in configs.values())
     if in_jobs:
@@ -51,7 +54,7 @@ def check_fit(plan: Plan) -> Iterator[Check]:
 
 
 def check_jobs() -> Check:
-    """Check that the runs can be submitted as jobs. Their nodes are not checked."""
+    """Return the check that runs can be submitted to Slurm from this machine. The jobs' nodes are not checked."""
     if missing := missing_commands():
         fix = "where jobs are submitted (a login node), or harness run --here"
         return fail("slurm need", f"launch.slurm: no {', '.join(missing)} here", fix)
@@ -59,9 +62,9 @@ def check_jobs() -> Check:
 
 
 def check_named(configs: Mapping[str, TrainerConfig], *, in_jobs: bool = False) -> Iterator[Check]:
-    """Check the devices, device profiles, modules and files named by the arms, without importing user code.
+    """Yield a failure for each device, device profile, module or file that an arm names but cannot use.
 
-    ``in_jobs``: the arms run on other machines, whose devices are unknown here.
+    User code is not imported. ``in_jobs``: True if the arms run on other machines, whose devices are unknown here.
     """
     for topic, (check, fix) in _NAMED.items():
         if in_jobs and check is _check_device:
@@ -119,9 +122,10 @@ _NAMED: Mapping[str, tuple[Callable[[str, TrainerConfig], None], str]] = {
 def check_memory_need(
     where: str, least: list[MemoryUse], most: list[MemoryUse], unknown: str | None
 ) -> Iterator[Check]:
-    """Check one kind of memory. ``least``, ``most``: uses with the smallest and the largest vocabulary.
+    """Yield the check of one kind of memory, ``where``: "memory" (host) or "GPU memory".
 
-    ``unknown``: an arm whose model size depends on the tokenizer, if any.
+    ``least``, ``most``: memory uses with the smallest and the largest vocabulary.
+    ``unknown``: an arm whose model size depends on the tokenizer; None if no size does.
     """
     name = PLACES[where]
     if not most:
@@ -149,7 +153,7 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Check that each worker has a document, if ``data.corpus.documents`` limits their number.
+    """Yield the check that each worker gets a document, if ``data.corpus.documents`` limits their number.
 
     Each rank has its own workers. A rank without workers needs one document itself.
     """
@@ -175,12 +179,15 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
 
 
 def _shards(config: TrainerConfig) -> int:
-    """Return the number of shards of the documents; 0 if a single process reads all of them."""
+    """Return the number of processes that each read their own part of the documents; 0 if one process reads all."""
     return config.ranks * max(config.data.workers, 1) if config.ranks > 1 else config.data.workers
 
 
 def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:
-    """Return the memory uses of ``plan`` with these vocabularies, with runs side by side as in ``harness run``."""
+    """Return the memory uses of ``plan``, with the runs that ``harness run`` would keep alive together.
+
+    ``vocabulary``: function that returns the vocabulary size to assume for a configuration.
+    """
     needs = [need_of(arm.name, arm.config, vocabulary(arm.config)) for arm in plan.arms]
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
     measured = [need for need in needs if need.arm not in profiled]

@@ -1,4 +1,4 @@
-"""Forks runs from a process with all imports done: they cost six seconds of CPU per block instead of per run.
+"""Forks runs from a process that has done all imports, which cost six seconds of CPU per block instead of per run.
 
 One fork server serves the runs of a block. They share its memory layout and its code pages. The next block gets
 another server. The server never computes, tokenizes or uses a device, so it can be forked safely.
@@ -37,21 +37,25 @@ _CLOSED_S = 10.0  # limit for a server to end after it closed its socket
 
 
 class ForkServerGone(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The fork server has ended, together with the runs that it forked."""
+    """The fork server has ended, together with the runs that it forked. The message has its exit status."""
 
 
 class ForkServerSilent(ForkServerGone):
-    """The fork server did not answer in time, and was killed."""
+    """The fork server did not answer in time, and was killed with its runs."""
 
 
 class ForkServer:
-    """Client in the launcher: starts the server, requests runs, closes it. Its methods raise ForkServerGone.
+    """Client of one fork server, in the launcher: starts the server, requests runs, closes it.
 
+    Its methods raise ForkServerGone if the server has ended.
     A server that does not answer within ``timeout_s`` is killed, together with its runs.
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
-        """``modules``: imports of its runs besides those of every run. ``code``: state to run; None: this code."""
+        """Start the fork server. ``modules``: imports of its runs besides those of every run.
+
+        ``code``: state of the code that its runs execute; None: this code.
+        """
         self._begun_ns = time.monotonic_ns()
         self.import_ns: int | None = None  # time until the first answer
         self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,7 +83,8 @@ class ForkServer:
     def fork(self, channel: socket.socket, log: Path, timeout_s: float | None = None, entry: str | None = None) -> int:
         """Fork a run that uses ``channel`` and appends its output to ``log``. Return its process id.
 
-        ``entry``: module of this state of the code whose ``main`` replaces the run's.
+        ``timeout_s``: limit for the answer in seconds; None: no limit.
+        ``entry``: module whose ``main`` runs instead of the run's; None: the run's.
         """
         with open(log, "ab") as file:
             request: ForkRequest = {"do": "fork"} if entry is None else {"do": "fork", "entry": entry}
@@ -94,7 +99,10 @@ class ForkServer:
         return answer["pid"]
 
     def wait(self, pid: int, timeout_s: float | None = None) -> int:
-        """Wait until the run has ended. Return its exit status, negative for a signal as in subprocess."""
+        """Wait until the run with process id ``pid`` has ended. Return its exit status, -N for signal N.
+
+        ``timeout_s``: limit in seconds; None: no limit.
+        """
         request: WaitRequest = {"do": "wait", "pid": pid}
         try:
             self._socket.send(json.dumps(request).encode())
@@ -115,7 +123,10 @@ class ForkServer:
         self._socket.close()
 
     def _end(self) -> int | None:
-        """Kill the server and wait shortly. Return its exit status; None if a dead disk keeps it in the kernel."""
+        """Kill the server and wait KILLED_S at most.
+
+        Return its exit status; None if a dead disk keeps it in the kernel.
+        """
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(KILLED_S)
@@ -135,7 +146,7 @@ class ForkServer:
         return cast("ForkAnswer", json.loads(answer))
 
     def _readable(self, timeout_s: float | None) -> bool:
-        """Wait for an answer in several polls. Return False after ``timeout_s``."""
+        """Wait for an answer in several polls. Return False after ``timeout_s`` seconds (None: no limit)."""
         parts = 1 if timeout_s is None else looks(timeout_s)
         each_s = None if timeout_s is None else timeout_s / parts
         return any(readable(self._socket, each_s) for _ in range(parts))
@@ -194,7 +205,10 @@ def main() -> int:
 
 
 def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
-    """Run ``entry`` in the forked process, in a new session and with its output in the log. Never returns."""
+    """Run ``main`` of the module ``entry`` in the forked process, in a new session. Never returns.
+
+    ``channel`` and ``log``: file descriptors; the output goes to ``log``.
+    """
     code = 1
     try:
         os.setsid()

@@ -37,7 +37,10 @@ MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a 
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory of a run in one place: at least ``lasting_bytes`` while it is suspended, ``peak`` during a step."""
+    """Memory in bytes that a run uses in one place (host or card).
+
+    It uses at least ``lasting_bytes`` while it is suspended, and ``peak`` during a step.
+    """
 
     lasting_bytes: int
     peak: ByteRange
@@ -45,7 +48,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class RunNeed:
-    """Memory needed by the run of one arm, by part."""
+    """Estimated memory that the run of one arm needs, split into parts. :func:`need_of` makes it."""
 
     arm: str
     computes_on: Literal["host", "cuda", "auto"]
@@ -65,7 +68,7 @@ class RunNeed:
 
     @property
     def in_memory(self) -> Holding:
-        """Host memory of all ranks together.
+        """Host memory that all ranks of this machine need together.
 
         A checkpoint is copied between two steps and written during the next ones; at the low end, before they begin.
         """
@@ -86,7 +89,7 @@ class RunNeed:
 
     @property
     def on_card(self) -> Holding:
-        """Memory on the card. torch's allocator keeps its peak."""
+        """Memory that a rank needs on its card; zero if it computes on the host. torch's allocator keeps its peak."""
         if self.training is None or self.computes_on == "host":
             return Holding(0, ByteRange(0, 0))
         peak = CONTEXT + self.training.peak + self.batch
@@ -95,7 +98,10 @@ class RunNeed:
 
     @property
     def batches(self) -> ByteRange:
-        """Batches in flight: at least one per worker, because a slow loader is never further ahead."""
+        """Memory of the batches in flight.
+
+        The low end has one per worker, because a slow loader is never further ahead.
+        """
         return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
 
     @property
@@ -103,7 +109,7 @@ class RunNeed:
         return max(self.workers, 1)
 
     def arithmetic(self) -> str:
-        """Return a text with the low end of every part in GiB, per rank."""
+        """Return a text that lists the least memory (GiB) of every part, per rank."""
         parts = []
         if self.training is not None:
             size, weights = self.training.bytes_per_value, self.training.weight_bytes
@@ -127,7 +133,10 @@ class RunNeed:
 
 
 def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: bool = False) -> RunNeed:
-    """Estimate the memory of a run of ``config``, without importing torch. ``saved_at_end``: for ``harness train``."""
+    """Estimate the memory that a run of ``config`` needs, without importing torch.
+
+    ``arm``: its name. ``saved_at_end``: True for ``harness train``, which ends with a checkpoint.
+    """
     data, device = config.data, config.compute.device
     training, computes = None, config.compute.work == "model" and config.compute.emulated is None
     shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
@@ -151,7 +160,7 @@ def checkpoint_copy(
     computes_on: Literal["host", "cuda", "auto"] = "host",
     saved_at_end: bool = False,
 ) -> ByteRange:
-    """Return the host memory for the copies of a checkpoint by the ranks of one machine.
+    """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint.
 
     Rank 0 copies the state that all ranks share. With fsdp each rank copies its own shards. Without ``asynchronous``,
     state on the host and shards on a card are written without a copy. The low end is 0 if the steps of a study end
@@ -173,8 +182,9 @@ def checkpoint_copy(
 def choose_interleave(
     asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
 ) -> tuple[str, str]:
-    """Return ("slices" or "runs", the reason as a text) for runs with these needs. The high ends of the needs count.
+    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs". ``reason`` is a text.
 
+    ``asked``: the scenario's choice; only "auto" is decided here. The high ends of the needs count.
     ``place``: where the runs are, if not on this machine. ``free_bytes``: free memory there (None: unknown).
     """
     if asked != "auto":
@@ -198,7 +208,10 @@ def choose_interleave(
 
 
 def free_host_bytes() -> int | None:
-    """Return the memory available to new processes: MemAvailable, or less if a control group limits it."""
+    """Return the bytes available to new processes: MemAvailable, or less if a control group limits it.
+
+    None if unknown.
+    """
     limit = memory_limit(find_group("memory"))
     limits = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
     return min((free for free in limits if free is not None), default=None)
@@ -206,7 +219,10 @@ def free_host_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Use of one kind of memory by runs that are alive together, and its free bytes."""
+    """Use of one kind of memory by runs that are alive together. ``where``: "memory" (host) or "GPU memory".
+
+    ``free_bytes``: free memory of this kind on this machine.
+    """
 
     group: tuple[RunNeed, ...]
     where: str
@@ -214,12 +230,15 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """Lasting memory of all runs, plus the additional memory of one run in a step."""
+        """Bytes that the runs need together: lasting memory of all, plus the additional memory of one run in a step.
+
+        The high end adds the peaks of all runs.
+        """
         return _takes(self.group, self.where)
 
     @property
     def is_refused(self) -> bool:
-        """True if even the low end is more than the free memory."""
+        """True if even the low end of the estimate is more than the free memory."""
         return self.takes.low_bytes > self.free_bytes
 
     @property
@@ -228,7 +247,7 @@ class MemoryUse:
 
     @property
     def range_text(self) -> str:
-        """Text with both ends, like "0.5 to 2.0 GiB of memory, 22.0 GiB is free"."""
+        """Text with both ends of the estimate, like "0.5 to 2.0 GiB of memory, 22.0 GiB is free"."""
         low, high = _gib(self.takes.low_bytes), _gib(self.takes.high_bytes)
         return f"{low} to {high} GiB of {self.where}, {_gib(self.free_bytes)} GiB is free"
 
@@ -238,7 +257,7 @@ class MemoryUse:
 
     @property
     def refusal(self) -> str:
-        """Reason why the runs are refused, with the arithmetic."""
+        """Text that says why the runs cannot fit: needed and free memory, and the parts of the largest run."""
         largest = max(self.group, key=lambda need: _takes([need], self.where).low_bytes)
         return (
             f"{self.name}: needs at least {_gib(self.takes.low_bytes)} GiB of {self.where}, "
@@ -255,7 +274,10 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Yield the use of each kind of memory by each group of runs alive together, if the free bytes are known."""
+    """Yield the use of host and GPU memory by each group of runs that are alive together.
+
+    A kind of memory whose free bytes are unknown is left out. ``profiled``: arms whose runs are alone.
+    """
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
@@ -268,7 +290,7 @@ def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: 
 def check_memory(
     needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
 ) -> None:
-    """Raise InputError, with the arithmetic, for runs whose low end is more than the free memory.
+    """Raise InputError for runs that need more than the free memory even at the low end. The message lists the parts.
 
     Print a warning if only the high end exceeds it, or if ``force`` starts runs that cannot fit. ``force`` is None for
     commands without this option: their message does not advise it. ``profiled``: arms whose runs are alone.

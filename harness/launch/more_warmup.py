@@ -1,4 +1,4 @@
-"""Decides if a repetition needs extra warm-up steps: a run that consumes prefetched batches is too fast.
+"""Decides if a repetition needs extra warm-up steps: while a run uses prefetched batches, its steps are too short.
 
 The fixed number of warm-up steps has three gaps:
 
@@ -31,7 +31,7 @@ MAX_ADDED_STEPS = 60  # If the lead lasts longer, it is measured, and the report
 
 
 def most_extra_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a repetition.
+    """Return the maximum number of extra warm-up steps of a repetition of a run with this configuration.
 
     0 on a CPU without prefetched batches. 0 for several ranks: they take the same steps, but each observes only its own
     batches and device.
@@ -40,29 +40,37 @@ def most_extra_steps(config: TrainerConfig) -> int:
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a run that waits for its data."""
+    """Return the maximum number of extra warm-up steps of a repetition that waits for its data.
+
+    0 without prefetched batches, and for several ranks.
+    """
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """True if a worker may have more than one batch ready. False without workers."""
+    """True if a worker may have more than one batch ready, so that a fast loop can consume a stock.
+
+    False without workers.
+    """
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
 def wait_period(config: TrainerConfig, *, asynchronous: bool) -> int:
-    """Return the number of steps between two waits of the host until the device is idle.
+    """Return the number of steps from one wait of the host for an idle device to the next.
 
-    1 if each step waits about equally long, or if the period is too long. A host that waits only at log lines leaves
-    the device idle there, and runs ahead elsewhere. Measured steps that begin after a log line and end elsewhere would
-    miss one step of the device's work; the other way round, they would have one too many. Whole periods are exact.
+    1 if each step waits about equally long, or if the period is longer than MOST_PERIOD steps.
+    A host that waits only at log lines leaves the device idle there, and runs ahead elsewhere.
+    Measured steps that begin after a log line and end elsewhere would miss one step of the device's work.
+    The other way round, they would have one too many. Whole periods are exact.
     """
     reads_norm = config.compute.sync != "norm" or config.compute.check_finite
     return 1 if not asynchronous or reads_norm or config.log_every > MOST_PERIOD else config.log_every
 
 
 def lead_lasts(config: TrainerConfig, *, asynchronous: bool) -> bool:
-    """True if the host's lead over its device may differ between the begin and the end of the measured steps.
+    """True if the host's lead over its device may differ between the start and the end of the measured steps.
 
+    ``asynchronous``: True if the host can run ahead of the device.
     A host that waits in each step until the device is idle has no lead. A host that waits at log lines has none there.
     """
     reads_each_step = config.compute.sync == "every-step" or (
@@ -78,7 +86,10 @@ def take_more(
     config: TrainerConfig,
     lives_off_batches: Callable[[], bool],
 ) -> int:
-    """Call ``take`` for up to ``most`` warm-up steps until the repetition is warm. Return the number of steps."""
+    """Take warm-up steps until the repetition is warm, ``most`` at most. Return their number.
+
+    ``take``: takes the given number of steps. ``lives_off_batches``: True while the run consumes prefetched batches.
+    """
     watched = lead_lasts(config, asynchronous=compute.asynchronous)
     taken = 0
     while taken < most:
@@ -99,20 +110,24 @@ def take_more(
 
 
 def cycle_steps(config: TrainerConfig) -> int:
-    """Return the number of steps in which each worker has its turn; 1 without workers."""
+    """Return the number of steps in which each worker delivers a batch once; 1 without workers."""
     return max(1, math.ceil(config.data.workers / config.optimizer.accumulation))
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Return the number of last batches that :func:`lives_off_lead` reads: two cycles, and the batches before them.
+    """Return the number of last batches that :func:`lives_off_lead` reads.
 
-    More batches also give the typical time between two batches of a worker.
+    They are two cycles of all workers and the batches before them, which give the typical time of a worker's batch.
     """
     return workers * (prefetch + 4)
 
 
 def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
-    """True if the last cycle consumed lead of more than :data:`ENOUGH` of its time, or if this is not known yet."""
+    """True if the run still consumes prefetched batches: it is faster than its workers can sustain.
+
+    This holds if the last batches of the workers came faster by more than the share :data:`ENOUGH`.
+    False if there are too few recent batches to decide.
+    """
     batches = recent.batches
     if len(batches) < 2 * workers:
         return False
@@ -138,7 +153,7 @@ def _stood_in_making(batch: BatchMoments, pauses: Sequence[tuple[int, int]]) -> 
 
 
 def _running(batches: Sequence[BatchMoments], name: str, pauses: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
-    """Return the moments on a clock that stops while the run is suspended; NaN if unknown."""
+    """Return the times ``name`` of the batches in ns, on a clock that stops during ``pauses``; NaN if unknown."""
     moments = np.array([math.nan if (moment := getattr(batch, name)) is None else moment for batch in batches])
     stood = sum((np.clip(moments - since, 0, until - since) for since, until in pauses), np.zeros(len(moments)))
     return moments - stood

@@ -21,7 +21,10 @@ RUN_TASKS = 6  # main process, sampling process and their threads, without torch
 
 
 def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
-    """Estimate the needs of ``configs``, all alive ``together`` or one after the other."""
+    """Estimate the shared memory, open files and processes that runs of ``configs`` need.
+
+    ``together``: True if all are alive at once; False if they run one after the other.
+    """
     if not together:
         needs = [needs_of([config], together=True) for config in configs]
         return Needs(
@@ -41,13 +44,19 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
 
 
 def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[str]:
-    """Return a line for each limit of this machine that the runs exceed, with the fix."""
+    """Return a line, with the fix, for each limit of this machine that the runs exceed.
+
+    ``together``: True if all are alive at once.
+    """
     checks = check_needs(needs_of(configs, together=together))
     return [f"{check.finding}; fix: {check.fix}" for check in checks if check.status != "ok"]
 
 
 def shared_bytes(data: DataConfig) -> int:
-    """Return the bytes in /dev/shm for the batches of one run: two tensors each, and a mask for padded rows."""
+    """Return the bytes in /dev/shm for the batches of one run; 0 without workers, or if batches travel in a ring.
+
+    A batch has two tensors, and a mask for padded rows.
+    """
     if data.workers == 0 or data.transport == "ring":  # A ring is not in /dev/shm.
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2

@@ -1,4 +1,4 @@
-"""Runs on all machines of a run except the first: forks, suspends and ends the ranks there on the launcher's orders.
+"""Runs one agent on each machine of a run except the first: it forks, suspends and ends the ranks there on orders.
 
 Started by ``launch.nodes`` as ``python -m harness.launch.node_agent PORT ADDRESS...``: the launcher listens at one of
 these addresses. The agent and its ranks end with the connection to the launcher. Like the fork server, this process
@@ -31,14 +31,17 @@ CONNECT_S = 5.0  # per address: one in another network may never answer
 
 
 class NodeAgent:
-    """The ranks of this machine, by run."""
+    """Agent of one machine: follows the launcher's orders for the ranks there, grouped by run.
+
+    ``number``: of the machine.
+    """
 
     def __init__(self, number: int, connection: socket.socket, channel: Channel) -> None:
         self._number, self._connection, self._channel = number, connection, channel
         self._ranks: dict[str, dict[int, int]] = {}  # run -> rank -> process
 
     def serve(self) -> None:
-        """Follow the launcher's orders until it is gone."""
+        """Follow the launcher's orders until the connection ends. Then kill all ranks of this machine."""
         try:
             while True:
                 order = self._channel.receive_node_order()
@@ -86,14 +89,14 @@ class NodeAgent:
         for pid in self._ranks.get(run, {}).values():
             try:
                 os.killpg(pid, number)
-            except ProcessLookupError:  # It has no process group yet, or is gone.
+            except ProcessLookupError:  # The rank has no process group yet, or is gone.
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         if number == signal.SIGKILL:
             self._ranks.pop(run, None)
 
     def _reap(self, _number: int, _frame: FrameType | None) -> None:
-        """Print the signal that killed a rank: rank 0 only sees that the rank is gone."""
+        """Handle SIGCHLD: print which signal killed a rank, as rank 0 only sees that the rank is gone."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(ended[1])
@@ -107,7 +110,10 @@ class NodeAgent:
 
 
 def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
-    """Serve as rank ``number`` of a run: connect to rank 0, and follow its orders."""
+    """Serve as rank ``number`` of a run: connect to rank 0, and follow its orders. Return the exit status.
+
+    ``own``: address of this machine.
+    """
     from harness.launch.child import serve_rank
     from trainer.ranks import Rank
 
@@ -135,7 +141,10 @@ def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
 
 
 def reach(port: int, addresses: Sequence[str], number: int) -> tuple[socket.socket, Channel] | None:
-    """Connect to the launcher, which has the same token. Return None if it is at none of these addresses."""
+    """Connect to the launcher at one of ``addresses``, and prove with the token that this is an agent of its job.
+
+    Return the connection and its channel; None if the launcher is at none of these addresses.
+    """
     for address in addresses:
         try:
             connection = socket.create_connection((address, port), CONNECT_S)

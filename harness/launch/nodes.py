@@ -49,13 +49,13 @@ class _Agent:
 
 
 class Nodes:
-    """Other machines of this job, as seen by the launcher on the first one."""
+    """Agents on the other machines of this Slurm job, as seen by the launcher on the first machine."""
 
     def __init__(self, count: int, modules: Sequence[str], timeout_s: float, start: StartAgents | None = None) -> None:
-        """Wait until ``count - 1`` agents have connected. They then import ``modules`` for their ranks.
+        """Start ``count - 1`` agents and wait until they have connected. They then import ``modules`` for their ranks.
 
         ``start`` starts the agents by a command in an environment; None: srun, in this Slurm job. Raises InputError,
-        with the missing agents, if one does not connect within ``timeout_s``.
+        with the missing agents, if one does not connect within ``timeout_s`` seconds.
         """
         self.count = count
         self.token = secrets.token_hex(16)
@@ -84,7 +84,10 @@ class Nodes:
         self.address = self._agents[1].connection.getsockname()[0]
 
     def message(self, count: int) -> NodesMessage:
-        """Return the message for a run on ``count`` of these machines, once they have imported its modules."""
+        """Wait until the agents have imported the modules. Return the part of a run's first message about its machines.
+
+        ``count``: number of machines of the run. Raises InputError if an agent ends or is late.
+        """
         end_s = time.monotonic() + self._timeout_s
         while self._importing:
             agent = self._importing[0]
@@ -99,7 +102,10 @@ class Nodes:
         return {"count": count, "address": self.address, "token": self.token}
 
     def fork(self, run: str, start: StartMessage, meet: MeetingPlace, nproc: int) -> None:
-        """Start the ranks of ``run`` on the other machines: ``nproc`` on each, in the order of the nodes."""
+        """Order the agents to fork the ranks of ``run`` on their machines: ``nproc`` on each, in the machines' order.
+
+        ``start``: first message of the run. ``meet``: ports at which they reach rank 0.
+        """
         for number in range(1, start["nodes"]["count"]):
             ranks = list(range(number * nproc, (number + 1) * nproc))
             order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}
@@ -107,7 +113,7 @@ class Nodes:
                 self._agents[number].channel.send(order)
 
     def signal(self, run: str, number: signal.Signals) -> None:
-        """Send a signal to the ranks of ``run`` on the other machines, and to their workers."""
+        """Send the signal ``number`` to the ranks of ``run`` on the other machines, and to their workers."""
         for agent in self._agents.values():
             with suppress(OSError):
                 agent.channel.send({"do": "signal", "run": run, "signal": int(number)})
@@ -145,7 +151,10 @@ class Nodes:
         self._agents[number] = _Agent(number, str(hello.get("name", "")), channel, connection)
 
     def _check(self, end_s: float, what: str, missing: Iterable[int]) -> None:
-        """Raise InputError if srun has ended or the time is over. ``what``: what the agents have to do in time."""
+        """Raise InputError if srun has ended, or if the time ``end_s`` (monotonic seconds) has passed.
+
+        ``what``: what the agents have to do in time. ``missing``: numbers of the machines that have not done it.
+        """
         nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(
@@ -157,24 +166,24 @@ class Nodes:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel detect within a minute that the other machine is gone."""
+    """Set the connection to fail within a minute after the other machine is gone."""
     for option, value in KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def nodes_of(config: TrainerConfig) -> int:
-    """Return the number of machines of a run of ``config``."""
+    """Return the number of machines that a run of ``config`` uses (launch.torchrun.nnodes; 1 by default)."""
     return 1 if config.launch is None else config.launch.torchrun.nnodes
 
 
 def nodes_of_record(config: JsonObject) -> int:
-    """Return the number of machines of a recorded configuration, maybe of another state of the code."""
+    """Return the number of machines in a recorded configuration, which may be from another state of the code."""
     return _of_torchrun(config, "nnodes")
 
 
 def ranks_of_a_node(config: JsonObject) -> int:
-    """Return the number of ranks on each machine, for a recorded configuration."""
+    """Return the number of ranks on each machine in a recorded configuration (launch.torchrun.nproc; 1 by default)."""
     return _of_torchrun(config, "nproc")
 
 
@@ -186,7 +195,7 @@ def _of_torchrun(config: JsonObject, key: str) -> int:
 
 
 def check_nodes(configs: Iterable[TrainerConfig]) -> int:
-    """Return the largest number of machines of a run. Raises InputError without a job of this size."""
+    """Return the number of machines of the largest run. Raises InputError if this Slurm job has fewer, or is no job."""
     count = max((nodes_of(config) for config in configs), default=1)
     job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
     if count > 1 and (not job_nodes.isdigit() or int(job_nodes) < count):
@@ -199,7 +208,11 @@ def check_nodes(configs: Iterable[TrainerConfig]) -> int:
 def other_nodes(
     configs: Iterable[TrainerConfig], modules: Callable[[], Sequence[str]], timeout_s: float
 ) -> Iterator[Nodes | None]:
-    """Yield the other machines for these runs; None if they need only this one."""
+    """Start agents on the other machines that these runs need, and end them after the context.
+
+    Yield None if the runs need only this machine. ``modules``: returns the modules to import.
+    ``timeout_s``: limit in seconds for the agents to connect.
+    """
     count = check_nodes(configs)
     if count == 1:
         yield None

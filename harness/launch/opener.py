@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resumed:
-    """State that a training resumes from."""
+    """Checkpoint that a training resumes from, and the states read from it."""
 
     checkpoint: Checkpoint
     states: Any
@@ -52,7 +52,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Folder of the checkpoints, and their contents besides the state."""
+    """Settings for the checkpoints that a training saves: folder, and contents besides the state."""
 
     folder: Path
     about: Callable[[], JsonObject] | None = None
@@ -64,7 +64,10 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Start:
-    """Differences between the processes that open a training."""
+    """Arguments of :func:`open_training` in which the processes that train differ.
+
+    Defaults are those of a study's run.
+    """
 
     prepared: Prepared
     model: str | None
@@ -94,7 +97,10 @@ class Start:
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """Training that is ready for its first step."""
+    """Training that is ready for its first step: data, compute, ledger, evaluator and saver.
+
+    :func:`open_training` makes it.
+    """
 
     batches: Batches
     compute: Compute
@@ -105,7 +111,10 @@ class OpenTraining:
     saver: Saver | None = None
 
     def steps(self, config: TrainerConfig, rank: Rank, first: int = 0) -> Generator[int]:
-        """Train, and yield the index of each finished step. Closing the generator reads the last losses."""
+        """Train from step ``first`` on, and yield the index of each finished step.
+
+        Closing the generator reads the last losses.
+        """
         from trainer.loop import train
 
         steps = train(config, self.compute, self.batches, first, self.saver, self.evaluator, prints=rank.is_first)
@@ -113,7 +122,10 @@ class OpenTraining:
 
 
 def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepared:
-    """Prepare the data of ``config``, or find them in the cache. ``files``: files of the user's data source."""
+    """Return the prepared data of ``config`` (corpus, tokenizer, objective), from the cache if they are there.
+
+    ``files``: files that the user's data source imports.
+    """
     from trainer.data.prepare import prepare
 
     prepared = prepare(config.data, files=files, evaluation=config.evaluation)
@@ -121,7 +133,10 @@ def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepar
 
 
 def open_training(config: TrainerConfig, start: Start) -> OpenTraining:
-    """Open the training of ``config``. If that fails, its loader workers are ended."""
+    """Start the loader workers, build the model and open the ledger of a training. Return it, ready for its first step.
+
+    If this fails, the loader workers are ended and the error is raised.
+    """
     from trainer.data.loader import open_batches
 
     data = config.data
@@ -171,7 +186,7 @@ def _open_with(batches: Batches, config: TrainerConfig, start: Start) -> OpenTra
 def make_saver(
     config: TrainerConfig, compute: Compute, batches: Batches, checkpoints: Checkpoints, rank: Rank = ALONE
 ) -> Saver | None:
-    """Return the saver of checkpoints; None if none are due or without a model: saving is not part of the data path."""
+    """Return the saver of checkpoints; None if ``config`` asks for none, or without a model, which has no state."""
     if config.checkpoint is None or config.compute.work == "none":
         return None
     from trainer import checkpoint_ranks

@@ -29,7 +29,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: BaseException) -> str:
-    """Return the advice for this process after ``error``; "" unless the memory that it trains in was exhausted."""
+    """Return advice to append to the message of ``error`` in this process; "" unless its training memory was exhausted.
+
+    The text names settings that would fit.
+    """
     on_card = type(error).__name__ == "OutOfMemoryError"
     if not is_out_of_memory(error) or not (on_card or _trains_on_host(config)):
         return ""
@@ -37,9 +40,10 @@ def advice_for_this_run(config: TrainerConfig, vocab_size: int | None, error: Ba
 
 
 def advice(config: TrainerConfig, vocab_size: int | None, memory_bytes: int | None, *, on_card: bool = False) -> str:
-    """Return ``; by the arithmetic ...`` with what would fit; "" if the memory or the need is unknown.
+    """Return ``; by the arithmetic ...`` with settings that would fit; "" if the memory or the need is unknown.
 
-    ``vocab_size``: size of the tokenizer; None if only the configuration is known. ``memory_bytes``: for one rank.
+    ``vocab_size``: size of the tokenizer; None if only the configuration is known.
+    ``memory_bytes``: available to one rank; None: unknown. ``on_card``: True for the memory of a card.
     """
     if memory_bytes is None or config.compute.work != "model" or config.compute.emulated is not None:
         return ""
@@ -62,7 +66,10 @@ def _trains_on_host(config: TrainerConfig) -> bool:
 
 
 def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
-    """Return the advice for a killed run, from its recorded configuration."""
+    """Return advice for a run that the kernel killed: settings that would fit, from its recorded configuration.
+
+    "" for a run on a card, and if memory or need is unknown.
+    """
     with suppress(ValueError):  # The record may be from another state of the code.
         config, free = TrainerConfig.model_validate(content), free_host_bytes()
         if _trains_on_host(config):
@@ -71,7 +78,10 @@ def advice_for_a_killed_run(content: Mapping[str, Json]) -> str:
 
 
 def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
-    """Return the bytes that this process uses or could use: on its card, or its part of host memory among ``ranks``."""
+    """Return the bytes that this process uses or could still use; None if unknown.
+
+    ``on_card``: on its card; otherwise in host memory, whose free part is shared by ``ranks``.
+    """
     if on_card:
         torch = sys.modules["torch"]
         return int(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
@@ -81,7 +91,10 @@ def memory_of_this_run(on_card: bool, ranks: int = 1) -> int | None:
 
 
 def largest_vocabulary(config: TrainerConfig) -> int | None:
-    """Return the largest vocabulary size if the model depends on the tokenizer. 0 if it does not; None if unknown."""
+    """Return the largest vocabulary size that the tokenizer may give the model; None if it is not known in advance.
+
+    0 if the model does not depend on the tokenizer.
+    """
     has_preset_size = config.model.preset in PRESET_VOCABULARY or config.model.is_of_files
     fixed = config.model.vocab_size is not None or has_preset_size
     without_model = config.compute.work != "model" or config.compute.emulated is not None

@@ -21,14 +21,17 @@ _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 @dataclass(frozen=True)
 class Packages:
-    """Requirements of a run. Two states with equal requirements run in one environment."""
+    """Packages that a run of one state of the code needs. Two states with equal packages run in one environment."""
 
     asked: tuple[str, ...]  # requirements as written in the project
     pins: tuple[str, ...]  # lines of its constraints for these packages and their dependencies
 
 
 def packages_of(folder: Path) -> Packages | None:
-    """Return the requirements of the project in ``folder``; None without any."""
+    """Return the packages that the project in ``folder`` requires.
+
+    None if its pyproject.toml lists none or cannot be read.
+    """
     try:
         dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
     except (OSError, KeyError, TypeError, ValueError):  # ValueError: invalid TOML or UTF-8
@@ -46,8 +49,9 @@ def _pins(constraints: Path, needed: frozenset[str] | None) -> set[str]:
 
 
 def needed(asked: Iterable[str]) -> frozenset[str] | None:
-    """Return the packages required by ``asked``, transitively, as installed here; None if one is not installed.
+    """Return the names of all packages that ``asked`` requires, transitively, as installed here.
 
+    None if one is not installed, because its dependencies are then unknown.
     This also holds for another state with equal pins. A package version with other requirements has another pin, which
     already makes the states differ.
     """
@@ -77,7 +81,7 @@ def needed(asked: Iterable[str]) -> frozenset[str] | None:
 
 
 def _applies(requirement: str, extras: frozenset[str]) -> bool:
-    """True if a package's ``requirement`` is one of its own, or of the requested ``extras``."""
+    """True if a package's ``requirement`` holds always, or for one of the requested ``extras``."""
     required = {_normal(extra) for extra in _EXTRA.findall(requirement)}
     return not required or bool(required & extras)
 

@@ -34,7 +34,7 @@ MAX_SLICE_STEPS = 100_000  # maximum that scenarios allow
 
 @dataclass(frozen=True)
 class StudyData:
-    """Memory needs of a study's runs, and the prepared data."""
+    """Data prepared for a study: memory needs of its runs, fingerprints, and the message for the runs of each arm."""
 
     needs: list[RunNeed]  # one for each run of a block, in the order of the arms
     fingerprints: dict[str, str]  # fingerprint of each corpus and tokenizer, by its name in study.json
@@ -43,14 +43,14 @@ class StudyData:
 
 
 def check_writable(out: Path) -> None:
-    """Raise InputError if no folder can be created at ``out``. Called before any data is prepared."""
+    """Raise InputError if no folder can be created at ``out``. Call it before data are prepared."""
     folder = next((path for path in (out, *out.absolute().parents) if path.exists()), out)
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"--out {out}: cannot write there; give a folder that can be written")
 
 
 def check_devices(configs: dict[str, TrainerConfig]) -> None:
-    """Raise InputError for CUDA arms without an NVIDIA driver. Otherwise torch would fail later."""
+    """Raise InputError if an arm needs CUDA but this machine has no NVIDIA driver. Otherwise torch would fail later."""
     for name, config in configs.items():
         if config.compute.device == "cuda" and not has_nvidia_driver():
             raise InputError(
@@ -68,8 +68,9 @@ def prepare_data(
 ) -> StudyData:
     """Build or find every corpus, tokenizer and pretokenized file before the first run, so that no run pays for it.
 
-    ``start_s``: time limit of a trial of the user's code. ``codes``: states of the user's code, for arms that do not
-    run the current one. Raises InputError if an arm cannot work.
+    ``configs``: by arm. ``start_s``: time limit in seconds of a trial of the user's code.
+    ``codes``: states of the user's code, for arms that do not run the current one.
+    Raises InputError if an arm cannot work.
     """
     from trainer.data.prepare import check_workers, prepare, warnings_of
 
@@ -119,7 +120,7 @@ def prepare_data(
 
 
 def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
-    """Return the fingerprints of corpora and tokenizer, by their names in the study's record."""
+    """Return the fingerprints of the corpora and the tokenizer, by their names in study.json ("corpus NAME", ...)."""
     corpus = data.corpus.path or data.corpus.parquet or data.corpus.builtin
     kind = data.tokenizer.model_dump_json(exclude_none=True)
     held_out = {}
@@ -133,7 +134,7 @@ def _fingerprints(data: DataConfig, prepared: Prepared) -> dict[str, str]:
 
 
 def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
-    """Raise InputError if the model does not match the data, or an emulated device does not match the model."""
+    """Raise InputError if the model of arm ``name`` does not fit the data, or its emulated device not the model."""
     from trainer.compute.build import emulated_shape
     from trainer.compute.emulated import build_emulated
     from trainer.model import shape_of
@@ -172,7 +173,10 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the message of a run's data. Add the fingerprints of all user code to ``fingerprints``."""
+    """Return the part of a run's first message about its data and model.
+
+    Add the fingerprints of user code and model files to ``fingerprints``, which go into study.json.
+    """
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 
@@ -204,7 +208,10 @@ def _message(
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:
-    """Return the configuration of every arm. Raises InputError if an edited study.json is no longer valid."""
+    """Return the configuration of every arm in a study's record, by arm.
+
+    Raises InputError, with the file ``path``, if an edited study.json is no longer valid.
+    """
     names = {arm.name for arm in record.arms}
     if unknown := sorted({name for order in record.order for name in order} - names):
         raise InputError(f"{path}: order: no arm is called {unknown[0]}")

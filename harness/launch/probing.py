@@ -27,6 +27,7 @@ CLOSING_STEPS = 3
 def probes_of(declared: JsonObject, control: str | None, *, first: bool = False) -> RunProbes:
     """Return the probes of one run. ``declared``: the scenario's ``probes`` as plain data.
 
+    ``control``: the run's control.
     A measured run is sampled (host and NVML). A profiled run is sampled, too, and its disturbing probes have windows. A
     bare run does not even have the ledger. A run that measures the cost of one probe has the ledger and this probe.
     ``first``: True for the first run of its arm, which may have a closing window.
@@ -50,7 +51,10 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """Return the settings of the sampling process, if it is needed. ``alone``: "host" or "nvml" to read only this."""
+    """Return {"sampler": settings} if host or NVML are to be sampled, else {}.
+
+    ``alone``: "host" or "nvml" to sample only this; None: what the scenario declares.
+    """
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -61,26 +65,35 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
 
 
 class OpenTime:
-    """Unexplained time and measured time of a run, summed over repetitions."""
+    """Sums over a run's repetitions: measured time, and the part of it that device events leave open.
+
+    In that part, events do not show if the device worked or waited for launches.
+    """
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
 
     def add(self, kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> None:
-        """Add a repetition measured from ``since_ns`` until ``until_ns``, with the records of its device."""
+        """Add a repetition measured from ``since_ns`` until ``until_ns`` (CLOCK_MONOTONIC).
+
+        ``kernels`` and ``blocking``: records of its device.
+        """
         self._open_ns += open_ns(kernels, blocking, since_ns, until_ns)
         self._measured_ns += until_ns - since_ns
 
     @property
     def noticeable(self) -> bool:
-        """True if the unexplained time justifies a closing window."""
+        """True if the unexplained part of the measured time is large enough for a closing window."""
         from harness.explain.policy import LIMIT_SHARE_MIN
 
         return self._open_ns > LIMIT_SHARE_MIN * self._measured_ns
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
-    """Return the nanoseconds from ``since_ns`` to ``until_ns`` that events leave open, by the rule of the analysis."""
+    """Return the ns from ``since_ns`` to ``until_ns`` in which events do not show if the device worked or waited.
+
+    The rule is that of the analysis (``harness.explain.bounds``).
+    """
     import numpy as np
 
     from harness.explain.bounds import device_work, per_step

@@ -29,11 +29,14 @@ from trainer.json_types import JsonObject, integer, section
 
 
 class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and survived
-    """A run ended before the launcher asked for it. Its record has the reason."""
+    """A run ended, or was killed, before the launcher asked for its end. The message and its record have the reason."""
 
 
 class RunProcess:
-    """A run in its own process group, so that its loader workers are suspended and ended with it."""
+    """A run as the launcher drives it, in its own process group, so that its workers are suspended with it.
+
+    ``run_block`` calls start, wait_ready, repeat (or profile) and finish, in this order.
+    """
 
     def __init__(
         self,
@@ -45,9 +48,10 @@ class RunProcess:
         data: DataMessage | None = None,
         nodes: Nodes | None = None,
     ) -> None:
-        """``code``: state to run; None: this code and the user's code in this folder. ``nodes``: the other machines.
+        """Prepare the run; :meth:`start` starts it.
 
-        ``data``: data that the run must find; not sent to another state of the harness.
+        ``code``: state of the code to run; None: this code and the user's code in this folder.
+        ``data``: data that the run must find; not sent to another state of the harness. ``nodes``: the other machines.
         """
         self.record = record
         self.code = code
@@ -68,7 +72,10 @@ class RunProcess:
         self._start: StartMessage | None = None
 
     def start(self, server: ForkServer) -> None:
-        """Start the run; :meth:`wait_ready` waits until it is built. Raises RunFailed if it cannot start."""
+        """Fork the run and send its first message; :meth:`wait_ready` waits until it is built.
+
+        Files of an earlier attempt are removed. Raises RunFailed if it cannot start.
+        """
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
@@ -77,7 +84,7 @@ class RunProcess:
             leftover.unlink(missing_ok=True)
         for leftover in folder.glob(".*.tmp"):  # half-written tables of a killed run
             leftover.unlink(missing_ok=True)
-        for leftover in folder.glob(".py-spy*"):  # from a run killed while it was sampled
+        for leftover in folder.glob(".py-spy*"):  # left by a run killed while it was sampled
             shutil.rmtree(leftover, ignore_errors=True)
         log = folder / "log.txt"
         self._log_start = log.stat().st_size if log.exists() else 0
@@ -111,7 +118,7 @@ class RunProcess:
         self._send(start)
 
     def wait_ready(self) -> None:
-        """Wait until the run is warm. Raises RunFailed if it ends instead."""
+        """Wait until the run is built and warm, and record its start-up time. Raises RunFailed if it ends instead."""
         self._expect("ready", 0)
         assert self._server is not None
         import_ns = self._server.import_ns
@@ -119,8 +126,9 @@ class RunProcess:
         self.record = replace(self.record, startup_ns=startup_ns, import_ns=import_ns)
 
     def repeat(self, repetition: int, warmup: int, steps: int, most_extra: int = 0) -> None:
-        """Run ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends instead.
+        """Let the run take ``warmup`` unmeasured and ``steps`` measured steps. Raises RunFailed if it ends instead.
 
+        ``repetition``: number of the repetition, from 0.
         ``most_extra``: maximum number of extra unmeasured steps while the run consumes prefetched batches.
         """
         self._doing = f"in repetition {repetition + 1}"
@@ -137,13 +145,16 @@ class RunProcess:
         return self._probes.windows
 
     def profile(self) -> None:
-        """Run the windows of the disturbing probes, or a closing window. Raises RunFailed if the run ends instead."""
+        """Let the run take the steps of its profiling windows. Raises RunFailed if it ends instead."""
         self._doing = "being profiled"
         self._send({"do": "profile"})
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run take a closing window, write its tables and end. Raises RunFailed if this fails."""
+        """Let the run take a closing window (if it may have one), write its tables and end.
+
+        :attr:`record` is then the run's record. Raises RunFailed if the run ends otherwise.
+        """
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
@@ -156,7 +167,7 @@ class RunProcess:
         self._complete_record()
 
     def _complete_record(self) -> None:
-        """Add the launcher's measurements to the record that the run has written."""
+        """Read the record that the run has written, and add the launcher's measurements: start, end and peak memory."""
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is None:
             place = self._folder.run(self.record.arm, self.record.block)
@@ -186,11 +197,11 @@ class RunProcess:
         self._wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the run and its workers, unless it was never started or has been waited for."""
+        """Send the signal ``number`` to the run and its workers, unless it was never started or has been waited for."""
         if self._server is not None and self._exit_code is None:
             try:
                 os.killpg(self._pid, number)
-            except ProcessLookupError:  # It has no process group yet, or is gone.
+            except ProcessLookupError:  # The run has no process group yet, or is gone.
                 with suppress(ProcessLookupError):
                     os.kill(self._pid, number)
         if self._nodes is not None:
@@ -201,7 +212,10 @@ class RunProcess:
         return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
-        """Wait until the run has ended. Return its exit status; None if its fork server is gone."""
+        """Wait until the run has ended, ``timeout_s`` seconds at most.
+
+        Return its exit status; None if its fork server is gone or did not answer.
+        """
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
                 self._exit_code = self._server.wait(self._pid, timeout_s)
@@ -215,7 +229,10 @@ class RunProcess:
             self._fail(None)
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
-        """Wait for ``event``, which comes after at most ``steps`` steps and maybe heartbeats."""
+        """Wait for the message ``event`` and return it. Heartbeats may come before.
+
+        ``steps``: maximum steps until then. Raises RunFailed for another event, an end or a silence of the run.
+        """
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
         while True:
@@ -239,7 +256,10 @@ class RunProcess:
         return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Wait for the next message in several polls. Raises TimeoutError after ``limit_s`` of timed-out polls."""
+        """Return the run's next message. Wait in several polls.
+
+        Raises TimeoutError after ``limit_s`` seconds of timed-out polls, or when the study's time is over.
+        """
         parts = looks(limit_s)
         for _ in range(parts):
             with suppress(TimeoutError):
@@ -249,14 +269,20 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how long this run may be silent. Without heartbeats, the limit applies to each of its steps."""
+        """Return how many seconds this run may be silent before ``event``.
+
+        Without heartbeats, the limit applies to each of its ``steps`` steps.
+        """
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
         return self._limits.silence_s * (1 if self._beats else max(steps, 1))
 
     def _end_silence(self, event: str, limit_s: float) -> NoReturn:
-        """Kill a run without a sign of life. Raise an error that names the hanging process and the cause."""
+        """Kill a run that was silent for ``limit_s`` seconds before ``event``.
+
+        Raise RunFailed, with the hanging process and the cause, or BudgetSpent if the study's time is over.
+        """
         assert self._server is not None
         key = "limits.start_s" if event == "ready" else "limits.silence_s"
         log = self._folder.run(self.record.arm, self.record.block) / "log.txt"
@@ -268,18 +294,21 @@ class RunProcess:
         self._fail(f"no sign of life for {limit_s:g} s ({key}) while {self._doing}: {finding}")
 
     def _check_budget(self, process: str) -> None:
-        """Raise BudgetSpent if the study's time is over."""
+        """Raise BudgetSpent if the study's time is over. ``process``: description of what the run was waiting for."""
         if self._limits.spent:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
-        """Wait for the end, make sure that run.json has the reason, and raise RunFailed."""
+        """Kill the run, make sure that run.json has the reason, and raise RunFailed.
+
+        ``error``: the reason; None: from the run's own record or its exit status.
+        """
         self._signal(signal.SIGKILL)  # Its channel is closed. Its workers end with it.
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is not None:
             self.record = written
-        else:  # It was killed before it could report anything.
+        else:  # The run was killed before it could report anything.
             self.record = replace(
                 self.record,
                 status="failed",

@@ -22,9 +22,9 @@ ALIVE_INTERVAL_S = 30.0  # maximum seconds without a line in a log
 
 
 class SignsOfLife:
-    """Prints a line to a log whenever nothing else was printed for :data:`ALIVE_INTERVAL_S`.
+    """Prints a line to a log whenever nothing else was printed for :data:`ALIVE_INTERVAL_S`, while the context is open.
 
-    A thread prints, and sleeps in between. On a terminal it prints nothing.
+    ``line``: returns the text. A thread prints, and sleeps in between. On a terminal it prints nothing.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:
@@ -45,11 +45,11 @@ class SignsOfLife:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last line."""
+        """Seconds since the last line was printed by this object."""
         return time.monotonic() - self._shown_s
 
     def show(self, line: str) -> None:
-        """Print a line now. This postpones the next sign of life."""
+        """Print ``line`` to standard error now. This postpones the next sign of life."""
         self._shown_s = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
@@ -61,7 +61,10 @@ class SignsOfLife:
 
 
 def announced(what: str) -> SignsOfLife:
-    """Print the work that begins now. The signs of life show how long it has been running."""
+    """Print ``what``, the work that begins now. Return a context manager for the work.
+
+    While it is open, a log regularly gets a line with how long the work has been running.
+    """
     begun_s = time.monotonic()
     signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
     signs.show(what)
@@ -74,10 +77,16 @@ def is_terminal() -> bool:
 
 
 class Progress:
-    """Counts runs and steps, and shows finished runs, steps per second and the time left."""
+    """Progress display of a study: counts runs and steps, and shows finished runs, steps per second and the time left.
+
+    Use it as a context manager around the runs, and call its methods as they proceed.
+    """
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """``total_runs``: None if unknown. ``heard`` is called between repetitions."""
+        """``total_runs``: number of planned runs; None if unknown, and then no time left is shown.
+
+        ``total_steps``: number of planned steps. ``heard``: called after each repetition.
+        """
         self._heard = heard
         self._total_runs = total_runs
         self._total_steps = max(total_steps, 1)
@@ -117,7 +126,10 @@ class Progress:
         self._repetition_begun_s = time.monotonic()
 
     def stepped(self, steps: int, extra: int = 0) -> None:
-        """Count ``steps`` planned steps, and ``extra`` unplanned ones."""
+        """Count the steps of a repetition that has ended. ``steps``: planned ones.
+
+        ``extra``: unplanned warm-up steps.
+        """
         self._steps += steps + extra
         self._total_steps += extra
         self._stepping_s += time.monotonic() - self._repetition_begun_s
@@ -133,7 +145,7 @@ class Progress:
         self.note(f"run {arm}/{block} failed: {error}")
 
     def note(self, text: str) -> None:
-        """Print a line that stays on the screen."""
+        """Print a line that stays on the screen above the progress line."""
         text = visible(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
@@ -161,10 +173,11 @@ class Progress:
 
 
 class TextProgress:
-    """Counts documents and bytes of text, and shows the finished share, MB/s and the time left.
+    """Progress display of work on a corpus: the finished share of its documents, MB/s and the time left.
 
-    Call it with the counts since the last call. A terminal shows a live line. A log gets a line at intervals, and none
-    if all is done before the first one is due.
+    Call it with the documents and bytes since the last call. A terminal shows a live line. A log gets a line at
+    intervals,
+    and none if all is done before the first one is due. ``what``: name of the work. ``documents``: number of all.
     """
 
     def __init__(self, what: str, documents: int) -> None:
@@ -189,11 +202,14 @@ class TextProgress:
 
     @property
     def kept(self) -> int:
-        """Number of documents finished by an earlier process."""
+        """Number of documents that an earlier process had finished; 0 before the first call."""
         return self._kept or 0
 
     def __call__(self, documents: int, text_bytes: int) -> None:
-        """Add to the counts. The first call gives the documents finished by an earlier process."""
+        """Add finished documents and bytes of text to the counts.
+
+        The first call gives the documents that an earlier process had finished.
+        """
         if self._kept is None:
             self._kept = documents
         self.documents += documents
@@ -227,7 +243,7 @@ def fitted(line: str) -> str:
 
 
 def _live(line: Callable[[], str]) -> Live:
-    """Return a live display of ``line`` on standard error, in one line of the terminal."""
+    """Return a live display (rich) on standard error that shows the text of ``line()`` in one terminal line."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -241,7 +257,10 @@ def _live(line: Callable[[], str]) -> Live:
 
 
 def _left(elapsed_s: float, share: float) -> str:
-    """Return the text for the time left after ``share`` of the work; empty if none is left."""
+    """Return the text for the time left once ``share`` (0 to 1) of the work took ``elapsed_s`` seconds.
+
+    Empty if less than a second is left.
+    """
     if share <= 0:
         return ", time left unknown yet"
     left_s = elapsed_s * (1 - share) / share

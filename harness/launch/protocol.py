@@ -39,7 +39,10 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Paths:
-    """Module paths of a state of the code, as Python imports them."""
+    """Module paths by which a launcher reaches a state of the code, as Python imports them.
+
+    One per protocol version.
+    """
 
     fork_server: str  # run with -m: forks runs
     preloaded: tuple[str, ...]  # imported by every run
@@ -74,28 +77,28 @@ NOT_THIS_PROJECT = (
 
 
 class ForkRequest(TypedDict):
-    """Launcher to fork server, with two descriptors: the run's channel and its log."""
+    """Launcher to fork server: fork a run. Two file descriptors come with it: the run's channel and its log."""
 
     do: Literal["fork"]
     entry: NotRequired[str]  # module whose main(channel, pid of the fork server) runs instead of a run's
 
 
 class WaitRequest(TypedDict):
-    """Launcher to fork server: wait until a run has ended."""
+    """Launcher to fork server: wait until the run with process id ``pid`` has ended."""
 
     do: Literal["wait"]
     pid: int
 
 
 class ForkAnswer(TypedDict):
-    """Fork server to launcher: a run was forked, or has ended with an exit status."""
+    """Fork server to launcher: the run ``pid`` was forked or, with ``code``, has ended with that exit status."""
 
     pid: int
     code: NotRequired[int]
 
 
 class DataMessage(TypedDict):
-    """Part of the first message: results of the launcher's preparation of the run's data."""
+    """Part of a run's first message: the data and model that the launcher has prepared, as fingerprints."""
 
     corpus: str  # fingerprint
     tokenizer: str  # fingerprint
@@ -106,7 +109,7 @@ class DataMessage(TypedDict):
 
 
 class NodesMessage(TypedDict):
-    """Part of the first message of a run on several machines."""
+    """Part of the first message of a run on several machines: their number, and how ranks reach rank 0."""
 
     count: int
     address: str  # address of this machine, as reached by the others
@@ -114,7 +117,7 @@ class NodesMessage(TypedDict):
 
 
 class StartMessage(TypedDict):
-    """Launcher to run: the first message."""
+    """Launcher to run: the first message, with everything that the run needs to open its training."""
 
     record: JsonObject  # RECORD_FIELDS of the run
     study: str  # the study's folder
@@ -125,7 +128,10 @@ class StartMessage(TypedDict):
 
 
 class RepetitionOrder(TypedDict):
-    """Launcher to run: run the repetition ``turn`` of ``settle`` warm-up and ``steps`` measured steps."""
+    """Launcher to run: take ``settle`` warm-up steps, then ``steps`` measured steps.
+
+    ``turn``: number of the repetition.
+    """
 
     do: Literal["turn"]
     turn: int
@@ -135,7 +141,7 @@ class RepetitionOrder(TypedDict):
 
 
 class BareOrder(TypedDict):
-    """Launcher to run: run the windows of the disturbing probes, or write the tables and end.
+    """Launcher to run: run the windows of the disturbing probes ("profile"), or write the tables and end ("finish").
 
     Only from rank 0 to the other ranks: "step" takes one step (of a training, or an unmeasured one in which rank 0 is
     profiled), "stop" ends a training early, "evaluate" ends it after a last pass over held-out data.
@@ -145,14 +151,17 @@ class BareOrder(TypedDict):
 
 
 class ClockAnswer(TypedDict):
-    """Rank 0 to a rank on another machine: the time of rank 0's clock."""
+    """Rank 0 to a rank on another machine: the time of rank 0's clock in ns (CLOCK_MONOTONIC)."""
 
     do: Literal["clock"]
     t_ns: int
 
 
 class TrainOrder(TypedDict):
-    """Rank 0 of a training to the other ranks: continue from a checkpoint, as a new part."""
+    """Rank 0 of a training to the other ranks: train a new part, from a checkpoint or (None) from the beginning.
+
+    ``block``: number of the part.
+    """
 
     do: Literal["train"]
     checkpoint: str | None  # folder of the checkpoint
@@ -160,7 +169,10 @@ class TrainOrder(TypedDict):
 
 
 class LackingOrder(TypedDict):
-    """Rank 0 of a resumed training to the other ranks: first make passes that the earlier part may have missed."""
+    """Rank 0 of a resumed training to the other ranks: first make passes that an earlier part may have missed.
+
+    The passes are evaluations, by kind.
+    """
 
     do: Literal["lacking"]
     passes: list[Kind]
@@ -170,14 +182,14 @@ RunOrder: TypeAlias = RepetitionOrder | BareOrder | ClockAnswer | TrainOrder | L
 
 
 class MeetingPlace(TypedDict):
-    """Ports on which rank 0 waits for the ranks of other machines: torch's store and its own orders."""
+    """Ports on which rank 0 waits for ranks of other machines: ``store`` for torch, ``control`` for orders."""
 
     store: int
     control: int
 
 
 class ForkRanksOrder(TypedDict):
-    """Launcher to node agent: fork these ranks of a run."""
+    """Launcher to node agent: fork the ranks ``ranks`` of the run ``run`` on its machine."""
 
     do: Literal["fork"]
     run: str
@@ -187,7 +199,7 @@ class ForkRanksOrder(TypedDict):
 
 
 class SignalOrder(TypedDict):
-    """Launcher to node agent: send a signal to the ranks of a run and to their workers."""
+    """Launcher to node agent: send the signal ``signal`` to the ranks of the run ``run`` and to their workers."""
 
     do: Literal["signal"]
     run: str
@@ -195,7 +207,7 @@ class SignalOrder(TypedDict):
 
 
 class ImportOrder(TypedDict):
-    """Launcher to node agent: import the modules of the runs."""
+    """Launcher to node agent: import these modules, which the runs need, before any rank is forked."""
 
     do: Literal["import"]
     modules: list[str]
@@ -205,7 +217,10 @@ NodeOrder: TypeAlias = ForkRanksOrder | SignalOrder | ImportOrder
 
 
 class NodeEvent(TypedDict):
-    """Node agent to launcher: its identity, or the end of its imports. Rank to rank 0: its identity."""
+    """Node agent to launcher: its identity ("hello"), or the end of its imports ("ready").
+
+    Rank to rank 0: its identity.
+    """
 
     event: Literal["hello", "ready"]
     token: NotRequired[str]
@@ -214,7 +229,7 @@ class NodeEvent(TypedDict):
 
 
 class RunEvent(TypedDict):
-    """Run to launcher: an event."""
+    """Run to launcher, or another rank to rank 0: an order is done, a failure, or a heartbeat."""
 
     event: Literal["ready", "turn", "profile", "done", "failed", "alive", "meet", "clock"]
     error: NotRequired[str | None]  # reason of a failure
@@ -225,7 +240,7 @@ class RunEvent(TypedDict):
 
 
 class TrialStart(TypedDict):
-    """Sweep to trial: the first message."""
+    """Sweep to the process of a trial: the first message, with the training to run and when to report."""
 
     scenario: str  # name of its training's folder
     arm: str
@@ -240,7 +255,7 @@ class TrialStart(TypedDict):
 
 
 class TrialEvent(TypedDict):
-    """Trial to sweep: its progress, or its end."""
+    """Process of a trial to its sweep: a heartbeat, the progress at a milestone, or the trial's end."""
 
     event: Literal["alive", "milestone", "ended"]
     steps: int

@@ -40,7 +40,7 @@ Serve = Callable[[StartMessage, Channel, Rank], int]
 
 
 class RankFailedError(Exception):
-    """A rank failed or did not answer. The message names the rank and the reason."""
+    """Another rank failed or did not answer. The message names the rank and the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Other:
 
 
 class OtherRanks:
-    """Ranks 1 and up, as seen by rank 0."""
+    """Connections of rank 0 to all other ranks of its run: starts them, sends orders and collects their reports."""
 
     def __init__(
         self,
@@ -64,10 +64,12 @@ class OtherRanks:
         own: int,
         meet: Callable[[MeetingPlace], None] | None = None,
     ) -> None:
-        """Fork the ranks of this machine.
+        """Fork the ranks of this machine, and wait for those of other machines if the message ``start`` names any.
 
-        ``serve``: function that each calls with its end of the channel. ``own``: descriptor that they close. ``meet``:
-        requests the ranks of other machines, if the message ``start`` names any.
+        ``ranks``: number of all ranks. ``timeout_s``: limit for their answers.
+        ``serve``: function that each forked rank calls with its end of the channel. ``own``: descriptor that they
+        close.
+        ``meet``: sends the launcher the request for the ranks of other machines.
         """
         parent = os.getpid()
         nodes = start.get("nodes")
@@ -113,7 +115,10 @@ class OtherRanks:
         self._lost: Callable[[str], None] | None = None
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
-        """Request the ranks of the other machines, and wait until they have connected."""
+        """Request the ranks ``numbers`` of the other machines with ``meet``, and wait until they have connected.
+
+        ``port``: of torch's store. Raises RankFailedError if some do not connect in time.
+        """
         missing = set(numbers)
         with socket.create_server((nodes["address"], 0), backlog=len(missing)) as listening:
             meet({"store": port, "control": listening.getsockname()[1]})
@@ -142,21 +147,25 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Begin to read the reports of the ranks.
+        """Start one thread per rank that reads its reports.
 
-        ``lost`` is called if a rank failed and this process hangs in an exchange with it. It must end the process."""
+        ``lost`` is called if a rank failed and this process hangs in an exchange with it. It must end the process.
+        """
         self._lost = lost
         for rank in self._others:
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
 
     def send(self, order: RunOrder) -> None:
-        """Send the launcher's order to the other ranks."""
+        """Send ``order`` to all other ranks. A rank that has ended is skipped; the next :meth:`wait` reports it."""
         for rank in self._others:
             with suppress(OSError):  # The rank has ended. The next wait reports it.
                 rank.channel.send(order)
 
     def wait(self, event: str) -> None:
-        """Wait until all ranks have reported ``event``. Raises RankFailedError if one does not report it in time."""
+        """Wait until all other ranks have reported ``event``.
+
+        Raises RankFailedError if a rank fails, or does not report it within the timeout.
+        """
         missing = {rank.number for rank in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
@@ -179,7 +188,10 @@ class OtherRanks:
         )
 
     def explain(self, error: BaseException) -> str | None:
-        """Return the rank that caused an error of rank 0, and its error; None if rank 0 caused it."""
+        """Return a line on the rank that made rank 0's exchange fail with ``error``, and that rank's own error.
+
+        If no rank reports one, the line has the state of each rank. None if ``error`` is not from an exchange.
+        """
         if not is_of_the_exchange(error):
             return None
         self._news.wait(CAUSE_S)
@@ -189,12 +201,12 @@ class OtherRanks:
         return f"the ranks waited for one another in vain ({str(error).splitlines()[0]}); {states}"
 
     def cause(self) -> str | None:
-        """Return the line of the first rank that failed by itself; None without one."""
+        """Return the line of the first rank that failed by itself, not because of another rank; None without one."""
         own = [(number, text) for number, text in self._failed.items() if not text.startswith(EXCHANGE)]
         return f"rank {own[0][0]}: {own[0][1]}" if own else None
 
     def end(self) -> None:
-        """Accept from now on that ranks end: nothing more is expected from them."""
+        """Accept from now on that the other ranks end: their end is no failure any more."""
         self._ending.set()
 
     def _worst(self) -> str:
@@ -208,7 +220,11 @@ class OtherRanks:
         return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
-        """Put the reports of ``other`` into the queue until it has ended. Runs in its own thread."""
+        """Queue the reports of ``other`` until it is done or fails; runs in its own thread.
+
+        Clock requests are answered here. A failure is recorded and queued as "failed".
+        ``_lost`` is called if rank 0 does not end within STUCK_S after it.
+        """
         while True:
             try:
                 message = other.channel.receive_event()
@@ -239,7 +255,10 @@ def _call_process(name: str) -> None:
 
 
 def _end_of(other: _Other) -> str:
-    """Return how a rank without a last message ended."""
+    """Return how a rank ended that sent no last message, as a text.
+
+    It waits for the end of a process of this machine.
+    """
     if other.node:
         return f"its process on {other.node} is gone, or that machine is; the job's log has what was printed there"
     pid = other.pid

@@ -34,7 +34,7 @@ SWEEP, TRIALS, PILOT, TRIAL_SPENT = (
 
 @dataclass(frozen=True)
 class Expense:
-    """Time and cost of one folder."""
+    """Time and cost of one study, training, cost probe or sweep."""
 
     kind: Kind
     folder: Path
@@ -46,10 +46,11 @@ class Expense:
 
 
 def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[Expense | InputError]:
-    """Yield the expense of every folder at or below ``place``, by name, and an error for each damaged part.
+    """Yield the expense of every study, training, cost probe and sweep at or below ``place``, in order of folder names.
 
-    A folder without any counted part has only errors. Trials and pilots are parts of their sweep. Any other folder
-    counts by itself, also within another one. ``price_usd_per_hour`` replaces recorded prices.
+    A damaged part yields an InputError instead. A folder without any counted part yields only errors.
+    Trials and pilots are parts of their sweep. Any other folder counts by itself, also within another one.
+    ``price_usd_per_hour`` replaces recorded prices.
     """
     for folder, below, files in os.walk(place):
         below[:] = sorted(name for name in below if not name.startswith("."))
@@ -69,6 +70,7 @@ def expenses(place: Path, price_usd_per_hour: float | None = None) -> Iterator[E
 def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense:
     """Return time and cost of the sweep, study or training in ``folder``.
 
+    ``price_usd_per_hour``: replaces recorded prices.
     Raises InputError if the record of the folder itself is damaged. Damaged records of its parts are faults.
     """
     if (folder / SWEEP).is_file():
@@ -92,7 +94,7 @@ def expense_of(folder: Path, price_usd_per_hour: float | None = None) -> Expense
 
 
 def seconds_of(record: RunRecord) -> float | None:
-    """Return the seconds of a run, from its imports to the end of its process. None if they are not recorded."""
+    """Return the seconds of a run, from its imports to the end of its process. None if its times are not recorded."""
     try:
         begin_s, end_s = _span_of(Path(), record)
     except InputError:
@@ -101,14 +103,17 @@ def seconds_of(record: RunRecord) -> float | None:
 
 
 def _parted(parts: Iterator[Part | InputError]) -> tuple[list[Part], tuple[InputError, ...]]:
-    """Return the parts, and the errors."""
+    """Separate values from errors. Return (values, errors), each in the order of ``parts``."""
     results = list(parts)
     errors = tuple(result for result in results if isinstance(result, InputError))
     return [result for result in results if not isinstance(result, InputError)], errors
 
 
 def _in_total(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds in which at least one run was running."""
+    """Return the seconds in which at least one of the runs was running.
+
+    ``spans``: (begin, end) of each run in seconds.
+    """
     total_s, reached_s = 0.0, 0.0
     for begin_s, end_s in sorted(spans):
         total_s += max(0.0, end_s - max(begin_s, reached_s))
@@ -117,7 +122,7 @@ def _in_total(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[float, float] | InputError]:
-    """Yield begin and end of every run. A run that did not begin has none."""
+    """Yield (begin, end) of every run that began, in Unix seconds; an error for a run without valid times."""
     for record in records:
         if record.status == "done" or record.started_utc or record.ended_utc:
             try:
@@ -127,7 +132,10 @@ def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[f
 
 
 def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
-    """Return the begin and the end of a run's process in Unix seconds, including imports and shutdown."""
+    """Return (begin, end) of a run's process in Unix seconds, including imports and shutdown.
+
+    ``path``: file of the record, for messages. Raises InputError for invalid times.
+    """
     begin_s, end_s = _span(path, record.started_utc, record.ended_utc)
     import_s, ending_s = (
         _amount(path, key, value or 0) / 1e9
@@ -137,7 +145,10 @@ def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
 
 
 def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
-    """Return both times in Unix seconds. Raises InputError if one is not a time, or if the end is before the begin."""
+    """Return (begin, end) in Unix seconds. ``path``: file for error messages.
+
+    Raises InputError if one is not a time, or if the end is before the begin.
+    """
     try:
         begin_s, end_s = (datetime.fromisoformat(time_utc).timestamp() for time_utc in (begin_utc, end_utc))
     except (ValueError, OverflowError) as error:
@@ -148,7 +159,10 @@ def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
 
 
 def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | InputError]:
-    """Yield the record of every run that began. All parts of a training did; any other run then has a folder."""
+    """Yield the record of every run that began; an error for one whose record is missing or damaged.
+
+    All parts of a training began. Any other run began if it has a folder.
+    """
     for block, names in enumerate(study.order):
         for name in names:
             path = store.run_json(name, block)
@@ -162,7 +176,10 @@ def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | Inp
 
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
-    """Return US dollars per hour, from the scenario or else from the devices. Emulated devices have no price."""
+    """Return US dollars per hour of the runs: from the scenario, else from the profile of their devices.
+
+    None if neither has a price. Emulated devices have none.
+    """
     price = study.scenario_text.get("price_usd_per_hour")
     if isinstance(price, int | float) and not isinstance(price, bool):
         return float(price)
@@ -182,7 +199,7 @@ def _of_sweep(folder: Path, price_usd_per_hour: float | None) -> Expense:
 
 
 def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float | InputError]:
-    """Yield the seconds of the pilots and of each trial."""
+    """Yield the seconds spent in the pilots, then those of each trial; an error for a damaged record."""
     parts = [
         (folder / SWEEP, "lost_s"),
         *((trial / TRIAL_SPENT, "seconds") for trial in sorted(folder.glob(f"{TRIALS}/*/"))),
@@ -196,7 +213,10 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
 
 
 def _amount(path: Path, key: str, value: object) -> float:
-    """Return an amount of time. Raises InputError if ``value`` is not one."""
+    """Return ``value`` as seconds or ns, a number from 0.
+
+    Raises InputError, with the file and the key, for another value.
+    """
     parsed = _number(value)
     if parsed is None or not 0 <= parsed < math.inf:
         raise InputError(f"{path}: {key}: {value!r:.40} is no amount of time; allowed: a number from 0")

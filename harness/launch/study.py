@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """Folder of the study and its status: done, failed (at least one run), interrupted, or only submitted.
+    """Folder of a study that was run, and its status: done, failed (at least one run), interrupted, or only submitted.
 
-    ``cut``: the work that was interrupted when the time was over. ``in_queue``: True if its jobs continue.
+    ``cut``: what ran when the time limit ended the study; None otherwise. ``in_queue``: True if its jobs continue.
     """
 
     folder: Path
@@ -59,8 +59,9 @@ Enough = Callable[[StudyFolder, StudyRecord, int], bool]
 
 @dataclass(frozen=True)
 class Sequential:
-    """Study that runs block by block until ``enough`` returns True. It is called with the number of finished blocks.
+    """Options of a study that runs block by block until there is enough data (a regression check).
 
+    ``enough``: called after each block with the number of finished blocks; returns True to end the study.
     ``arms``: records by name that replace the records from the plan. ``end_ns``: time limit (CLOCK_MONOTONIC). It may
     end a block early; finished blocks are kept.
     """
@@ -77,7 +78,10 @@ def arm_record(arm: Arm) -> ArmRecord:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Place of a study's runs, if not this machine."""
+    """Machines on which a study's runs will be, if not this one.
+
+    ``free_bytes``: free memory of one; None if unknown.
+    """
 
     place: str  # "of Slurm's nodes"
     free_bytes: int | None
@@ -85,7 +89,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of a study's runs that are not in the scenario."""
+    """Options of a study's runs that are not in the scenario: memory check, time limit, warm-up and load check."""
 
     force: bool = False
     """Also start runs that cannot fit into memory."""
@@ -108,7 +112,11 @@ def run_study(
     sequential: Sequential | None = None,
     options: StudyOptions = DEFAULTS,
 ) -> Outcome:
-    """Run ``plan`` into a new folder under ``out``. Raises InputError before any run if it cannot work."""
+    """Run ``plan`` as a new study under ``out``, and return its folder and status.
+
+    ``command``: command line for the record. ``source``: file of the scenario.
+    Raises InputError before any run if it cannot work.
+    """
     if sequential is not None and any(config_slurm(arm.config) is not None for arm in plan.arms):
         raise InputError("launch.slurm: a regression check runs on this machine; give --set launch.slurm=null")
     folder, record, data = begin_study(plan, out, command, source, sequential, options.force)
@@ -126,7 +134,9 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Prepare everything for the runs of ``plan``, and create their study's folder, which is still empty."""
+    """Prepare the runs of ``plan``. Return the study's empty folder, its record and the data; raise InputError if it
+    cannot run. ``elsewhere``: machines of the runs; None: this one.
+    """
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
         refuse_auto([arm.config for arm in plan.arms], cause)
@@ -178,7 +188,7 @@ def begin_study(
 
 
 def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
-    """Raise InputError if an arm resumes at a later step: each run of a study starts from the beginning."""
+    """Raise InputError if an arm's ``resume`` is set: each run of a study starts at step 0."""
     for name, config in configs.items():
         if config.resume is not None:
             raise InputError(
@@ -188,12 +198,16 @@ def refuse_resume(configs: Mapping[str, TrainerConfig]) -> None:
 
 
 def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
-    """Return the job settings of ``config``; None: it runs on this machine."""
+    """Return the Slurm settings of ``config``; None if it runs on this machine."""
     return None if config.launch is None else config.launch.slurm
 
 
 def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEFAULTS) -> Outcome:
-    """Run the missing runs of a study: interrupted, failed or never started ones."""
+    """Run the missing runs of the study ``path``: interrupted, failed or never started ones.
+
+    Return its folder and status.
+    Raises InputError if it cannot be resumed.
+    """
     folder = StudyFolder(path)
     record = read_resumable(folder)
     data = _prepare_again(folder, record, options.force)
@@ -204,7 +218,7 @@ def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEF
 
 
 def run_part(path: Path, block: int | None, force: bool = False) -> bool:
-    """Run the missing runs of ``block``, or of all blocks, in a job, and leave study.json unchanged.
+    """Run, within a Slurm job, the missing runs of ``block`` (None: of all blocks). study.json stays unchanged.
 
     Other jobs may run other blocks at the same time. Return True if all these runs are done now.
     """
@@ -236,7 +250,10 @@ def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int]
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
-    """Return the record of a study that can be resumed. Raises InputError if it cannot."""
+    """Return the study's record.
+
+    Raises InputError for a training, a study of commands or one of two states of the code.
+    """
     record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
@@ -248,7 +265,10 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """Prepare the data of a resumed study. Raises InputError if the data or this machine do not match it."""
+    """Prepare the data of a resumed study and return them.
+
+    Raises InputError if the data have changed since its start, or if this machine cannot run it.
+    """
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -279,7 +299,10 @@ def _execute(
     options: StudyOptions,
     sequential: Sequential | None = None,
 ) -> Outcome:
-    """Run the missing runs of the study, and write its status."""
+    """Run the missing runs of the study, and write its record with the final status. Return its folder and status.
+
+    Ctrl-C and a spent budget keep the finished runs.
+    """
     until = options.until
     if until is not None:
         until.begin(folder.path, anew=True)
@@ -328,7 +351,10 @@ def _run_blocks(
     options: StudyOptions,
     sequential: Sequential | None,
 ) -> StudyRecord:
-    """Run all missing runs, or block by block until there are enough. Return the record with the blocks that ran."""
+    """Run all missing runs; with ``sequential``, run block by block until there are enough.
+
+    Return the record, shortened to the blocks that ran.
+    """
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
     repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
@@ -354,7 +380,10 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """Return the repetitions of each arm. If arms run two states of the code, both warm up like the older one."""
+    """Return the repetitions of each arm, by arm. If arms run two states of the code, both warm up like the older one.
+
+    ``extra_warmup``: False for a fixed number of warm-up steps.
+    """
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     by_arm = {}
@@ -367,7 +396,7 @@ def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str,
 
 
 def _other_nodes(record: StudyRecord, todo: Sequence[str], limits: WaitLimits) -> AbstractContextManager[Nodes | None]:
-    """Return the other machines for the runs ``todo``, if any."""
+    """Return a context manager that yields the other machines for runs of the arms ``todo``; None if they need none."""
     contents = [arm.config for arm in record.arms if arm.name in todo]
     configs = [recorded_config(content) for content in contents]
     return other_nodes(configs, lambda: [*OWN.preloaded, *modules_of(contents)], limits.start_s)
@@ -382,12 +411,18 @@ def _code(arm: ArmRecord) -> Code | None:
 
 
 def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
-    """Return the environment, with the commit of the user's code if any run uses it, else the commit of this code."""
+    """Return the facts of this environment for the records.
+
+    The commit is that of the user's code if any run uses it, else that of this code.
+    """
     return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
-    """Return the limits of waits. An older study has the defaults."""
+    """Return the limits of the launcher's waits from the study's scenario; an older study has the defaults.
+
+    ``end_ns``: end of the study's time (CLOCK_MONOTONIC); None: no limit.
+    """
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
     return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 
@@ -397,7 +432,7 @@ def _end_after(record: StudyRecord, blocks: int) -> StudyRecord:
 
 
 class _BlockRunner:
-    """Runs blocks of a study on this machine, and on other machines for its ranks."""
+    """Runner of the blocks of one study, on this machine and on others for their ranks. It is used for all blocks."""
 
     def __init__(
         self,
@@ -416,7 +451,7 @@ class _BlockRunner:
         self._environment = _environment(recorded_config(arm.config) for arm in record.arms)
 
     def run(self, block: int, names: list[str]) -> None:
-        """Run the arms ``names`` of ``block``."""
+        """Run the arms ``names`` of ``block`` once each. The study's record says if their repetitions alternate."""
         session = session_of(self._record.id, f"{block}-{secrets.token_hex(3)}")
         processes = [self._process(name, block, session, position) for position, name in enumerate(names)]
         # Runs start one after the other if a regression check compares their startups, or on several machines, where
@@ -449,7 +484,11 @@ class _BlockRunner:
 
 @contextmanager
 def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
-    """Hold a lock of the study. The kernel releases it when this process ends. Raises InputError if it is taken."""
+    """Hold a lock of the study within the context. Raises InputError if another process holds it.
+
+    ``name``: file of the lock in the study's folder. The kernel releases the lock when this process ends.
+    On a file system without locks, print a warning and continue.
+    """
     with open(folder.path / name, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -462,7 +501,7 @@ def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
 
 
 def create_folder(out: Path, scenario: str) -> StudyFolder:
-    """Create a folder for a study of ``scenario`` under ``out``. Raises InputError if this fails."""
+    """Create and return a new folder for a study of ``scenario`` under ``out``. Raises InputError if this fails."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     path = out / scenario / name
     try:
@@ -475,5 +514,5 @@ def create_folder(out: Path, scenario: str) -> StudyFolder:
 
 
 def now() -> str:
-    """Return the UTC time, to the second."""
+    """Return the UTC time to the second, in ISO format."""
     return datetime.now(UTC).isoformat(timespec="seconds")

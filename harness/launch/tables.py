@@ -46,8 +46,9 @@ SPAN_NAMES = ("pid", "tid", "role", "rank", "name", "batch", "start_ns", "end_ns
 
 
 class RunTables:
-    """Steps and spans tables of one rank of a run in ``folder``. ``pid``, ``tid``: ids of its main thread.
+    """Writer of the steps and spans tables of one rank of a run. ``folder``: of the run.
 
+    ``pid``, ``tid``: of its main thread.
     Rank 0's tables are the tables of the run: times of rank 0, and counts of all ``ranks`` in the steps. A rank of an
     attached program is an arm and a run by itself, with ``ranks`` 1.
     """
@@ -65,7 +66,10 @@ class RunTables:
         self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
-        """Move a large recording out of the recorder. Call this only between repetitions, because it takes time."""
+        """Write the spans recorded so far and drop them from the recorder, if it has at least ``least_events`` events.
+
+        Call this only between repetitions, because it takes time.
+        """
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
@@ -77,8 +81,9 @@ class RunTables:
             self._spans.append(self._span_columns(rows, recorder))
 
     def write(self) -> None:
-        """Write both tables. Call this once. An unfinished step has spans but no row.
+        """Write both tables, and the evaluations if there are any. Call this once.
 
+        An unfinished step has spans but no row.
         If the spans cannot be written (a full disk), the steps are written before the error is raised.
         """
         try:
@@ -98,7 +103,7 @@ class RunTables:
             self._spans.discard()
 
     def discard(self) -> None:
-        """Remove unfinished files. Harmless after :meth:`write`."""
+        """Remove unfinished files of both tables. Harmless after :meth:`write`."""
         self._spans.discard()
 
     def _write_steps(self) -> None:
@@ -116,7 +121,10 @@ class RunTables:
             steps.discard()
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
-        """Return the spans of the main thread's phases, stages of received batches, device work and blocking calls."""
+        """Return the columns of the spans table for ``rows``: phases, batch stages, device work and blocking calls.
+
+        The device's records are taken from ``recorder`` and dropped there.
+        """
         pid, tid, rank = self._pid, self._tid, self._rank
         table: list[tuple[Any, ...]] = [
             (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
@@ -136,7 +144,7 @@ class RunTables:
         received_ns = [batch.wait_end_ns for batch in rows.received]
 
         def batch_at(moment_ns: int) -> int:
-            """Return the last batch that the host had received at a given time."""
+            """Return the number of the last batch that the host had received at ``moment_ns``."""
             return rows.first_batch + bisect_right(received_ns, moment_ns) - 1
 
         kernels, blocking = recorder.take_device()
@@ -156,7 +164,10 @@ class RunTables:
 
 
 def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
-    """Return the counts of the other ranks by step. Their tables are written before those of rank 0. Nulls are -1."""
+    """Return the counts by step (tokens, trained tokens, samples) of each other rank, from its steps table.
+
+    Unknown counts are -1. Their tables are written before that of rank 0. A missing table is left out.
+    """
     import pyarrow.parquet as pq
 
     parts = []
@@ -171,7 +182,10 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
 
 
 def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
-    """Return the counts of ``part`` plus those of the same steps of other ranks; null if one is unknown."""
+    """Return the count columns of ``part`` plus the counts of the same steps in other ranks; null if one is unknown.
+
+    ``numbers``: step of each row. Empty if there are no other ranks.
+    """
     import pyarrow as pa
 
     summed: Columns = {}
@@ -198,7 +212,10 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """Return a function that returns the values of steps by step number: the last value, or null without one."""
+    """Return a function from step numbers to values, such as losses. ``parts``: pairs (step numbers, values).
+
+    The last value of a step counts; a step without a value is null.
+    """
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -214,7 +231,10 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
 
 
 def step_columns(rows: Rows) -> Columns:
-    """Return one row per finished step. Batches received in an unfinished step are left out."""
+    """Return the columns of the steps table, one row per finished step.
+
+    Batches received in an unfinished step are left out. A count is None if one of the step's batches has none.
+    """
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
@@ -237,7 +257,7 @@ def step_columns(rows: Rows) -> Columns:
 
 
 def bare_columns(recorder: BareRecorder) -> Columns:
-    """Return the columns of a run that records only its steps."""
+    """Return the columns of the steps table for a bare run, which records no phases."""
     rows = recorder.rows().steps
     return {
         "step": [row.step for row in rows],
@@ -251,7 +271,7 @@ def bare_columns(recorder: BareRecorder) -> Columns:
 
 
 def _compact(columns: Columns) -> Columns:
-    """Return the non-empty columns with at most 8 bytes per value."""
+    """Return the columns as Arrow arrays, without those that are all null. Each value takes 8 bytes at most."""
     import pyarrow as pa
 
     kinds = dict(STEP_COLUMNS)
@@ -260,5 +280,8 @@ def _compact(columns: Columns) -> Columns:
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """Return the CPU time, limited to the span: a reading slightly before it (NEAR_NS) may be off."""
+    """Return the CPU time of the span in ns, limited to the span's length; None if unknown.
+
+    A reading slightly before the span (NEAR_NS) may be off.
+    """
     return None if span.cpu_ns is None else max(0, min(span.cpu_ns, span.end_ns - span.start_ns))

@@ -30,9 +30,10 @@ def train_arm(
     source: str,
     options: TrainingOptions,
 ) -> Trained:
-    """Train the single arm of ``plan`` in the folder ``out``. Raises InputError before any step if it cannot work.
+    """Train the single arm of ``plan`` in the folder ``out``, and return how it ended.
 
-    ``goal``: None for the steps of the scenario. ``source``: file of the scenario.
+    ``goal``: end of the training; None for the steps of the scenario. ``source``: file of the scenario.
+    Raises InputError before any step if it cannot work.
     """
     resume = options.resume
     arm = only_arm(plan)
@@ -76,7 +77,7 @@ def train_arm(
 
 
 def only_arm(plan: Plan) -> Arm:
-    """Return the arm of ``plan``, without controls. Raises InputError if there are several arms."""
+    """Return the only arm of ``plan``; controls do not count. Raises InputError if there are several arms."""
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
@@ -85,7 +86,7 @@ def only_arm(plan: Plan) -> Arm:
 
 
 def _check_begin(config: TrainerConfig, goal: Goal) -> None:
-    """Raise InputError if no steps are left after the first step of the training."""
+    """Raise InputError if the training's first step (``resume.step``) is not before its end."""
     if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
         raise InputError(
             f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
@@ -94,7 +95,10 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
 
 
 def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
-    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario sets its length."""
+    """Return ``config`` with a learning-rate schedule as long as the training, unless the scenario sets its length.
+
+    Raises InputError for a goal in epochs, whose length is not known, and for a warm-up as long as the training.
+    """
     optimizer = config.optimizer
     if optimizer.schedule == "constant" or optimizer.schedule_steps is not None:
         return config

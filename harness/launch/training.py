@@ -71,7 +71,10 @@ Status = Literal["done", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class Trained:
-    """Status of a training at its end, and its progress."""
+    """Result of one part of a training: how it ended, with steps, tokens and losses so far.
+
+    ``Training.run`` makes it.
+    """
 
     folder: Path
     status: Status
@@ -88,7 +91,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a training that are not in the scenario."""
+    """Options of a training that are not in the scenario: resume, memory check, budget, upload and observer."""
 
     resume: bool = False
     force: bool = False
@@ -102,7 +105,10 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a training at its start: its records, and the checkpoint that it resumes from."""
+    """One part of a training before its first step: its data, its records, and the checkpoint that it resumes from.
+
+    ``checkpoint``: None if it starts at the beginning.
+    """
 
     prepared: Prepared
     model: str | None
@@ -120,7 +126,10 @@ class _Part:
 
 @dataclass(frozen=True)
 class _PartEnding:
-    """Status of a part of a training at its end."""
+    """Ending of one part of a training: status of the training, and ending of its run.
+
+    The default is an interruption.
+    """
 
     status: Status = "failed"
     run: RunEnding = field(default_factory=lambda: RunEnding("failed", "it was interrupted"))
@@ -131,7 +140,7 @@ class _PartEnding:
 
 
 class Training:
-    """One part of a training: from the current state to its end, or until it is stopped."""
+    """One part of a training in one rank, from a checkpoint or the beginning to the goal, or until it is stopped."""
 
     def __init__(
         self,
@@ -155,7 +164,10 @@ class Training:
         return TrainingState(self.config, self.goal, self.folder.path, self._ranks, self._stopping, self._options.watch)
 
     def run(self, scenario: str, price_usd_per_hour: float | None = None) -> Trained:
-        """Train. Write the measurements in any case."""
+        """Train to the goal or until a signal, a spent budget or an error ends it. Return how it ended.
+
+        The measurements are written in any case. ``scenario``: its name. ``price_usd_per_hour``: for the record.
+        """
         self._ranks.fork(self._serve_rank)  # must come before this process tokenizes anything
         part = self._begin(scenario, price_usd_per_hour)
         ending = _PartEnding()
@@ -183,7 +195,10 @@ class Training:
         )
 
     def _begin(self, scenario: str, price_usd_per_hour: float | None) -> _Part:
-        """Prepare the data, find the checkpoint, and create the records of this part."""
+        """Prepare the data, find the checkpoint to resume from, and create the records of this part.
+
+        Raises InputError if the memory cannot suffice, or if all checkpoints are damaged.
+        """
         from trainer import checkpoint_folder
         from trainer.data.prepare import warnings_of
 
@@ -255,7 +270,11 @@ class Training:
             close_batches(training.batches)
 
     def _failed(self, error: Exception, vocab_size: int) -> _PartEnding:
-        """Return the ending caused by ``error``. Raise it again if it is a bug."""
+        """Return the ending of a part that failed by ``error``; raise any other error again, as it is a bug.
+
+        Expected are a lost rank or worker, a non-finite value, an I/O error and out of memory.
+        ``vocab_size``: for the advice on memory.
+        """
         if isinstance(error, RankFailedError | RanksDifferError):
             line = str(error)
         elif isinstance(error, LostBatchError | EndedWorkerError | FloatingPointError | OSError):
@@ -267,7 +286,10 @@ class Training:
         return _PartEnding("failed", RunEnding("failed", line), line, isinstance(error, FloatingPointError))
 
     def _write(self, part: _Part, ending: _PartEnding) -> _PartEnding:
-        """Write the records of this part if it trained a step. Otherwise leave everything unchanged."""
+        """Write the records of this part if it trained a step; otherwise change nothing but the study's status.
+
+        Return ``ending``, changed to failed if the records cannot be written.
+        """
         telemetry.attach(None)
         study = replace(part.study, status=ending.status, ended_utc=now())
         if self._state.training is not None and self._state.steps > part.first:
@@ -286,7 +308,10 @@ class Training:
         return ending
 
     def _train(self, training: OpenTraining) -> Status:
-        """Train step by step to the end, or until a signal asks to stop; then save a last checkpoint."""
+        """Train step by step until the goal, a signal or a spent budget, then save a last checkpoint.
+
+        Return "done" at the goal, else "interrupted".
+        """
         recorder, evaluator, saver = training.recorder, training.evaluator, training.saver
         assert isinstance(recorder, TrainingRecorder)
         assert saver is not None
@@ -333,7 +358,7 @@ class Training:
         return "done" if order == "finish" else "interrupted"
 
     def _connect(self, training: OpenTraining, recorder: TrainingRecorder) -> None:
-        """Connect the saver of checkpoints with the uploader, and with the end of the training."""
+        """Make the saver ask the uploader after each checkpoint, and tell it which step is the last."""
         saver, uploader = training.saver, self._options.uploader
         assert saver is not None
         if uploader is not None and self._ranks.rank.is_first:
@@ -345,7 +370,10 @@ class Training:
             saver.ends = lambda steps: self._ranks.share(steps, recorder.tokens, position) >= 1
 
     def _write_text(self, progress: TrainingProgress) -> None:
-        """Write sample text if it is due. Every rank takes part; rank 0 stores the text."""
+        """Let the model write the sample text if it is due after this step, and show it.
+
+        Every rank takes part; rank 0 stores the text.
+        """
         sampler, step = self._state.sampler, self._state.steps - 1
         if sampler is None or not sampler.is_due(step):
             return
@@ -359,12 +387,15 @@ class Training:
             progress.sampled(written)
 
     def _lacking(self, step: int, recorder: TrainingRecorder) -> frozenset[Kind]:
-        """Return which passes after ``step`` may be missing."""
+        """Return the kinds of evaluation passes after ``step`` that an earlier part may have missed."""
         passes = recorder.evaluations
         return self._ranks.lacking(lambda: frozenset() if passes is None else passes.lacking(step))
 
     def _decide(self, share: float) -> BareOrder:
-        """Return the next action of rank 0."""
+        """Return the next order to all ranks: take a step, finish (goal reached), or stop. Only rank 0 calls this.
+
+        ``share``: finished share of the training, 0 to 1. The spent cost is noted.
+        """
         watch = self._options.watch
         if (allowance := self._allowance) is not None and share < 1:
             allowance.note()
@@ -376,7 +407,10 @@ class Training:
         return {"do": "step"}
 
     def _serve_rank(self, _start: StartMessage, channel: Channel, rank: Rank) -> int:
-        """Train as another rank, as rank 0 orders, and write this rank's ledger; return the exit status."""
+        """Train as another rank than 0, as rank 0 orders, and write this rank's ledger.
+
+        Return the exit status: 0 if it is done. Signals are ignored here, because rank 0 answers them.
+        """
         from trainer import checkpoint_folder
 
         for number in (signal.SIGINT, *TERMINATING):  # Rank 0 answers a signal to the whole group.
@@ -409,7 +443,7 @@ class Training:
         return 0
 
     def _count(self, compute: Compute) -> None:
-        """Add to the facts what this part compiled within its measured steps, and skipped."""
+        """Add to this part's facts the graphs compiled in its measured steps, and steps that loss scaling skipped."""
         skipped, compiled = compute.skipped_steps(), compilations() - self._compiled
         self._state.facts = replace(
             self._state.facts,

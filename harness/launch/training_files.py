@@ -29,7 +29,10 @@ COLUMNS = ("step", "tokens", "loss")
 
 
 class LossRow(NamedTuple):
-    """Loss of one step. ``tokens``: positions computed since the start of the training, including this step."""
+    """Row of losses.csv: the loss of one step.
+
+    ``tokens``: positions computed since the start of the training, including this step.
+    """
 
     step: int
     tokens: int
@@ -37,12 +40,12 @@ class LossRow(NamedTuple):
 
 
 class LossTable:
-    """Table losses.csv: one row per step, without gaps or repeats, even after resumes."""
+    """Writer of losses.csv: one row per step, without gaps or repeats, even after resumes."""
 
     def __init__(self, path: Path, steps: int, first_step: int = 0) -> None:
-        """Resume after ``steps`` steps. Remove later rows, because their steps are repeated.
+        """Open the table at ``path`` after ``steps`` steps. Remove later rows, because their steps are repeated.
 
-        ``first_step``: first step of the training.
+        ``first_step``: first step of the training. Print a warning if rows before ``steps`` are missing.
         """
         self.path = path
         kept = [row for row in read_losses(path) if row.step < steps] if path.exists() else []
@@ -57,11 +60,11 @@ class LossTable:
         self._file.write(f"{row.step},{row.tokens},{row.loss!r}\n")
 
     def flush(self) -> None:
-        """Hand the added rows to the operating system. They then survive the end of this process."""
+        """Hand the added rows to the operating system, so that they survive the end of this process."""
         self._file.flush()
 
     def synchronize(self) -> None:
-        """Wait until flushed rows are on the disk. They then survive a crash of the machine. Thread-safe."""
+        """Wait until flushed rows are on the disk, so that they survive a crash of the machine. Thread-safe."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -69,9 +72,10 @@ class LossTable:
 
 
 class EvaluationRow(NamedTuple):
-    """A pass after a step, over held-out documents or multiple-choice questions. Other fields are None.
+    """Row of evaluations.csv: one pass after step ``step``. There are two kinds; fields of the other kind are None.
 
-    ``accuracy``: of a masked-LM objective. The others are as in :class:`trainer.telemetry.Validation`.
+    Held-out documents: ``loss``, ``tokens`` and, for a masked-LM objective, ``accuracy``.
+    Multiple choice: ``questions`` and ``acc*``, as in :class:`trainer.telemetry.Validation`.
     """
 
     step: int
@@ -87,28 +91,31 @@ class EvaluationRow(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Kind of the pass. A diverged model also has a loss: NaN."""
+        """Kind of the pass: "loss" (held-out documents) or "choices". A diverged model also has a loss: NaN."""
         return "choices" if self.loss is None else "loss"
 
 
 class SampleTable:
-    """File samples.jsonl: one line per text written by the model."""
+    """Writer of samples.jsonl: one line per text that the model wrote."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Resume after ``steps`` steps. Remove later lines, as their texts are written again."""
+        """Open the file at ``path`` after ``steps`` steps.
+
+        Remove later lines, because their texts are written again.
+        """
         self._path = path
         if path.exists():
             lines = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also split within texts.
             write_text(path, "".join(line + "\n" for line in lines if _step(line) < steps))
 
     def add(self, sample: Sample) -> None:
-        """Append a text and flush it at once, as texts are rare."""
+        """Append the line of a text and flush it at once, because texts are rare."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(sample._asdict(), ensure_ascii=False) + "\n")
 
 
 def _step(line: str) -> float:
-    """Return the step of a line of samples.jsonl; infinity for an incomplete line of a killed process."""
+    """Return the step in a line of samples.jsonl; infinity for an incomplete line of a killed process."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -119,10 +126,10 @@ OLD_COLUMNS = EvaluationRow._fields[:4]  # columns before multiple-choice questi
 
 
 class EvaluationTable:
-    """Table evaluations.csv: one row per pass, also for killed parts of the training without a ledger."""
+    """Writer of evaluations.csv: one row per evaluation pass, also for killed parts that have no ledger."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Resume after ``steps`` steps. Remove later rows, because their passes are repeated."""
+        """Open the table at ``path`` after ``steps`` steps. Remove later rows, because their passes are repeated."""
         self.is_whole = not steps or path.exists()  # False: begun without this table, by older code
         kept = [row for row in read_evaluations(path) if row.step < steps] if path.exists() else []
         self.last: dict[Kind, int] = {row.kind: row.step for row in kept}
@@ -130,11 +137,14 @@ class EvaluationTable:
         self._path = path
 
     def lacking(self, step: int) -> frozenset[Kind]:
-        """Return the passes after ``step`` that an earlier part may have missed: checkpoints are saved first."""
+        """Return the kinds of passes after ``step`` that the table lacks. An earlier part may have ended before them.
+
+        Empty before the first step, and if older code began the training without this table.
+        """
         return frozenset(kind for kind in KINDS if step >= 0 and self.is_whole and self.last.get(kind) != step)
 
     def add(self, row: EvaluationRow) -> None:
-        """Append a pass and flush it at once, because passes are rare."""
+        """Append the row of a pass and flush it at once, because passes are rare."""
         with open(self._path, "a") as file:
             file.write(_evaluation_line(row) + "\n")
         self.last[row.kind] = row.step
@@ -145,7 +155,10 @@ def _evaluation_line(row: EvaluationRow) -> str:
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
-    """Return the rows of a table of passes. Damaged files: see :func:`read_losses`."""
+    """Return the rows of evaluations.csv; tables from before multiple-choice questions have fewer columns.
+
+    An incomplete last row is left out. Raises InputError for a file with another content.
+    """
 
     def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
         if shares and len(shares) != len(EvaluationRow._fields) - 5:
@@ -158,7 +171,7 @@ def read_evaluations(path: Path) -> list[EvaluationRow]:
 
 
 def has_rows(path: Path) -> bool:
-    """True if a table of a training exists and has rows. Reads only two lines."""
+    """True if the table at ``path`` exists and has a row below its header. Reads only two lines."""
     try:
         with open(path, "rb") as file:
             return len(list(islice(file, 2))) == 2
@@ -167,7 +180,7 @@ def has_rows(path: Path) -> bool:
 
 
 def read_losses(path: Path) -> list[LossRow]:
-    """Return the rows of a loss table, without an incomplete last row of a killed process.
+    """Return the rows of losses.csv, without an incomplete last row of a killed process.
 
     Raises InputError for a file with another content.
     """
@@ -177,7 +190,10 @@ def read_losses(path: Path) -> list[LossRow]:
 def _rows(
     path: Path, columns: Sequence[str], made: Callable[..., Row], older: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return the parsed rows of a table. ``older``: columns of an older version of the table."""
+    """Return the parsed rows of a CSV table, without an incomplete last row. Raises InputError for another content.
+
+    ``made``: makes a row from the texts of its cells. ``older``: columns of an older version of the table.
+    """
     try:
         with open(path, newline="") as file:
             rows = list(csv.reader(file))
@@ -197,7 +213,7 @@ def _rows(
 
 
 class TrainingRecorder(StepRecorder):
-    """Recorder of the ledger that also writes each loss to the table, with the tokens so far."""
+    """Step recorder of a training that also writes each loss and each evaluation pass to the training's tables."""
 
     def __init__(
         self,
@@ -207,9 +223,11 @@ class TrainingRecorder(StepRecorder):
         evaluations: EvaluationTable | None = None,
         ranks: int = 1,
     ) -> None:
-        """``table``: only in the first of ``ranks``; all ranks count equal numbers of tokens.
+        """``table``: losses.csv; None in ranks other than rank 0.
 
-        ``tokens``: number of tokens before this part. ``evaluations``: table of passes, if any are due.
+        ``evaluations``: evaluations.csv; None likewise, and without evaluations. ``tokens``: number of tokens before
+        this part.
+        ``ranks``: number of ranks; all are assumed to receive as many tokens as this one.
         """
         super().__init__(run_queue)
         self.evaluations = evaluations

@@ -15,16 +15,16 @@ from trainer.telemetry import Validation
 
 @dataclass(frozen=True)
 class Goal:
-    """End of a training, in steps, epochs of the corpus, or tokens. Exactly one is given."""
+    """End of a training as a number of steps, of epochs of the corpus, or of tokens. Exactly one is given."""
 
     steps: int | None = None
     epochs: float | None = None
     tokens: int | None = None
 
     def share(self, steps: int, tokens: int, epochs: float | None) -> float:
-        """Return the finished share of the training, from 0 to 1.
+        """Return the finished share of the training (1 at the goal) after these steps, tokens and epochs.
 
-        Raises InputError for epochs of unknown length.
+        Raises InputError for a goal in epochs if ``epochs`` is None, because their length is unknown.
         """
         if self.steps is not None:
             return steps / self.steps
@@ -42,10 +42,10 @@ class Goal:
 
 
 class TrainingProgress:
-    """Shows a progress line at intervals: a live line on a terminal, plain lines in a log."""
+    """Progress line of a training, shown at intervals: redrawn on a terminal, plain lines in a log."""
 
     def __init__(self, goal: Goal, share: float, tokens: int) -> None:
-        """``share`` and ``tokens``: share and tokens of earlier parts of the training."""
+        """``share`` and ``tokens``: finished share (0 to 1) and tokens of earlier parts of the training."""
         self._goal = goal
         self._rewrites = is_terminal()
         self._interval_s = TERMINAL_INTERVAL_S if self._rewrites else PLAIN_INTERVAL_S
@@ -56,7 +56,10 @@ class TrainingProgress:
     def step(
         self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
     ) -> None:
-        """Show the line after a step, if it is due. ``passes``: passes over held-out data in this part so far."""
+        """Show the progress line after a step, if it is due.
+
+        ``passes``: evaluation passes in this part so far; their time does not count in tokens per second.
+        """
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
@@ -68,7 +71,7 @@ class TrainingProgress:
     def line(
         self, steps: int, tokens: int, share: float, loss: float | None, seconds: float, evaluating_s: float = 0.0
     ) -> str:
-        """Return the line after ``seconds`` of this part. ``evaluating_s``: seconds of evaluation among them."""
+        """Return the progress line after ``seconds`` of this part, ``evaluating_s`` seconds of them in evaluations."""
         done = share - self._share
         left_s = (1 - share) * seconds / done if done > 0 else 0.0
         remaining = f", {_clock(left_s)} left" if left_s >= 1 else ""
@@ -78,14 +81,14 @@ class TrainingProgress:
         return f"step {steps:,} ({min(share, 1):.1%} of {self._goal}): {value}{speed:,.0f} tokens/s{remaining}"
 
     def sampled(self, sample: Sample) -> None:
-        """Show the text that the model wrote after a step."""
+        """Print the sample text that the model wrote after a step."""
         self._sampling_s += sample.seconds
         cleared = "\r\x1b[K" if self._rewrites else ""
         text = visible(sample.text).strip()
         print(f"{cleared}after {sample.step + 1:,} steps it writes: {text}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """End the live line."""
+        """End the progress line on a terminal, so that later output begins on a new line."""
         if self._rewrites:
             print(file=sys.stderr)
 

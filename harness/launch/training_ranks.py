@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
 
 class TrainingRanks:
-    """One rank and its connections to the other ranks. Also used for a training with a single rank."""
+    """Connection of one rank of a training to the others: orders, progress and failures.
+
+    A training with a single rank has one, too, without any connection.
+    """
 
     def __init__(self, config: TrainerConfig, goal: Goal, rank: Rank = ALONE, orders: Channel | None = None) -> None:
-        """``orders``: channel with the orders of rank 0; None in rank 0 itself."""
+        """Create the link of this rank to the other ranks.
+
+        ``orders``: channel on which rank 0 sends what to do next; None in rank 0.
+        """
         self.rank = rank
         self._config, self._goal = config, goal
         self._orders = orders
@@ -35,7 +41,10 @@ class TrainingRanks:
         self._agreed = (-1, 0.0, 0)  # steps, finished share, tokens of all ranks
 
     def fork(self, serve: Serve) -> None:
-        """Import all modules, then fork the other ranks. Imports in each rank would take six seconds of CPU."""
+        """Import all modules, then fork the other ranks; each runs ``serve``. Do nothing for a single rank.
+
+        Imports in each rank would take six seconds of CPU.
+        """
         launch = self._config.launch
         if launch is None or self._config.ranks == 1:
             return
@@ -48,34 +57,40 @@ class TrainingRanks:
         self.rank = self._others.rank
 
     def watch(self) -> None:
-        """Begin to read the reports of the other ranks. Starts threads, so call it after loader workers are forked."""
+        """Start the threads that read the other ranks' reports. Call it after the loader workers are forked.
+
+        If a rank fails and this process hangs in an exchange with it, this process is ended.
+        """
         if self._others is not None:
             self._others.watch(_exit_at_once)
 
     def send(self, order: RunOrder) -> None:
-        """Send an order of rank 0 to the other ranks."""
+        """Send ``order`` from rank 0 to the other ranks."""
         if self._others is not None:
             self._others.send(order)
 
     def wait_until_done(self) -> bool:
-        """Wait until the other ranks are done. Return False without other ranks."""
+        """Wait until the other ranks have reported that they are done, and return True. Return False for a single rank.
+
+        Raises RankFailedError if a rank fails or does not report in time.
+        """
         if self._others is not None:
             self._others.wait("done")
         return self._others is not None
 
     def explain(self, error: Exception) -> str | None:
-        """Return the rank that caused an error of rank 0, and the reason; None if rank 0 caused it."""
+        """Return a line on the rank that caused ``error`` in rank 0, and its reason; None if it was rank 0 itself."""
         return None if self._others is None else self._others.explain(error)
 
     def end(self) -> None:
-        """Accept from now on that the other ranks end."""
+        """Accept from now on that the other ranks end: it is not a failure any more."""
         if self._others is not None:
             self._others.end()
 
     def join(self) -> None:
-        """Open the group in which ranks agree on their progress. Every rank must call this.
+        """Open the group in which ranks agree on their progress, if it may differ. Every rank must call this.
 
-        Progress may differ: shards by a document, and batches of a user's source by their size.
+        Shards may differ by a document, and batches of a user's source by their size.
         """
         by_tokens = self._goal.tokens is not None and self._config.data.source
         if self.rank.of > 1 and (self._goal.epochs is not None or by_tokens):
@@ -83,18 +98,19 @@ class TrainingRanks:
 
     @property
     def agree(self) -> bool:
-        """True if the ranks exchange their progress."""
+        """True if the ranks exchange their progress, because it may differ."""
         return self._group is not None
 
     def begin_at(self, tokens: int, of_all: int) -> None:
-        """Begin at a checkpoint with ``tokens`` counted by rank 0, and ``of_all`` counted by all ranks."""
+        """Set the tokens at the checkpoint: ``tokens`` as rank 0 counted them, ``of_all`` as counted by all ranks."""
         self._begun_at = tokens, of_all
 
     def share(self, steps: int, tokens: int, position: DataPosition) -> float:
-        """Return the finished share of the training; with a goal in epochs, the share of the slowest rank.
+        """Return the finished share of the training (1 at the goal).
 
-        ``tokens``: tokens counted by this rank, if all other ranks had received as many. Every rank must call this at
-        the same places.
+        With a goal in epochs, it is that of the slowest rank.
+        ``steps``: finished steps. ``tokens``: tokens counted by this rank, if all other ranks had received as many.
+        Every rank must call this at the same places.
         """
         if self._agreed[0] != steps or self._group is None:
             if self._group is not None:
@@ -106,11 +122,14 @@ class TrainingRanks:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all ranks at the last call of :meth:`share`."""
+        """Tokens that all ranks together had received at the last call of :meth:`share`."""
         return self._agreed[2]
 
     def lacking(self, find: Callable[[], frozenset[Kind]]) -> frozenset[Kind]:
-        """Return the passes that may be missing. Rank 0 finds them in its table and sends them to the other ranks."""
+        """Return the kinds of evaluation passes that may be missing, the same in all ranks.
+
+        Rank 0 calls ``find``, which looks into its table, and sends the result to the other ranks.
+        """
         if self._orders is not None:
             order = self._orders.receive_order()
             assert order["do"] == "lacking"
@@ -120,7 +139,10 @@ class TrainingRanks:
         return passes
 
     def next_order(self, decide: Callable[[], BareOrder]) -> str:
-        """Return the next action. Rank 0 decides and sends it to the other ranks."""
+        """Return the next order ("step", "finish", ...).
+
+        Rank 0 calls ``decide`` and sends the result to the other ranks.
+        """
         if self._orders is not None:
             return self._orders.receive_order()["do"]
         order = decide()
@@ -129,6 +151,9 @@ class TrainingRanks:
 
 
 def _exit_at_once(line: str) -> None:
-    """End this process, which hangs in an exchange with a failed rank. The last checkpoint is kept."""
+    """Print ``line`` and end this process, which hangs in an exchange with a failed rank.
+
+    The last checkpoint is kept.
+    """
     print(f"failed: {line}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Creates and writes the records of one part of a training."""
+    """Records of one part of a training: creates them at its start and writes them at its end.
+
+    ``arm``: trained arm. ``command`` and ``source``: command line and scenario file for the study's record.
+    """
 
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
@@ -37,7 +40,10 @@ class TrainingRecords:
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
-        """Return the record of the training as a study of one arm, with a new block for this part."""
+        """Return the training's record as a study of one arm, with a new block for this part.
+
+        A resumed training keeps its earlier blocks. Raises InputError if another arm is trained in the folder.
+        """
         environment = self._environment()
         name = self.arm.name
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
@@ -70,7 +76,7 @@ class TrainingRecords:
         return replace(study, blocks=blocks + 1, order=[[name] for _ in range(blocks + 1)])
 
     def run(self, study: StudyRecord, block: int) -> RunRecord:
-        """Return the record of this part at its start."""
+        """Return the run record of this part at its start, with the status "interrupted"."""
         return RunRecord(
             arm=self.arm.name,
             block=block,
@@ -84,7 +90,7 @@ class TrainingRecords:
         )
 
     def steps_before(self, blocks: int) -> int:
-        """Return the number of steps at the end of the last part's ledger; 0 without a ledger."""
+        """Return the number of steps at the end of the last ledger in the first ``blocks`` parts; 0 without one."""
         from pyarrow.parquet import read_table
 
         for block in reversed(range(blocks)):
@@ -95,7 +101,7 @@ class TrainingRecords:
         return 0
 
     def write(self, study: StudyRecord, record: RunRecord, tables: RunTables, compute: Compute | None) -> None:
-        """Write the ledger of this part: its tables, then run.json."""
+        """Write the ledger of this part: its tables, then run.json, then the study's record."""
         record = replace(
             record,
             ended_utc=now(),
@@ -112,7 +118,10 @@ class TrainingRecords:
 
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-    """Print and note the initial weights of the training, and that the optimizer state begins at zero."""
+    """Print which llm.c weights the training begins with, and that its optimizer moments begin at zero.
+
+    Return ``study`` with this line added to its notes.
+    """
     with brought_here(resume.llmc, "resume.llmc") as path:
         fingerprint = file_fingerprint(path)
     note = (

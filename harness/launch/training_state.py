@@ -45,24 +45,30 @@ TOKENS_OF_ALL, EPOCHS_ARE_OVER = "tokens_of_all", "epochs_are_over"
 
 
 class Watch(Protocol):
-    """Observer of a training's steps that may end the training."""
+    """Observer of a training's steps that may end the training, such as a sweep's trial."""
 
     def loss(self, step: int, value: float) -> None:
-        """Receive the losses in order of steps. The time of the call depends on the device and on compute.sync."""
+        """Receive the loss of a step.
+
+        Calls come in order of steps; how late depends on the device and on compute.sync.
+        """
         ...
 
     def step(self, steps: int, tokens: int) -> bool:
-        """Receive the number of finished steps. Return True to end the training, like a signal does."""
+        """Receive the number of finished steps and of trained tokens.
+
+        Return True to end the training, like a signal does.
+        """
         ...
 
     @property
     def evaluates(self) -> bool:
-        """True if a training ended by :meth:`step` still makes its final passes."""
+        """True if a training that :meth:`step` ends still makes its final evaluation passes."""
         ...
 
 
 class TrainingState:
-    """State of a training in this process: its progress, and the tables that it fills."""
+    """Progress of a training in this rank (steps, tokens), and the open tables that it continues to fill."""
 
     def __init__(
         self,
@@ -86,7 +92,11 @@ class TrainingState:
         self.samples: SampleTable | None = None
 
     def open(self, prepared: Prepared, model: str | None, checkpoint: Checkpoint | None, run: Path) -> OpenTraining:
-        """Open the training at ``checkpoint``, or at its beginning. ``run``: folder of this part's ledger."""
+        """Open the training at ``checkpoint`` (None: at its beginning), and return it ready for the next step.
+
+        ``model``: fingerprint of the model. ``run``: folder of this part's ledger.
+        Raises InputError if the checkpoint is from another training.
+        """
         from trainer.data.position import DataPosition
 
         prints = {"corpus": prepared.corpus.fingerprint, "tokenizer": prepared.tokenizer.fingerprint, "model": model}
@@ -114,7 +124,10 @@ class TrainingState:
         return self.training
 
     def _resume(self, checkpoint: Checkpoint, prints: dict[str, str | None]) -> tuple[Resumed, DataPosition]:
-        """Read the state of ``checkpoint``. Raises InputError if it is from another training."""
+        """Read the state of ``checkpoint``; return it, and the position in the data.
+
+        ``prints``: fingerprints of this training's data and model. Raises InputError if it is from another training.
+        """
         from trainer.checkpoint import check_identity
         from trainer.checkpoint_folder import remove_newer
         from trainer.checkpoint_ranks import make_store
@@ -143,7 +156,10 @@ class TrainingState:
     def _recorder(
         self, prepared: Prepared, resumed: bool, compute: Compute, queue: RunQueue | None
     ) -> TrainingRecorder:
-        """Open the tables of this rank. Return the recorder that fills them."""
+        """Open the tables of this rank, and return the recorder that fills them.
+
+        Ranks other than rank 0 have no tables.
+        """
         from trainer.sample import TextSampler
 
         first, path = self._ranks.rank.is_first, self._folder
@@ -161,7 +177,10 @@ class TrainingState:
         return recorder
 
     def _about(self, prints: dict[str, str | None]) -> JsonObject:
-        """Return the content of a checkpoint's record. The losses until then are in the table already."""
+        """Return the content of a checkpoint's record: tokens, configuration and fingerprints.
+
+        The losses until then are in the table already.
+        """
         from trainer.checkpoint import identity
 
         assert self.losses is not None
@@ -179,9 +198,10 @@ class TrainingState:
             self.losses.synchronize()
 
     def _pass_over(self, batches: Batches) -> None:
-        """Receive and drop the batches before the first step, to begin at the right place in the data.
+        """Receive and drop the batches of the steps before the first step, to begin at the right place in the data.
 
         They are made as for training, so that all data paths reach the same place.
+        Raises InputError if the training's end is within these steps.
         """
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
@@ -198,7 +218,10 @@ class TrainingState:
 
 
 def _begin_worker(attach: Callable[[int], None], worker: int) -> None:
-    """Ignore signals to the process group in a loader worker: the last checkpoint needs its current batch."""
+    """Start a loader worker: ignore signals to the process group, then call ``attach`` with the worker's number.
+
+    The last checkpoint needs the worker's current batch.
+    """
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)

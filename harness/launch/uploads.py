@@ -52,7 +52,10 @@ _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
 class _CopiedFile(NamedTuple):
-    """``state``: local file at the time of copying. ``there_ns``: modification time at the URL; None if it has none."""
+    """Record of a copied file. ``state``: size and time of change of the local file when it was copied.
+
+    ``there_ns``: modification time at the URL; None if it has none.
+    """
 
     state: _State
     there_ns: int | None
@@ -60,8 +63,9 @@ class _CopiedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Result of an upload: the number of copied files, the missing files, and the reason of the last failed attempt.
+    """Result of an upload: number of copied files, and names of missing files. ``Uploader.end`` makes it.
 
+    ``reason``: of the last failed attempt; "" if none failed.
     ``left_out``: names that are never copied, each with its reason.
     """
 
@@ -74,14 +78,17 @@ class Uploaded:
 
 
 class _BlockedError(Exception):
-    """A folder has the name of a file. Further attempts do not help, but other files can be copied."""
+    """A folder at the URL has the name of a file. Further attempts do not help, but other files can be copied."""
 
 
 class Destination:
-    """Folder at a URL, with the state of a local folder's copy there."""
+    """Folder at a URL that receives the copy of a local folder.
+
+    It knows which files are copied and which are missing.
+    """
 
     def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
-        """Open the URL. ``verify``: :meth:`compare` also reads all copied files.
+        """Open the URL as target for ``folder``. ``verify``: True to make :meth:`compare` read all copied files.
 
         Raises InputError for a URL without a known filesystem, or one within ``folder``.
         """
@@ -98,16 +105,20 @@ class Destination:
         self.unlisted = ""  # why the files at the URL could not be compared
 
     def missing(self) -> list[str]:
-        """Return the files that are new or have changed since their copy. Files of :data:`LAST` come last."""
+        """Return the names of local files that are not copied, or have changed since.
+
+        Files of :data:`LAST` come last.
+        """
         return [name for name, state in self._local() if name not in self._there or self._there[name].state != state]
 
     def left_out(self) -> list[str]:
-        """Return the names in the folder that cannot be copied, with reasons, like ``pipe (not a plain file)``."""
+        """Return the names of local files that cannot be copied, with reasons, like ``pipe (not a plain file)``."""
         return [f"{visible(name)} ({reason})" for name, reason in _walk(self.folder) if reason]
 
     def compare(self) -> None:
-        """Mark copies that were removed or changed at the URL as missing.
+        """Compare the recorded copies with the files at the URL.
 
+        Those removed or changed there count as missing from now on.
         If the URL cannot be listed, no copy is marked, and :attr:`unlisted` has the reason.
         """
         if not self._there:
@@ -124,7 +135,7 @@ class Destination:
                 del self._there[name]
 
     def _same_content(self, name: str) -> bool:
-        """Return True if the local file, unless it was removed, has the bytes of the remote one."""
+        """Return True if the local file ``name`` has the same bytes as the remote one, or was removed."""
         try:
             with (
                 open(self.folder / name, "rb") as local,
@@ -136,12 +147,14 @@ class Destination:
 
     @property
     def files(self) -> int:
-        """Return the number of copied files."""
+        """Number of copied files."""
         return len(self._there)
 
     def copy_all(self, pause: Callable[[float], bool]) -> bool:
-        """Copy the missing files until a copy fails. Return False then, unless a folder blocks the file.
+        """Copy the missing files in order, until a copy fails.
 
+        Return True if all are copied; else :attr:`reason` says why.
+        A file whose name is a folder at the URL is skipped. Files removed locally may be removed there.
         ``pause`` waits the given seconds before another attempt. It returns False to stop the attempts.
         """
         blocked = ""
@@ -160,7 +173,8 @@ class Destination:
     def check(self) -> None:
         """Write a small file to the URL and remove it, in a few attempts.
 
-        Raises InputError if this fails, or if the URL has another training or study."""
+        Raises InputError if this fails, or if the URL has files of another training or study.
+        """
         if not self._begun:
             try:
                 self._refuse_another()
@@ -193,7 +207,7 @@ class Destination:
                     self._remove_empty(folder)
 
     def _make_folders(self) -> list[str]:
-        """Create the folder of the copy. Return the new folders, deepest first."""
+        """Create the target folder with its parents. Return the paths of the new folders, deepest first."""
         import pyarrow.fs as fs
 
         made: list[str] = []
@@ -257,7 +271,7 @@ class Destination:
         self._there[name] = _CopiedFile(state, there_ns)
 
     def _refuse_another(self) -> None:
-        """Raise InputError if the URL holds files of another training, study or sweep."""
+        """Raise InputError if the URL has files of another training, study or sweep, or any other files."""
         for name, key in IDENTITIES.items():
             try:
                 with self._filesystem.open_input_stream(f"{self._root}/{name}") as file:
@@ -278,7 +292,10 @@ class Destination:
                 raise InputError(f"{files} there already; give another URL, or remove what is there")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
-        """Return the size in bytes and time of change in ns of all files there, except an upload's temporary files."""
+        """Return (size in bytes, time of change in ns) of all files at the URL, by name relative to it.
+
+        The time is None if the filesystem has none. Temporary files of an upload are left out.
+        """
         import pyarrow.fs as fs
 
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
@@ -309,7 +326,10 @@ class Destination:
                 yield name, _state(self.folder / name)
 
     def _read_kept(self) -> dict[str, _CopiedFile] | None:
-        """Return the recorded copies at this URL; None without a record, so that everything is copied."""
+        """Return the copies recorded in uploads.json, by name.
+
+        None without a valid record for this URL, so that everything is copied.
+        """
         try:
             kept = read_json(self.folder / KEPT)
             if kept["url"] != self.url:
@@ -331,7 +351,10 @@ class Destination:
 
 
 def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
-    """Return the target of ``folder``, tested with a small file. Raises InputError if that fails or takes too long."""
+    """Return the target for ``folder`` at ``url``, after a test with a small file.
+
+    Raises InputError if that fails or takes longer than ``limit_s`` seconds.
+    """
 
     def reached() -> Destination:
         destination = Destination(folder, url)
@@ -345,7 +368,7 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
-    """True if a file that was removed locally is also removed at the URL.
+    """True if the file ``name``, which was removed locally, is also to be removed at the URL. ``here``: local files.
 
     A table at the top level stays. A checkpoint is removed only if a newer complete one exists, because freeing local
     space must not remove the copy. Other files in folders are removed.
@@ -359,10 +382,10 @@ def _may_go(name: str, here: Collection[str]) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of every file in ``folder``, and why it cannot be copied ("": it can). Links are followed.
+    """Yield (name, reason) for every file in ``folder``. ``reason``: why it cannot be copied; "" if it can.
 
-    Names are relative, with slashes. Temporary files and locks of this project are skipped. Links are followed into
-    each folder once, so that cyclic links end.
+    Names are relative to ``folder``, with slashes. Temporary files and locks of this project are skipped.
+    Links are followed, into each folder once, so that cyclic links end.
     """
     linked: set[str] = set()
 
@@ -410,7 +433,10 @@ def _state(path: Path) -> _State:
 
 
 class Uploader:
-    """Thread that copies. Call ``ask`` after new files, and ``end`` after the last ones."""
+    """Thread that copies new files of a folder to its destination while the training goes on.
+
+    Call ``begin`` once, ``ask`` after new files, and ``end`` after the last ones.
+    """
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -421,17 +447,17 @@ class Uploader:
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread. Call this after all forks."""
+        """Start the thread and its first pass. Call this after all forks. Later calls only ask for a pass."""
         if not self._thread.is_alive():
             self._thread.start()
         self.ask()
 
     def ask(self) -> None:
-        """Ask for a copy of the new files. Returns at once."""
+        """Ask the thread to copy the new files. Returns at once."""
         self._asked.set()
 
     def end(self, limit_s: float = UPLOAD_END_S) -> Uploaded:
-        """Copy the remaining files, and return the failures. Waits ``limit_s`` at most."""
+        """Copy the remaining files, for ``limit_s`` seconds at most. Return the copied and the missing files."""
         self._end_s = time.monotonic() + limit_s
         self._ending.set()
         self._asked.set()

@@ -29,21 +29,30 @@ PRINTED_LINES_SHOWN = 6  # last lines of the trial's output
 
 
 class TriedSources:
-    """Trials of the user's sources and models. Each source runs once for all arms with equal settings."""
+    """Trials of the user's data sources and model factories, before the first run of a study.
+
+    Each source runs once for all arms with equal settings.
+    """
 
     def __init__(self, start_s: float) -> None:
-        """``start_s``: time limit of one trial, including the user's imports (``limits.start_s``)."""
+        """``start_s``: time limit of one trial in seconds, including the user's imports (``limits.start_s``)."""
         self._start_s = start_s
         self._tried: dict[tuple[str, Code | None], tuple[int, int]] = {}
         self._files: dict[tuple[str, str, Code | None], set[str]] = {}
         self.notes: list[str] = []  # notes for the report
 
     def files(self, key: str, name: str, code: Code | None = None) -> list[str]:
-        """Return the user's files that ``name`` (of the scenario's ``key``) imported in its trial."""
+        """Return the user's files that the function ``name`` imported in its trial, sorted; empty if it was not tried.
+
+        ``key``: its key in the scenario. ``code``: state of the user's code; None: the current one.
+        """
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
-        """Raise InputError if the factory cannot be imported. It is not called, because its model may be large."""
+        """Import the model factory ``name`` in a separate process. Raises InputError if that fails.
+
+        The factory is not called, because its model may be large.
+        """
         key = "model.factory"
         if (key, name, code) not in self._files:
             with announced(f"importing {key} {name}{_at(code)}"):
@@ -51,8 +60,9 @@ class TriedSources:
             self._files[key, name, code] = set(answer["files"])
 
     def check(self, arm: str, config: TrainerConfig, code: Code | None = None) -> None:
-        """Raise InputError if the source returns no batch, or one that does not match the arm's model.
+        """Take one batch from the data source of ``config`` in a separate process.
 
+        Raises InputError if it returns no batch, or one that does not match the model of arm ``arm``.
         ``code``: state of the user's code; None: the current one.
         """
         data = config.data
@@ -92,7 +102,10 @@ def _at(code: Code | None) -> str:
 
 
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
-    """Return the facts of the source's first batch."""
+    """Return facts about the first batch of the user's data source, such as its smallest and largest token id.
+
+    Raises InputError if it has none, or if none of its labels counts.
+    """
     assert data.source is not None
     answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
     if not answer["trained_tokens"]:
@@ -101,7 +114,11 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
 
 
 def _answer(key: str, name: str, arguments: list[str], given: str, start_s: float, code: Code | None) -> dict[str, Any]:
-    """Return the answer of a trial's process to ``given``. Raises InputError without an answer, or for an error."""
+    """Run a trial in a separate process and return its answer. ``given``: its standard input.
+
+    ``key`` and ``name``: scenario key and function of the user, for messages. ``start_s``: time limit in seconds.
+    Raises InputError if it fails or does not answer.
+    """
     try:
         return _ask(key, name, arguments, given, start_s, code)
     except InputError as error:
@@ -155,7 +172,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
 
 
 def _ends(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Wait in several polls until the process has ended. Return False after the time limit."""
+    """Wait in several polls until the process has ended, and return True. Return False after ``limit_s`` seconds."""
     parts = looks(limit_s)
     for _ in range(parts):
         with suppress(subprocess.TimeoutExpired):

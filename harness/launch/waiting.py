@@ -16,17 +16,20 @@ KILLED_S = 30.0  # time for a killed process to end; with a dead disk it takes l
 
 
 def looks(limit_s: float) -> int:
-    """Return the number of polls of a limit. A paused container loses one poll instead of the run."""
+    """Return the number of polls, of LOOK_S seconds each, in a time limit of ``limit_s`` seconds.
+
+    Timed-out polls count instead of time, so a paused container loses one poll instead of the run.
+    """
     return max(1, math.ceil(limit_s / LOOK_S))
 
 
 class BudgetSpent(Exception):  # noqa: N818 - an outcome, reported and survived
-    """The study's time was over in the middle of a block."""
+    """The study's time was over in the middle of a block. The message names what ran."""
 
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """Limits of the launcher's waits: for a run's start, for its next step, and for the whole study."""
+    """Limits of the launcher's waits. ``start_s``: for a run's start. ``silence_s``: for its next sign of life."""
 
     start_s: float
     silence_s: float
@@ -35,11 +38,11 @@ class WaitLimits:
 
     @property
     def beat_s(self) -> float:
-        """Interval of a run's heartbeat."""
+        """Seconds between two heartbeats of a run."""
         return min(BEAT_S, self.silence_s / BEATS_PER_LIMIT)
 
     def within(self, limit_s: float) -> float:
-        """Return the seconds to wait now: ``limit_s``, or less if the study's time ends earlier."""
+        """Return the seconds to wait now: ``limit_s``, or less if the study's time ends earlier; never negative."""
         return limit_s if self.end_ns is None else max(min(limit_s, (self.end_ns - time.monotonic_ns()) / 1e9), 0.0)
 
     @property

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Settings of a probe. Every field is plain JSON, because it is sent from the launcher to the run."""
+    """Base class for the settings of a probe. Every field is plain JSON: the launcher sends the settings to the run."""
 
     @classmethod
     def from_json(cls, content: JsonObject) -> Self:
-        """Take the fields from ``content``. Missing fields get their default; unknown fields are ignored."""
+        """Return settings with the fields in ``content``.
+
+        Missing fields get their default; unknown fields are ignored.
+        """
         return cls(**{setting.name: content[setting.name] for setting in fields(cls) if setting.name in content})
 
     def to_json(self) -> dict[str, Json]:
@@ -29,7 +32,7 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """Report of a probe about a finished run, besides its tables."""
+    """Report of one probe about a finished run: problems and facts for probes.json. Its samples are in its tables."""
 
     problems: Sequence[str] = ()  # one line per problem, with the fix if there is one
     facts: JsonObject = field(default_factory=dict)  # entries for probes.json
@@ -37,7 +40,7 @@ class ProbeReport:
 
 
 class Pausable(Recorder, Protocol):
-    """Ledger recorder in the main process."""
+    """Ledger recorder in the main process that can be paused: a probe pauses it while it writes files."""
 
     def pause(self) -> None:
         """End the open step. Time until the next step belongs to no step."""
@@ -68,23 +71,26 @@ class Probe(Protocol):
 
     @classmethod
     def attach(cls, settings: Any, folder: Path) -> Self:
-        """Create the probe. ``settings``: of ``settings_type``. ``folder``: the run's folder, for the probe's files."""
+        """Return the probe, attached to the main process. ``settings``: an instance of ``settings_type``.
+
+        ``folder``: the run's folder, for the probe's files.
+        """
         ...
 
     @classmethod
     def attach_in_worker(cls, settings: Any, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
-        """Prepare the probe inside a loader worker, after its stage recorder is attached.
+        """Prepare the probe inside a loader worker, after the worker's stage recorder is attached.
 
-        ``windows``: True in the run in which probes have their own windows.
+        ``windows``: True in the separate run in which disturbing probes have their windows.
         """
         return
 
     def begin_repetition(self) -> None:
-        """Start slow parts of the probe. The warm-up steps of a repetition follow."""
+        """Start the parts of the probe that take long to start. The warm-up steps of a repetition follow."""
         return
 
     def begin_steps(self) -> None:
-        """Start recording. Measured steps, or another probe's window, follow."""
+        """Start to record. Measured steps, or another probe's window, follow."""
         return
 
     def end_repetition(self) -> None:
@@ -92,13 +98,13 @@ class Probe(Protocol):
         return
 
     def wait(self) -> None:
-        """Block until all work for the repetition is done."""
+        """Block until the probe has finished all work for the last repetition, so that the run may be suspended."""
         return
 
     def run_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
         """Take and record the steps of the probe's window. ``next_step()`` takes a step and returns its number.
 
-        ``recorder`` is the ledger's. Pause it before writing files, so that no step includes this time.
+        ``recorder``: the ledger's recorder. Pause it before writing files, so that no step includes this time.
         """
         return
 
@@ -107,9 +113,12 @@ class Probe(Protocol):
         return
 
     def tables(self) -> Mapping[str, Columns]:
-        """Return rows for the contract's tables, by table name ("samples"); complete after :meth:`close`."""
+        """Return the probe's rows for tables of the study, {table: {column: values}}; only "samples" is used.
+
+        They are complete after :meth:`close`.
+        """
         return {}
 
     def report(self) -> ProbeReport:
-        """Return the report for probes.json; complete after :meth:`close`."""
+        """Return the probe's problems and facts for probes.json. They are complete after :meth:`close`."""
         ...

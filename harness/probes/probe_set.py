@@ -15,9 +15,9 @@ from trainer.json_types import Json
 
 
 class ProbeSet:
-    """All probes of one run except its ledger. See :class:`harness.probes.probe.Probe` for when each method is called.
+    """All probes of one run except its ledger, driven together. The run makes it before its loader's workers start.
 
-    ``folder``: the run's folder, for the probes' files.
+    See :class:`harness.probes.probe.Probe` for when each method is called. ``folder``: the run's folder.
     """
 
     def __init__(self, probes: RunProbes, folder: Path) -> None:
@@ -33,29 +33,33 @@ class ProbeSet:
         self._closed = False  # True once the closing window has been taken
 
     def begin_repetition(self) -> None:
-        """Start slow parts of the probes. The warm-up steps of a repetition follow."""
+        """Start the parts of the probes that take long to start. The warm-up steps of a repetition follow."""
         for probe in self._steady:
             probe.begin_repetition()
 
     def begin_steps(self) -> None:
-        """Start recording. Measured steps follow."""
+        """Start recording in all probes that record measured steps. These steps follow."""
         for probe in self._steady:
             probe.begin_steps()
 
     def end_repetition(self) -> None:
-        """Stop recording, in reverse order, so that earlier probes still see the cost of ending later ones."""
+        """Stop recording, the last probe first, so that earlier probes still record the cost of ending later ones."""
         for probe in reversed(self._steady):
             probe.end_repetition()
 
     def wait(self) -> None:
-        """Wait for the probes to finish their repetition, while no step is measured and before the run is suspended."""
+        """Block until all probes have finished the last repetition.
+
+        Call it while no step is measured, before a suspension.
+        """
         for _, probe in self._probes:
             probe.wait()
 
     def run_windows(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Take the steps of the probes' windows, one probe at a time, because each would record the other.
+        """Let each disturbing probe take the steps of its window, one after the other: they would record each other.
 
-        ``recorder`` is the ledger's: a profile shows its phases, and it pauses while a profile is written.
+        ``next_step()`` takes a step and returns its number.
+        ``recorder``: the ledger's recorder. A profile shows its phases, and it pauses while a profile is written.
         """
         self.begin_steps()
         for probe in self._windowed:
@@ -63,7 +67,11 @@ class ProbeSet:
         self.end_repetition()
 
     def run_closing_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
-        """Take the steps of the closing window. An error is reported, and the measured steps stay valid."""
+        """Take the steps of the profiling window after the measured steps.
+
+        An error becomes a problem in :meth:`report`.
+        ``next_step()`` takes a step and returns its number. ``recorder``: the ledger's recorder.
+        """
         assert self._closing is not None, "asked of a run without a closing window"
         try:
             self._closing.run_window(next_step, recorder)
@@ -80,7 +88,7 @@ class ProbeSet:
             probe.close()
 
     def samples(self) -> Columns:
-        """Return the samples table; empty before :meth:`close`."""
+        """Return the rows of all probes for the samples table, {column: values}; empty before :meth:`close`."""
         merged: dict[str, list[Any]] = {}
         for _, probe in self._probes:
             for name, values in probe.tables().get("samples", {}).items():
@@ -88,7 +96,10 @@ class ProbeSet:
         return merged
 
     def report(self) -> dict[str, Json]:
-        """Return the content of probes.json (read by ``harness.study.run_data``)."""
+        """Return the content of probes.json: the probes' problems, facts, and the names of those that recorded nothing.
+
+        ``harness.study.run_data`` reads it.
+        """
         problems: list[str] = []
         failed: list[str] = []
         facts: dict[str, Json] = {}

@@ -10,7 +10,10 @@ from harness.probes.probe import Probe
 
 @dataclass(frozen=True)
 class ProbeKind:
-    """A probe by name. Its code is imported only when used, because few runs have the profilers."""
+    """Entry of the list of probes: name, place of its class, and whether it disturbs the steps.
+
+    The class is imported only when used, because few runs have the profilers.
+    """
 
     name: str  # key in the message that starts a run; for a disturbing probe also in the scenario and in probes.json
     path: str  # module:class

@@ -13,11 +13,11 @@ from trainer.json_types import Json, JsonObject, section
 
 @dataclass(frozen=True)
 class RunProbes:
-    """Probes of one run.
+    """Probes of one run, with their settings. The launcher chooses them and sends them to the run.
 
-    The JSON form is part of the protocol between two states of the code (``harness.launch.protocol``): {"ledger",
-    "windows"}, and each probe's settings by name (null: the run does not have the probe). "closing" was added later and
-    is present only if set, because an older state would ignore it.
+    The JSON form is part of the protocol between two states of the code (``harness.launch.protocol``).
+    It is {"ledger", "windows"} and each probe's settings by name (null: the run does not have the probe).
+    "closing" was added later and is present only if set, because an older state would ignore it.
     """
 
     ledger: bool = True  # False only in a bare run, which records no phases or stages
@@ -48,7 +48,7 @@ class RunProbes:
         }
 
     def chosen(self) -> Iterator[tuple[ProbeKind, ProbeSettings]]:
-        """Yield the run's probes, in registry order."""
+        """Yield (kind, settings) of each probe that the run has, in registry order."""
         for kind in PROBES:
             if (settings := self.settings.get(kind.name)) is not None:
                 yield kind, settings

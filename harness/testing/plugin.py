@@ -45,7 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the result of each check: pytest itself shows no reason for a test that passed or was skipped."""
+    """Print the result of each check after all tests.
+
+    pytest itself shows no reason for a test that passed or was skipped.
+    """
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     results = [
         f"{report.nodeid}: {value}"
@@ -62,19 +65,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 class _WithBenchmark:
     @pytest.fixture
     def scenario(self, request: pytest.FixtureRequest, benchmark: Any) -> _Scenario:
-        """``scenario(FILE, arm=NAME, control=None).no_slower_than(OTHER, within="1%")``."""
+        """Fixture for checks: ``scenario(FILE, arm=NAME, control=None).no_slower_than(OTHER, within="1%")``."""
         return _Scenario(request, benchmark)
 
 
 class _Without:
     @pytest.fixture
     def scenario(self, request: pytest.FixtureRequest) -> _Scenario:
-        """``scenario(FILE, arm=NAME, control=None).no_slower_than(OTHER, within="1%")``."""
+        """Fixture for checks: ``scenario(FILE, arm=NAME, control=None).no_slower_than(OTHER, within="1%")``."""
         return _Scenario(request, None)
 
 
 class _Scenario:
-    """Value of the fixture. Call it with a scenario and an arm to get the subject of a check."""
+    """Value of the ``scenario`` fixture. Calling it with a scenario and an arm returns a :class:`Subject`.
+
+    A Subject has assertions such as ``no_slower_than``.
+    """
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         self._request = request
@@ -83,9 +89,10 @@ class _Scenario:
     def __call__(
         self, path: str | Path, arm: str, control: str | None = None, sets: list[str] | None = None
     ) -> Subject:
-        """Return the subject. ``path``: file relative to the current folder or pytest's root, or a shipped scenario.
+        """Return the arm to check.
 
-        ``sets``: overrides as for ``harness run --set``.
+        ``path``: file relative to the current folder or pytest's root, or name of a shipped scenario.
+        ``control``: control under which the arm runs; None: as it is. ``sets``: overrides as for ``harness run --set``.
         """
         from harness.testing.subject import Subject
 

@@ -34,7 +34,11 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class Subject:
-    """Arm under a control. ``benchmark``: pytest-benchmark's fixture, which receives the rounds; None without it."""
+    """Arm of a scenario (under a control, if given) that a test checks. The fixture ``scenario`` makes it.
+
+    ``sets``: overrides as for ``harness run --set``.
+    ``benchmark``: pytest-benchmark's fixture, which receives the rounds; None if it is not installed.
+    """
 
     path: Path
     arm: str
@@ -55,15 +59,17 @@ class Subject:
         memory_within: str = "5%",
         startup_within: str = "20%",
     ) -> StateComparison:
-        """Fail if the arm is slower than ``other`` by more than ``within``, else return the comparison.
+        """Measure the arm and ``other``.
 
-        ``within`` defaults to 1 %, and to 5 % against figures kept for this environment, because studies of different
-        times differ by the machine's drift.
-
+        Fail the test if the arm is slower by more than ``within``, else return the comparison.
+        ``within`` defaults to 1 %. Against figures kept for this environment it is 5 %, because studies of different
+        times
+        differ by the machine's drift.
         ``other`` is an arm of the same scenario, or "baseline" if no arm has that name. "baseline" is the state of the
         code named by ``--harness-base`` or, without it, the kept figures. The code is the harness's if that state
-        contains it, else the user's own code that the scenario names. ``memory_within`` and ``startup_within``: "off"
-        skips them. If the check stays undecided within ``budget``, the ini option ``harness_undecided`` decides.
+        contains it, else the user's own code that the scenario names.
+        ``memory_within`` and ``startup_within``: limits for memory and start-up time; "off" skips them.
+        If the check stays undecided within ``budget`` (time), the ini option ``harness_undecided`` decides.
         """
         if self.benchmark is not None and not self.benchmark.enabled:
             self.benchmark._mode = "scenario"  # suppresses the benchmark's warning that it was not used
@@ -128,7 +134,7 @@ class Subject:
         return self._kept(scenario, limits, budget_s)
 
     def _command(self, scenario: CommandScenario, base: str, limits: Limits, budget_s: float) -> StateComparison:
-        """Compare the arm's command at the base state and at the current state."""
+        """Compare the arm's command at two states of its code: ``base`` and the current one. Return the comparison."""
         from harness.regress.run import unknown_arm
         from harness.regress.states import run_command_states
         from harness.scenario.commands import plan_commands
@@ -143,7 +149,7 @@ class Subject:
         return self._compared(result)
 
     def _study(self) -> tuple[Path, list[str], str]:
-        """Return the study's folder, the command that asked for it, and its scenario."""
+        """Return (folder for studies, command line of this test, scenario path), the facts for a new study's record."""
         return Path(self.config.getoption("--harness-out")), ["pytest", self.test.nodeid], str(self.path)
 
     def _comparison(
@@ -174,7 +180,10 @@ class Subject:
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
-        """Compare with the kept baseline, in up to the scenario's number of blocks within the budget."""
+        """Run the arm alone, for at most ``budget_s`` seconds, and compare it with the kept baseline.
+
+        With ``--harness-save-baselines``, keep the result as baseline instead and skip the test.
+        """
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
         from harness.regress import baselines
@@ -215,7 +224,7 @@ class Subject:
 
     @property
     def _save_command(self) -> str:
-        """Command that keeps the baseline of this test."""
+        """Command line that keeps the baseline of this test, for messages."""
         folder = self.config.getoption("--harness-baselines")
         options = [] if folder == BASELINES else ["--harness-baselines", folder]
         return shlex.join(["pytest", self.test.nodeid, "--harness-save-baselines", *options])
@@ -234,7 +243,10 @@ class Subject:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Show output on the terminal: a study takes minutes, and pytest would hold back its progress."""
+        """Show output on the terminal within the context.
+
+        A study takes minutes, and pytest would hold back its progress.
+        """
         plugins = self.config.pluginmanager
         capture, reporter = plugins.getplugin("capturemanager"), plugins.getplugin("terminalreporter")
         if reporter is not None:
@@ -244,11 +256,14 @@ class Subject:
             yield
 
     def _note(self, text: str) -> None:
-        """Add a line to pytest's summary."""
+        """Add the line ``text`` to the results that pytest prints at the end."""
         self.test.user_properties.append((PROPERTY, text))
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
-        """Report the rounds to pytest-benchmark, then pass, skip or fail."""
+        """Report the rounds to pytest-benchmark.
+
+        Then return ``comparison``, or skip or fail the test as its verdict demands.
+        """
         from harness.regress.text import sentence
 
         message = f"{sentence(comparison)} Evidence: {folder.path}"
@@ -268,9 +283,10 @@ class Subject:
             pytest.skip(message)
 
     def _report_to_benchmark(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> None:
-        """Report both sides as rounds of pytest-benchmark, in seconds per step, in a separate group.
+        """Add both sides to pytest-benchmark's results as rounds, in seconds per step, in a separate group.
 
-        Its table, comparisons and histograms then show the arm beside its baseline.
+        Its table, comparisons and histograms then show the arm beside its baseline. Do nothing without
+        pytest-benchmark.
         """
         if self.benchmark is None:
             return
@@ -310,7 +326,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Row:
-    """One side in pytest-benchmark's table: milliseconds per step, one value per round."""
+    """Baseline's row in pytest-benchmark's table: name, and milliseconds per step, one value per round."""
 
     name: str
     step_ms: Sequence[float]

@@ -14,7 +14,10 @@ _patched = False
 
 
 def begin(folder: str) -> bool:
-    """Patch torch and tokenizers, once, and start recording into ``folder``. Return True if recording started."""
+    """Patch torch and tokenizers (first call only) and start to record this process into ``folder``.
+
+    Return False, and record nothing, if ``folder`` does not exist or a recording is already active.
+    """
     global _patched
     from _harness_agent import (
         boundaries,
@@ -66,7 +69,7 @@ def end() -> None:
 
 
 def step() -> None:
-    """Start a step that the program marks."""
+    """Start a new step, where the program marks its steps by hand. Do nothing while the hooks are disabled."""
     from _harness_agent import boundaries, guard
 
     if guard.on:
@@ -75,7 +78,11 @@ def step() -> None:
 
 @contextmanager
 def span(name: str, stage: bool) -> Iterator[None]:
-    """Time a phase of a step that the program marks or, with ``stage``, a stage of the batch in preparation."""
+    """Time the code within the context as ``name``.
+
+    ``stage``: False for a phase of the step, such as "forward". True for a stage of the batch in preparation, such as
+    "read".
+    """
     from _harness_agent import boundaries, guard, stages
 
     enter, leave = (stages.enter, stages.leave) if stage else (boundaries.enter_by_hand, boundaries.leave_by_hand)
@@ -88,9 +95,9 @@ def span(name: str, stage: bool) -> Iterator[None]:
 
 
 def _hide_from_dynamo() -> None:
-    """Make Dynamo run the agent's functions as they are, if it meets them while looking for frames to compile.
+    """Keep Dynamo from compiling the agent's own functions and the functions that they call.
 
-    Functions that the agent calls are skipped, too. Below a wrapper, the user's function is compiled as usual.
+    A user's function below one of the agent's wrappers is compiled as usual.
     """
     import sys
     from types import CodeType, FunctionType

@@ -26,7 +26,10 @@ class _Noted:
 
 
 def watch(iterator: Any) -> None:
-    """Watch the queue from which this iterator takes its batches. Do nothing if this torch has no such queue."""
+    """Note the arrival times of all batches that this DataLoader iterator takes from its workers' queue.
+
+    Do nothing if this torch version has no such queue. Called once per iterator; later calls have no effect.
+    """
     if hasattr(iterator, _NAME):
         return
     noted = _Noted()
@@ -44,13 +47,18 @@ def watch(iterator: Any) -> None:
 
 
 def taken(iterator: Any) -> tuple[int, int, bool] | None:
-    """Return (arrival, end of unpacking, True if waited for) of the current batch, in nanoseconds; None if unknown."""
+    """Return the times of the iterator's current batch, and drop them.
+
+    The values are arrival, end of unpacking (both ns, CLOCK_MONOTONIC), and True if the main thread waited for the
+    batch.
+    None if no arrival was noted for this batch.
+    """
     noted = getattr(iterator, _NAME, None)
     return noted.found.pop(iterator._rcvd_idx - 1, None) if noted is not None and noted.found else None
 
 
 def forget(iterator: Any) -> None:
-    """Drop the notes at the start of an epoch, which counts its batches from 0 again."""
+    """Drop an iterator's notes when persistent workers start a new epoch, because batch numbers then restart at 0."""
     if (noted := getattr(iterator, _NAME, None)) is not None:
         noted.found.clear()
 

@@ -51,7 +51,10 @@ Trace = tuple[str, int, int, int, Any]  # role, pid, thread, number of the batch
 
 @dataclass(slots=True)
 class _State:
-    """State of this process, with the settings that each step reads. A forked child starts with a new one."""
+    """Step recording of this process: open phases, unwritten events, known optimizers and data sources, and settings.
+
+    This module makes it; a forked child or an adopted thread starts with a new one.
+    """
 
     events: list[tuple[Any, ...]] = field(default_factory=list)
     open: list[str] = field(default_factory=list)  # phases of the main thread, innermost last
@@ -124,7 +127,7 @@ before_end: list[Callable[[int], bool]] = []
 
 
 def forget() -> None:
-    """Reset the state in a forked child."""
+    """Reset the step recording, the device recording and the turns: in a forked child, and before the next program."""
     global state, recorded_thread
     state, recorded_thread = _State(), threading.main_thread().ident
     device.forget()
@@ -132,10 +135,10 @@ def forget() -> None:
 
 
 def adopt() -> bool:
-    """Record this thread from now on if the recorded one has ended or has not trained. Return True if it is recorded.
+    """Record the calling thread from now on, if the recorded thread has ended or has never run a backward pass.
 
-    Called when a backward pass begins in another thread than the recorded one. The ended thread's records stay in its
-    file; this thread starts a new file.
+    Return True if the calling thread is recorded from now on. Called when a backward pass begins in another thread.
+    The ended thread's records stay in its file; this thread starts a new file.
     """
     global state, recorded_thread
     if not _adopting.acquire(blocking=False):  # Another thread is being adopted.
@@ -159,7 +162,10 @@ def adopt() -> bool:
 
 
 def watched() -> bool:
-    """Return True if this call counts: it runs in the recorded thread, and no compiler traces it."""
+    """Return True if this call has to be recorded.
+
+    Hooks must be on, this must be the recorded thread, and no compiler may trace the call.
+    """
     return guard.on and get_ident() == recorded_thread and not is_compiling()
 
 
@@ -203,13 +209,16 @@ def leave(name: str) -> None:
 
 
 def _read_core() -> tuple[int, int]:
-    """Return the main thread's CPU time and the clock, both in nanoseconds."""
+    """Return (CPU time of the main thread, CLOCK_MONOTONIC), both in ns, by a system call."""
     now: tuple[int, int] = (state.making or making()).core.read()
     return now
 
 
 def making() -> stages.Making:
-    """Return the calling thread's batch in preparation. For the recorded thread, also store it in the state."""
+    """Return the batch in preparation by the calling thread.
+
+    For the recorded thread, also store it and its CPU clock.
+    """
     current = stages.making()
     if get_ident() == recorded_thread:
         state.making, state.core = current, current.core
@@ -220,15 +229,18 @@ def making() -> stages.Making:
 
 
 def here() -> tuple[str, int, int, int]:
-    """Return the start of a trace for a batch that this process's main thread makes."""
+    """Return (role "main", process id, thread id, -1), and store it.
+
+    This is the start of the :data:`Trace` of each batch that the main thread makes.
+    """
     state.here = ("main", *stages.origin(), -1)
     return state.here
 
 
 def interrupted() -> None:
-    """End every phase after a signal handler of the program raised within a hook. The step is not measured.
+    """End every open phase after a signal handler of the program raised within a hook. The open step is not measured.
 
-    The data that this hook had not yet recorded are lost.
+    Data that this hook had not yet recorded are lost.
     """
     stages.forget()
     state.marked = state.maker = state.making = None
@@ -241,7 +253,10 @@ def interrupted() -> None:
 
 
 def _mark() -> None:
-    """Pass the phase of the launches since the last phase boundary to the device recording."""
+    """Mark a phase boundary for the device recording.
+
+    Pass the name of the phase that launched work since the last boundary.
+    """
     if not state.open:
         device.mark(device.BETWEEN.get(state.last or "", "other"))
     else:
@@ -249,7 +264,7 @@ def _mark() -> None:
 
 
 def _trains_on(where: torch.device) -> None:
-    """Record the device of a backward pass: the first pass of the program, or one that is not on the CPU."""
+    """Record the device of a backward pass, and start the device recording at the first pass on a CUDA device."""
     state.trained = True
     if not device.state.noted:
         device.trains_on(where)
@@ -260,10 +275,11 @@ def _trains_on(where: torch.device) -> None:
 
 
 def fetching(source: int, loader: bool = True) -> bool:
-    """Handle the start of a wait for a batch of ``source``. Open a step if needed.
+    """Handle the start of a wait for a batch. Open a step if the batch is certainly for training.
 
-    Return True if the batch is for training, or may be. ``loader`` is False if a function serves the batch instead of a
-    DataLoader. A ``settled`` source skips all checks: it is trained on, an optimizer was seen, no batch was doubtful.
+    ``source``: id of the dataset or function. ``loader``: False if a function serves the batch instead of a DataLoader.
+    Return False for an evaluation batch, and True for a training batch or one whose purpose is still unknown.
+    A ``settled`` source skips all checks: it is trained on, an optimizer was seen, no batch was doubtful.
     Anything that makes this uncertain clears ``settled``.
     """
     recording = state
@@ -303,7 +319,10 @@ def _evaluates(*, graphs: bool = False) -> None:
 
 
 def resolve(*, training: bool) -> None:
-    """Decide the use of the doubtful batches: for training if a backward pass followed, else for evaluation."""
+    """Settle the purpose of all doubtful batches. With ``training``, their waits become part of a step.
+
+    Otherwise their waits are dropped and each counts as an evaluation batch.
+    """
     if not state.doubtful:
         return
     first = next(place for place, event in enumerate(state.events) if event[0] == PERHAPS)
@@ -332,7 +351,10 @@ def _of_fetch(event: tuple[Any, ...]) -> bool:
 
 
 def tokenized(elapsed_ns: int) -> None:
-    """Record a tokenizer call of the main thread while no batch is being made."""
+    """Record ``elapsed_ns`` of a tokenizer call in the recorded thread.
+
+    Ignored within a phase and before the first step.
+    """
     if state.steps and not state.open and watched():
         state.events.append((TOKENIZED, elapsed_ns))
 
@@ -344,8 +366,9 @@ def iterated(source: int, elapsed_ns: int) -> None:
 
 
 def evaluated() -> None:
-    """Record a model run without gradients: the fetched batches are for training only if a backward pass follows.
+    """Record a model run without gradients.
 
+    Earlier fetched batches then count for training only if a backward pass follows.
     (A teacher model runs like this, on a batch that its student is trained on.)
     """
     state.ran_without_gradients = True
@@ -353,7 +376,10 @@ def evaluated() -> None:
 
 
 def ran_out(source: int) -> None:
-    """Record that the data of ``source`` ended. If no backward pass followed its batches, it served an evaluation."""
+    """Record that the data of ``source`` (id of a dataset) ended.
+
+    Batches without a backward pass since then were evaluation.
+    """
     state.ended.add(source)
     if state.doubtful:
         state.sources.discard(source)
@@ -361,9 +387,10 @@ def ran_out(source: int) -> None:
 
 
 def begins_anew(source: int) -> bool:
-    """Handle a new iterator of ``source``: a restart of its loader if ``source`` was trained on.
+    """Handle a new iterator of ``source`` (id of a dataset).
 
-    Return True if the previous iterator had no batches left.
+    If the source was trained on, its next batch is the first after a loader restart.
+    Return True if the previous iterator ran out of batches; False if it was left early or did not exist.
     """
     recording = state
     ended = source in recording.ended
@@ -374,7 +401,7 @@ def begins_anew(source: int) -> bool:
 
 
 def trains() -> None:
-    """Handle the start of a backward pass: the fetched batches are for training."""
+    """Handle the start of a backward pass: all batches fetched since the last one count as training batches."""
     if state.doubtful:
         resolve(training=True)
     state.ran_without_gradients = False
@@ -384,7 +411,10 @@ def trains() -> None:
 
 
 def backward_of(loss: Tensor) -> None:
-    """Check the loss of a backward pass on the CPU only: on another device, the program would have to wait."""
+    """Count consecutive backward passes whose ``loss`` is not finite. Add an event from LASTING such passes on.
+
+    Only a loss on the CPU is checked: the program would have to wait for another device.
+    """
     recording, on_cpu = state, loss.is_cpu
     if not (recording.trained and on_cpu):
         _trains_on(loss.device)
@@ -399,14 +429,18 @@ def backward_of(loss: Tensor) -> None:
 
 
 def made_by(trace: Trace | None) -> None:
-    """Set the maker of the batch that is about to arrive."""
+    """Store the maker of the batch that is about to arrive; None for a batch that is not recorded."""
     state.maker = trace
     if trace is None:
         state.unpacked = None
 
 
 def received(trace: Trace | None, tokens: int, samples: int, loader: Loader, items: int = 0) -> None:
-    """Record a training batch. ``loader`` served it. ``items``: collated by this process; 0 if unknown."""
+    """Record the arrival of a training batch.
+
+    ``trace``: who made it. ``samples``: its rows. ``loader``: settings of the loader that served it.
+    ``items``: number of items that this process collated; 0 if unknown.
+    """
     recording = state
     if recording.doubtful:
         recording.doubtful_loaders.append(loader)
@@ -452,7 +486,10 @@ def begin_step() -> None:
 
 
 def step_by_hand() -> None:
-    """Start a step that the program marks, and end the previous one."""
+    """End the open step and start the next one, where the program marks its steps.
+
+    From now on only these marks start steps.
+    """
     state.by_hand = True
     state.settled.clear()
     state.closed_ns = monotonic_ns()
@@ -460,17 +497,20 @@ def step_by_hand() -> None:
 
 
 def close_step() -> None:
-    """Close the current step."""
+    """Mark the current step as closed: the next fetch or pass opens a new step."""
     state.closed, state.closed_ns = True, monotonic_ns()
 
 
 def later(number: int) -> int:
-    """Return the step of the next call after one at step ``number``."""
+    """Return the step at which a function of ``on_some_steps`` runs again, after a call at step ``number``."""
     return max(int(number * RARER), number + 1)
 
 
 def _open_step() -> None:
-    """Begin a step. In a program that takes turns, first let the others have theirs."""
+    """Begin the next step. In a program that takes turns with others, first wait for this program's turn.
+
+    Instead of beginning a step, set ``state.enough`` when the launcher ends the turns.
+    """
     recording = state
     if (
         recording.most_steps is not None
@@ -497,12 +537,15 @@ def _open_step() -> None:
 
 
 def _unmeasured() -> int:
-    """Number of unmeasured steps at the start of a turn: one to warm caches, and those with earlier batches."""
+    """Return the number of unmeasured steps at the start of a turn.
+
+    One warms the caches; the others use batches that were made before the turn.
+    """
     return 1 + state.in_flight
 
 
 def _pause() -> None:
-    """End the last open step once the device is idle: its work is part of the turn."""
+    """Wait until the device is idle, then end the open step: its device work is part of the turn that ends."""
     _drain()
     if state.steps:
         flush((PAUSE, monotonic_ns(), run_queue.read()))
@@ -514,7 +557,7 @@ def _drain() -> None:
 
 
 def enter_by_hand(name: str) -> None:
-    """Begin a phase that the program marks. A fetch opens a step, like a fetch of a DataLoader."""
+    """Begin the phase ``name`` that the program marks. The phase "fetch" opens a step, like a fetch of a DataLoader."""
     if name == "fetch" and not state.by_hand:
         fetching(0)
     enter(name)
@@ -523,7 +566,10 @@ def enter_by_hand(name: str) -> None:
 
 
 def leave_by_hand(name: str) -> None:
-    """End a phase that the program marks. A fetch brings a batch, with the stages marked within it."""
+    """End the phase ``name`` that the program marks.
+
+    The phase "fetch" records one batch, with the stages marked within it.
+    """
     leave(name)
     if name == "fetch":
         within, state.marked = state.marked, None
@@ -567,7 +613,10 @@ def _begin(now: int, reading: tuple[bytes, ...]) -> None:
 
 
 def _is_warmup(number: int) -> bool:
-    """Return True if the step that begins is not measured."""
+    """Return True if step ``number``, which begins now, is not measured.
+
+    Reasons: warm-up, a profiling window, or the start of a turn.
+    """
     if state.window_from is not None:
         return True
     if state.alternates and not gate.state.over:
@@ -578,7 +627,10 @@ def _is_warmup(number: int) -> bool:
 
 
 def _may_begin() -> None:
-    """Note a step start that applies only without an optimizer. Decide once enough have come."""
+    """Note a possible step start of a program without an optimizer so far.
+
+    After MOST_ACCUMULATED such notes, decide that the program has no optimizer.
+    """
     state.backward_since = False
     state.events.append((MAYBE, monotonic_ns(), run_queue.read()))
     state.maybe += 1
@@ -587,7 +639,10 @@ def _may_begin() -> None:
 
 
 def decide(*, optimizer: bool) -> None:
-    """Decide whether the noted step starts count: only if there is no optimizer."""
+    """Settle the noted step starts, which count only without an optimizer.
+
+    ``optimizer``: True drops them, because an optimizer was found. False turns each into the start of a step.
+    """
     events, state.events, state.maybe = state.events, [], 0
     if optimizer:
         state.events = [event for event in events if event[0] != MAYBE]
@@ -601,8 +656,9 @@ def decide(*, optimizer: bool) -> None:
 
 
 def flush(pause: tuple[Any, ...] | None = None) -> None:
-    """Write all events and end the last step. The program continues after ``pause``; without ``pause`` it ends.
+    """Write all events and end the last step.
 
+    ``pause``: the event of a pause, after which the program continues. None at the end of the recording.
     Work after the last update (saving, for example) is not part of a step.
     """
     begun, ends = pause, pause is None
@@ -626,7 +682,10 @@ def flush(pause: tuple[Any, ...] | None = None) -> None:
 
 
 def write_whole_steps() -> None:
-    """Write the ended steps that share a frame with the open one, without waiting for the device."""
+    """Write the events of all ended steps that are not yet written, without waiting for the device.
+
+    The open step is kept.
+    """
     events = state.events
     end = next((number for number in range(len(events), 0, -1) if events[number - 1][0] == STEP), 0)
     if end:
@@ -635,7 +694,10 @@ def write_whole_steps() -> None:
 
 
 def leave_if_enough() -> None:
-    """End the program after the steps that ``--steps`` asks for: the agent's only change to its control flow."""
+    """Raise SystemExit(0) if all steps that ``--steps`` asks for are measured. Otherwise do nothing.
+
+    This is the agent's only change to the program's control flow.
+    """
     if state.enough:
         state.enough = False
         record.note("ended", f"after {state.steps - 1} steps, as asked")

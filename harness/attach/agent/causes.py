@@ -47,7 +47,10 @@ _TOOLS = (4, 3)  # sys.monitoring tool numbers that no tool has by convention
 
 
 class _Counts:
-    """Counters of this process at the end of the last step."""
+    """Counters of this process at the end of the last step: allocator retries and compiled graphs.
+
+    None: not yet read.
+    """
 
     def __init__(self) -> None:
         self.retries: int | None = None
@@ -67,7 +70,7 @@ def patch() -> None:
 
 
 def forget() -> None:
-    """Stop the audit. The next program's early steps are audited again."""
+    """Stop the audit and reset all counters. The early steps of the next program are audited again."""
     global current, _counts
     audit, current, _counts = current, None, _Counts()
     if audit is not None:
@@ -75,7 +78,7 @@ def forget() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Add the bytes of the batch's pageable tensors, in an audited step."""
+    """Add the bytes of a batch's tensors in pageable CPU memory to the audit, while steps are audited."""
     if current is None:
         return
     try:
@@ -120,7 +123,10 @@ def _give_up(error: Exception) -> None:
 
 
 class _WaitAudit:
-    """Audit of all calls of the recorded thread that wait for the device, grouped by place."""
+    """Audit of a few early steps: all calls of the recorded thread that wait for the device, grouped by program line.
+
+    ``_on_step`` makes it, at step FIRST of a program that trains on CUDA.
+    """
 
     def __init__(self) -> None:
         self.on = False
@@ -152,7 +158,7 @@ class _WaitAudit:
         self.set_mode(_WARN)
 
     def stop(self) -> None:
-        """Undo all changes: the mode, the replaced functions, the warnings and the monitoring."""
+        """Undo all changes of the audit: torch's warning mode, replaced functions, the warnings and the monitoring."""
         if not self.on:
             return
         self.set_mode(_DEFAULT)
@@ -171,7 +177,7 @@ class _WaitAudit:
             warnings.filters.remove(self.filter)  # type: ignore[attr-defined]
 
     def note(self) -> None:
-        """Note the places with the longest waits, and the bytes copied from pageable memory."""
+        """Note the MOST_NOTED places with the longest waits, and the bytes copied from pageable memory per step."""
         # Compiling and autotuning wait hundreds of times, but in one step only.
         waits = [entry for entry in self.places.items() if len(entry[1].steps) >= LEAST_CAUSE_STEPS]
         waits.sort(key=lambda entry: (-entry[1].wait_ns, -entry[1].calls))
@@ -217,7 +223,10 @@ class _WaitAudit:
         file: Any = None,
         line: str | None = None,
     ) -> None:
-        """Replace warnings.showwarning: torch warns as the call that waited returns."""
+        """Stand in for ``warnings.showwarning``: record torch's warning about a wait, and pass on any other warning.
+
+        torch warns as the call that waited returns.
+        """
         now = monotonic_ns()
         if not self.on or not _MESSAGE.match(str(message)):
             self.show_before(message, category, filename, lineno, file, line)
@@ -318,7 +327,7 @@ class _WaitAudit:
 
 
 class _Place:
-    """Waits at one line of the program."""
+    """Waits at one line of the program during the audit: its steps with a wait, calls, and the time of timed calls."""
 
     def __init__(self) -> None:
         self.steps: set[int] = set()
@@ -332,7 +341,10 @@ class _Place:
 
 
 class _CallTimes:
-    """Start times of the current line or call in monitored code objects (Python 3.12 and later)."""
+    """Start times (ns) of the last line or call in each monitored code object.
+
+    Stays empty before Python 3.12, which has no ``sys.monitoring``.
+    """
 
     def __init__(self) -> None:
         self.monitoring: Any = getattr(sys, "monitoring", None)
@@ -360,7 +372,10 @@ class _CallTimes:
         self.monitoring.free_tool_id(tool)
 
     def begun(self, code: CodeType) -> int | None:
-        """Return the start time of the current line or call in ``code``; None if not yet monitored, and monitor it."""
+        """Return the start time in ns of the last line or call begun in ``code``.
+
+        None at the first request for ``code``, which starts its monitoring, and where monitoring is not possible.
+        """
         if self.tool is not None and id(code) not in self.codes and len(self.codes) < MOST_CODE:
             self.codes[id(code)] = code
             events = self.monitoring.events
@@ -375,7 +390,10 @@ class _CallTimes:
 
 
 def _step_ended() -> list[tuple[Any, ...]]:
-    """Return events: compilations in the step that ends, and how often the allocator had to free cached blocks."""
+    """Return COUNTED events of the step that ends; empty if there is nothing to count.
+
+    They count compilations, and allocations that had to free cached blocks first.
+    """
     try:
         return _counted()
     except Exception as error:
@@ -407,7 +425,10 @@ def _counted() -> list[tuple[Any, ...]]:
 
 
 def _note_reasons(dynamo: Any) -> None:
-    """Note the reasons of recompilations since the last call."""
+    """Note Dynamo's reasons of the recompilations since the last call, MAX_RECOMPILED in all.
+
+    ``dynamo``: its utils module.
+    """
     for metrics in dynamo.get_compilation_metrics() if hasattr(dynamo, "get_compilation_metrics") else ():
         begun_us, reason = getattr(metrics, "start_time_us", None) or 0, getattr(metrics, "recompile_reason", None)
         if begun_us > _counts.compiled_us and reason and _counts.reasons < MAX_RECOMPILED:
@@ -419,7 +440,10 @@ def _note_reasons(dynamo: Any) -> None:
 
 
 def note_breaks(called: set[tuple[str, str]]) -> None:
-    """Note all graph breaks so far in the functions that steps call. ``called`` holds (file, name) pairs."""
+    """Note the number of graph breaks so far in the functions that steps call, with place and reason of the last.
+
+    ``called``: (file, function name) of those functions.
+    """
     reasons = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     places = [(frame, graph_break.reason) for graph_break in reasons for frame in graph_break.user_stack[-1:]]
     places = [(frame, reason) for frame, reason in places if (frame.filename, frame.name) in called]
@@ -429,7 +453,10 @@ def note_breaks(called: set[tuple[str, str]]) -> None:
 
 
 def _first_line(reason: str) -> str:
-    """Return ``self.scale == 1.0`` from ``0/0: self.scale == 1.0    # def forward(...)`` and further lines."""
+    """Return the essential text of one of Dynamo's reasons, MAX_REASON characters at most.
+
+    Example: ``self.scale == 1.0`` from ``0/0: self.scale == 1.0    # def forward(...)`` and further lines.
+    """
     return _GUARD.sub("", reason.partition("\n")[0]).partition("  #")[0].strip()[:MAX_REASON]
 
 

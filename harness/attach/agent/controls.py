@@ -23,13 +23,16 @@ _served: dict[int, int] = {}
 
 
 def forget() -> None:
-    """Reset in a forked child, which has served nothing."""
+    """Drop all kept batches in a forked child and before the next program."""
     _kept.clear()
     _served.clear()
 
 
 def kept(source: int) -> Any:
-    """Return a kept batch of ``source`` in its original state; None if a batch has to be made."""
+    """Return a copy of a kept batch of ``source`` (id of the dataset), so that no new batch is made.
+
+    None if a batch has to be made: without the control "ideal-data", or before KEPT batches are kept.
+    """
     batches = _kept.get(source, ())
     if record.settings.get("control") != "ideal-data" or len(batches) < KEPT or boundaries.state.doubtful:
         return None
@@ -38,13 +41,16 @@ def kept(source: int) -> Any:
 
 
 def times_more() -> int:
-    """Return how many additional times each batch is made, in the process that makes it."""
+    """Return how many additional times each batch is made: 2 for the control "dose-data-2", 0 for any other control."""
     control = str(record.settings.get("control") or "")
     return int(control.removeprefix(DOSE)) if control.startswith(DOSE) and not boundaries.state.doubtful else 0
 
 
 def thrown_away(source: int, batch: Any) -> bool:
-    """Return True if the batch is dropped, which ends the step. For ``ideal-data``, keep the first batches."""
+    """Return True if ``batch`` is dropped and the step ends with it: control "data-only", in a turn of this program.
+
+    For the control "ideal-data", keep a copy of the first KEPT batches of ``source`` (id of the dataset).
+    """
     if boundaries.state.doubtful:
         return False
     control = record.settings.get("control")
@@ -57,7 +63,10 @@ def thrown_away(source: int, batch: Any) -> bool:
 
 
 def _again(batch: Any) -> Any:
-    """Copy a batch's containers but not its tensors: a program may add to its batch or take from it."""
+    """Return a copy of a batch that shares its tensors.
+
+    A program may add to the batch's containers or take from them.
+    """
     if isinstance(batch, tuple):
         members = [_again(member) for member in batch]
         return type(batch)(*members) if hasattr(batch, "_fields") else tuple(members)

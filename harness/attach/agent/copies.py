@@ -35,11 +35,14 @@ _PLAIN = (int, float, complex, bool, type(None))
 
 
 class _IncomparableError(Exception):
-    """The batch is too large, or holds an object that has no plain value."""
+    """The batch cannot be compared: it is too large, or holds an object that has no plain value."""
 
 
 class FirstBatches:
-    """First batches of one loader by worker: hashes, and values that show whether equality is chance."""
+    """First batches of one loader, grouped by worker: hashes, and values that show if equality is chance.
+
+    ``loading.py`` makes one per iterator of a dataset without an index that has several workers.
+    """
 
     __slots__ = ("by_worker", "empty", "ended", "left", "written")
 
@@ -51,7 +54,10 @@ class FirstBatches:
         self.empty = 0  # workers that had none before their first batch
 
     def add(self, worker: str, batch: Any) -> None:
-        """Compare a batch of ``worker``. Note how many workers made the same first batches, once known."""
+        """Compare a batch of ``worker`` with those of the other workers.
+
+        Note the number of workers with equal first batches.
+        """
         if not self.left:
             return
         self.left -= 1
@@ -77,7 +83,7 @@ class FirstBatches:
 
 
 def _is_distinct(made: list[_Content]) -> bool:
-    """Return True if a worker's batches differ enough that no other worker makes the same ones by chance."""
+    """Return True if BATCHES batches of a worker differ so much that no other worker makes equal ones by chance."""
     return len(made) == BATCHES and all(
         len(first.values - second.values) >= LEAST_NEW for first in made for second in made if second is not first
     )
@@ -138,7 +144,10 @@ class _Content:
         self._add_bytes(f"{one.dtype} {tuple(one.shape)}", content, size)
 
     def _add_bytes(self, what: str, content: bytes, size: int) -> None:
-        """Add an array of values of ``size`` bytes."""
+        """Add an array to the hash and to the distinct values.
+
+        ``what``: its data type and shape. ``content``: its values, of ``size`` bytes each.
+        """
         self._update(what.encode(), ITEM_BYTES)
         self._update(content, len(content))
         size = size if size in _FORMATS else 8
@@ -156,7 +165,7 @@ class _Content:
         self._hash.update(content)
 
     def _check_room(self, size: int) -> None:
-        """Raise _IncomparableError if ``size`` more bytes exceed the limit."""
+        """Raise _IncomparableError if ``size`` more bytes exceed the limit of MAX_COPY_BYTES per batch."""
         if size > self._left:
             raise _IncomparableError
 

@@ -27,7 +27,10 @@ _LAST_LOOK_S = 5.0
 
 
 class Open:
-    """Nanoseconds of device time that events leave unexplained, since the first measured step: work or launch waits."""
+    """Sum of the device time that events cannot attribute to work or to waits for launches, in ns, since ``since_ns``.
+
+    ``since_ns``: start of the first measured step (CLOCK_MONOTONIC).
+    """
 
     __slots__ = ("longer_ns", "moments_ns", "since_ns", "worked_ns")
 
@@ -45,7 +48,7 @@ class Open:
             self.moments_ns += meanwhile_ns
 
     def share(self, now_ns: int) -> float:
-        """Return the unexplained share of the time until ``now_ns``."""
+        """Return the unattributed share (0 to 1) of the time from ``since_ns`` to ``now_ns``."""
         moments_ns = self.moments_ns if self.moments_ns > MOST_MOMENTS * self.worked_ns else 0.0
         return (self.longer_ns + moments_ns) / max(1, now_ns - self.since_ns)
 
@@ -75,7 +78,7 @@ def forget() -> None:
 
 
 def trains_on(device: Any) -> None:
-    """Note the device of the coming backward pass. Start recording if it is a CUDA device."""
+    """Note the device of the first backward pass that is not on the CPU. Start the recording if it is a CUDA device."""
     if state.noted or device.type == "cpu":
         return
     state.noted = True
@@ -97,7 +100,10 @@ def trains_on(device: Any) -> None:
 
 
 def mark(ended: str | None) -> None:
-    """Record an event at a phase boundary. ``ended``: name of the work launched since the last one (None: no work)."""
+    """Record a CUDA event at a phase boundary.
+
+    ``ended``: name of the work launched since the last boundary; None if that time is a wait for a batch.
+    """
     if state.stream is None:
         return
     try:
@@ -116,7 +122,10 @@ def mark(ended: str | None) -> None:
 
 
 def collect() -> list[tuple[Any, ...]]:
-    """Return the work completed since the last call, in order."""
+    """Return WORK events of the device work completed since the last call, oldest first.
+
+    Empty without a CUDA device, and once this recording has ended.
+    """
     completed: list[tuple[Any, ...]] = []
     if state.stream is None:
         return completed
@@ -139,7 +148,10 @@ def collect() -> list[tuple[Any, ...]]:
 
 
 def last() -> list[tuple[Any, ...]]:
-    """Return the rest of the work at the program's end, and look at both clocks again, within a time limit."""
+    """Wait for the remaining device work at the program's end (_LAST_LOOK_S at most) and return its WORK events.
+
+    Also compare both clocks a second time and end the recording. Empty without a CUDA device, and on an error.
+    """
     if state.stream is None:
         return []
     until = time.monotonic() + _LAST_LOOK_S
@@ -167,7 +179,10 @@ def _event() -> Any:
 
 
 def _look() -> tuple[Any, int]:
-    """Return an event of the idle stream and the host time when the device reached it: the tightest of _LOOKS tries."""
+    """Return (event of the idle stream, host time in ns at which the device reached it).
+
+    The try with the shortest uncertainty of _LOOKS tries counts. Raises TimeoutError if the device is not idle in time.
+    """
     best: tuple[int, Any, int] | None = None
     for _ in range(_LOOKS):
         event = _event()

@@ -1,4 +1,4 @@
-"""Detect a forked child, even if a library in C forked it: the child finds this memory empty."""
+"""Detect a forked child, even if a library in C forked it: a marked memory page is empty in the child."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, see madvise(2): Linux 4.14
 
 
 def _memory() -> Any:
-    """Return a page whose first byte is 1 here and 0 in a child; None if the system does not support this."""
+    """Return a memory page whose first byte is 1 in this process and 0 in a forked child.
+
+    None if the system cannot wipe memory at a fork (before Linux 4.14).
+    """
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         page.madvise(_WIPE_ON_FORK)
@@ -25,6 +28,6 @@ here: Any = _page if known else b"\1"  # its first item is 0 in a child, until s
 
 
 def settled() -> None:
-    """Mark this child as reset."""
+    """Set the byte of :data:`here` to 1 again, once this forked child has reset the agent's state."""
     if known:
         _page[0] = 1

@@ -45,20 +45,22 @@ state = _Gate()
 
 
 def forget() -> None:
-    """Reset in a forked child, which takes no turns."""
+    """Reset the turns: in a forked child, which takes none, and before the next program."""
     global state
     state = _Gate()
 
 
 def open_now() -> bool:
-    """Return True if a turn has begun."""
+    """Return True once this program's first turn has begun, including the pauses between its turns."""
     return state.repetition is not None
 
 
 def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
-    """Wait for the next turn if one has ended. Return True if the step may begin, and False if the program has to end.
+    """Handle the start of a step: if the current turn is over, wait until the launcher starts the next one.
 
-    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: ends the last step.
+    Return True if the step may begin, and False if the program has to end.
+    ``steps``: steps begun so far. ``unmeasured``: unmeasured steps per turn. ``pause``: ends the open step before the
+    wait.
     """
     if state.unmeasured or state.measured:
         state.warmup = state.unmeasured > 0
@@ -90,7 +92,7 @@ def before_step(steps: int, unmeasured: int, pause: Callable[[], None]) -> bool:
 
 
 def give_up(error: str) -> None:
-    """Tell the launcher that this program takes no more turns. The program then runs on without pauses."""
+    """Send ``error`` to the launcher: this program takes no more turns. The program then runs on without pauses."""
     file, state.over = state.file, True
     if file is not None:
         file.write(json.dumps({"event": "fault", "error": error}).encode() + b"\n")
@@ -104,7 +106,10 @@ def _arrive() -> None:
 
 
 def _ranks_here() -> int:
-    """Return how many processes train together. WORLD_SIZE or a Slurm job's size may be left from an outer job."""
+    """Return the number of ranks of this training on this machine; 1 unless torch.distributed is initialized.
+
+    The environment alone does not count: WORLD_SIZE or a Slurm job's size may be left from an outer job.
+    """
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1

@@ -19,7 +19,7 @@ fault: str | None = None
 
 
 def fail(error: BaseException) -> None:
-    """Note the agent's error and disable all hooks."""
+    """Note the traceback of the agent's ``error``, disable all hooks, and end this program's turns and profiling."""
     global on, fault
     if fault is None:
         fault = "".join(traceback.format_exception(error))[-2000:]
@@ -35,7 +35,10 @@ def fail(error: BaseException) -> None:
 
 
 def carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Call ``action``. On an error of the agent, disable all hooks and return None. Raise the program's exceptions."""
+    """Return the result of ``action(*given)``; None if hooks are disabled.
+
+    On an error of the agent, disable all hooks and return None. Exceptions of the program propagate.
+    """
     if not on:
         return None
     try:
@@ -47,8 +50,9 @@ def carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def swallows(error: BaseException) -> bool:
-    """Return True if ``error``, raised within a hook, is the agent's, and disable all hooks. If False, raise it again.
+    """Return True, and disable all hooks, if ``error`` was raised by the agent's code within a hook.
 
+    Return False if it belongs to the program (signal handler, Ctrl-C, exit): the caller has to raise it again.
     Hooks that run in every step catch errors themselves and call this: :func:`carefully` costs as much as a small hook.
     """
     if isinstance(error, KeyboardInterrupt) or of_the_program(error):
@@ -67,9 +71,9 @@ def let_through(error: Exception) -> None:
 
 
 def of_the_program(error: BaseException) -> bool:
-    """Return True if a signal handler raised ``error``, in the middle of other code.
+    """Return True if a signal handler of the program raised ``error`` in the middle of other code.
 
-    Only handlers are called with a signal's number and the interrupted frame.
+    A frame in its traceback is a handler if it is registered for a signal, or was called as (signal number, frame).
     """
     handlers = set(_codes_of_handlers())
     return any(frame.f_code in handlers or _called_as_handler(frame) for frame in _frames(error.__traceback__))

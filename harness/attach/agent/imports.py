@@ -10,7 +10,7 @@ from _harness_agent import guard
 
 
 def after(name: str, action: Callable[[Any], None]) -> None:
-    """Call ``action(module)`` as soon as ``name`` is imported."""
+    """Call ``action(module)`` as soon as the module ``name`` is imported; at once if it already is."""
     module = sys.modules.get(name)
     if module is not None:
         guard.carefully(action, module)

@@ -27,7 +27,7 @@ ABSENT = ("", "0", "OFF", "INFO")  # values of an environment variable that swit
 
 
 class _Inspection:
-    """Inspection of one process."""
+    """Inspection of one process: the modules to look at, the step of the next look, and counted backward passes."""
 
     def __init__(self) -> None:
         self.roots: list[Any] = []  # weak references to the outermost modules that training calls
@@ -40,7 +40,7 @@ parallel: Any = None  # weak reference to the DistributedDataParallel whose back
 
 
 def forget() -> None:
-    """Reset in a forked child, and for the next program."""
+    """Reset the inspection, so that early steps are inspected again: in a forked child, and for the next program."""
     global _inspection, parallel
     _inspection, parallel = _Inspection(), None
 
@@ -50,7 +50,7 @@ def patch() -> None:
 
 
 def trains(roots: list[Any]) -> None:
-    """Store the outermost modules that training calls."""
+    """Store the outermost modules that training calls: later looks count the hooks of these modules."""
     global parallel
     _inspection.roots = [weakref.ref(root) for root in roots]
     wrapper = next((root for root in roots if type(root).__name__ == "DistributedDataParallel"), None)
@@ -58,7 +58,10 @@ def trains(roots: list[Any]) -> None:
 
 
 def backward_begins() -> None:
-    """Count a backward pass of a DistributedDataParallel, and separately if it synchronizes gradients."""
+    """Count a backward pass of a DistributedDataParallel, and separately if it synchronizes gradients.
+
+    Note both counts after SYNCED_STEPS steps, then stop counting.
+    """
     global parallel
     module = parallel() if parallel is not None else None
     if module is None:
@@ -91,7 +94,11 @@ def _on_step(number: int) -> None:
 
 
 def _hooks(this: _Inspection) -> tuple[dict[str, int], str]:
-    """Return the number of hooks by kind, and the place of the newest hook in the module with the most hooks."""
+    """Return the number of hooks by kind (forward, backward, tensor), and a place such as ``train.py:31``.
+
+    The numbers cover all modules. The place is that of the newest hook in the module with most hooks of one type.
+    It is "" if unknown.
+    """
     counts = dict.fromkeys((*HOOKS, "tensor"), 0)
     largest, newest = 0, None
     for module in _modules(this):

@@ -52,7 +52,10 @@ _MOST_NESTED = 8  # maximum depth of datasets within datasets, or samplers withi
 
 
 class _Served(NamedTuple):
-    """Facts about the source of an iterator's batches."""
+    """Facts about the source of a DataLoader iterator's batches.
+
+    ``_look_at`` makes one per iterator, and again when persistent workers restart.
+    """
 
     source: int  # id of the dataset
     workers: bool  # False: the calling process makes the batches
@@ -65,13 +68,13 @@ class _Served(NamedTuple):
 
 
 def forget() -> None:
-    """Reset the nesting depth in a forked child."""
+    """Reset the nesting depth of fetches in a forked child."""
     global _depth
     _depth = 0
 
 
 def patch() -> None:
-    """Wrap the methods of torch's iterators and fetchers, for subclasses as well."""
+    """Wrap the methods of torch's DataLoader iterators and fetchers. Subclasses that inherit them are timed as well."""
     from torch.utils.data import dataloader
     from torch.utils.data._utils import fetch
 
@@ -138,7 +141,10 @@ def _next(before: Any) -> Any:
 
 
 def _controlled(before: Any, iterator: Any) -> Any:
-    """Return the next batch in a controlled run, in which ``controls`` may keep or drop batches."""
+    """Return the next batch of ``iterator`` where a control is set: it may serve kept batches again or drop batches.
+
+    ``before``: torch's own ``__next__``, which makes a batch.
+    """
     global _depth
     around = _depth
     while True:
@@ -160,7 +166,11 @@ def _controlled(before: Any, iterator: Any) -> Any:
 
 
 def _begin(iterator: Any) -> _Served | None:
-    """Begin the main thread's own wait and return its source, else None. Only this hook may end the program."""
+    """Begin the fetch phase and return the source of the batch, if it may be for training.
+
+    None for a nested loader, for a batch that a worker requests, and for an evaluation batch.
+    Raises SystemExit once all requested steps are measured. Only this hook may end the program.
+    """
     cached = getattr(iterator, _SERVED, None)
     served = cached or _look_at(iterator)
     recording = boundaries.state
@@ -179,7 +189,10 @@ def _begin(iterator: Any) -> _Served | None:
 
 
 def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
-    """Note how many workers ran out of items before their first batch, from the status in torch's iterator."""
+    """Note how many workers ran out of items before their first batch, when that number grows.
+
+    It comes from the workers' status in torch's ``iterator``; ``first`` holds the last counts.
+    """
     status = getattr(iterator, "_workers_status", None)
     if not status or not _received_of or (ended := status.count(False)) == first.ended:
         return
@@ -192,7 +205,7 @@ def _count_empty(iterator: Any, first: copies.FirstBatches) -> None:
 
 
 def _look_at(iterator: Any) -> _Served:
-    """Collect the facts about an iterator's source. Runs once per epoch of the iterator."""
+    """Collect the facts about an iterator's source and store them in the iterator. Runs once per epoch."""
     dataset = getattr(iterator, "_dataset", iterator)
     workers = int(getattr(iterator, "_num_workers", 0) or 0)
     if workers:
@@ -211,7 +224,7 @@ def _look_at(iterator: Any) -> _Served:
 
 
 def _epoch_batches(iterator: Any) -> int:
-    """Return the batches per epoch if torch's own samplers know them at the start, else 0."""
+    """Return the number of batches in an epoch; 0 if the sampler is not one of torch's own, whose length is known."""
     sampler = getattr(iterator, "_index_sampler", None)
     innermost = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(innermost) not in (RandomSampler, SequentialSampler, DistributedSampler):
@@ -220,7 +233,10 @@ def _epoch_batches(iterator: Any) -> int:
 
 
 def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, str, bool]]:
-    """Return the code that makes each stage of a batch: dataset method, collate function and sampler."""
+    """Return which code makes each stage of a batch: dataset method, collate function and sampler.
+
+    Each entry is (stage, place such as ``train.py:31``, function, True if it makes one row at a time).
+    """
     sampler = getattr(iterator, "_index_sampler", None)
     dataset, sampler = _innermost(dataset, "dataset"), _innermost(sampler, "sampler")
     batched = _stored(dataset, "__getitems__") is not None
@@ -238,18 +254,22 @@ def _makers(iterator: Any, dataset: Any, shared: bool) -> list[tuple[str, str, s
 
 
 def _stored(owner: Any, name: str) -> Any:
-    """Return a stored attribute without running code of the program; None if it does not exist."""
+    """Return the attribute ``name`` of ``owner`` without running code of the program; None if it does not exist."""
     return inspect.getattr_static(owner, name, None)
 
 
 def _code(function: Any) -> CodeType | None:
-    """Return the code of a function or method; None for other objects, whose attributes may run code."""
+    """Return the code object of a plain function or method; None for other objects, whose attributes may run code."""
     function = function.__func__ if type(function) is MethodType else function
     return function.__code__ if type(function) is FunctionType else None
 
 
 def _innermost(one: Any, attribute: str) -> Any:
-    """Unwrap a dataset or sampler from the wrappers of torch and other libraries."""
+    """Return the dataset or sampler inside the wrappers of torch and other libraries.
+
+    ``attribute``: where a wrapper stores what it wraps, such as "dataset". Unwrapping stops at the program's own
+    classes.
+    """
     for _ in range(_MOST_NESTED):
         code, inner = _code(_stored(type(one), "__init__")), _stored(one, attribute)
         if inner is None or hasattr(type(inner), "__get__"):  # A property is code of the program.
@@ -261,7 +281,10 @@ def _innermost(one: Any, attribute: str) -> Any:
 
 
 def _defined(owner: Any, name: str) -> tuple[str, str]:
-    """Return the place where the program defines a function ("" if a library does) and its name."""
+    """Return (place, qualified name) of the function ``name`` of ``owner``, a class or object.
+
+    The place is like ``train.py:31``; "" for a function of a library or one without Python code.
+    """
     code = _code(_stored(owner, name))
     if code is None:
         return "", f"{getattr(owner, '__qualname__', '')}.{name}".lstrip("._")
@@ -307,7 +330,10 @@ def _ended(served: _Served | None, batch: Any) -> None:
 
 
 def arrived(batch: Any, trace: boundaries.Trace | None, loader: boundaries.Loader, items: int = 0) -> None:
-    """Record a training batch. See :func:`boundaries.received`."""
+    """Record a training batch: its size, and what the checks of padding, memory and repeated rows read from it.
+
+    ``trace``, ``loader`` and ``items``: see :func:`boundaries.received`.
+    """
     recording = boundaries.state
     recording.batches += 1
     if recording.batches >= padding.due:
@@ -349,7 +375,10 @@ def _reset(before: Any) -> Any:
 
 
 def _drained(iterator: Any) -> None:
-    """Handle a restart of persistent workers. If batches are dropped, the workers' next batch numbers are unknown."""
+    """Handle a restart of persistent workers for a new epoch.
+
+    If unserved batches are dropped, the numbers of the workers' later batches are unknown.
+    """
     arrivals.forget(iterator)
     setattr(iterator, _SERVED, None)
     if getattr(iterator, "_tasks_outstanding", 0) or getattr(iterator, "_task_info", None):
@@ -357,7 +386,10 @@ def _drained(iterator: Any) -> None:
 
 
 def _next_index(before: Any) -> Any:
-    """Time the choice of the next batch's items. The first call of an epoch shuffles, which may take seconds."""
+    """Return a wrapper of ``before`` that times the choice of a batch's items as the stage "sample".
+
+    The first call of an epoch shuffles, which may take seconds.
+    """
 
     def _next_index(self: Any) -> Any:
         if not guard.on or _depth != 1 or get_ident() != boundaries.recorded_thread:
@@ -424,7 +456,7 @@ def _fetch(before: Any) -> Any:
 
 
 class _packing:  # noqa: N801 - stands in for a function
-    """Collate function that is timed and forwards all other attributes.
+    """Stand-in for a loader's collate function: starts the stage "pack", then calls it. Other attributes are forwarded.
 
     Collating is the last work of torch's fetchers, so the stage ends with the fetch.
     """
@@ -446,7 +478,10 @@ class _packing:  # noqa: N801 - stands in for a function
 
 
 def _close(made: bool) -> None:
-    """Write the stages of a batch if this process is a worker. ``made``: False if the fetch failed."""
+    """Write the stages of the batch that was just made, if this process is a loader worker.
+
+    ``made``: False if the fetch failed; its stages are then dropped.
+    """
     global _made_here
     pieces = stages.take()
     info: Any = get_worker_info()
@@ -456,9 +491,9 @@ def _close(made: bool) -> None:
 
 
 def sizes(batch: Any) -> tuple[int, int]:
-    """Return (tokens, samples) of a batch: elements and rows of its first tensor.
+    """Return (tokens, samples) of a batch: elements and rows of its first tensor (see :func:`first_tensor`).
 
-    Both are 0 without a tensor. Tokens are 0 if the tensor is not of integers.
+    Both are 0 without a tensor. Tokens are 0 unless the tensor holds integers in at least two dimensions.
     """
     first = first_tensor(batch)
     if first is None:

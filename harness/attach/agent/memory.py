@@ -15,7 +15,7 @@ _CGROUP = "/sys/fs/cgroup/memory."
 
 
 def read() -> tuple[int, int, int] | None:
-    """Return the bytes of this process, the bytes of its workers, and the free bytes; None if unknown."""
+    """Return (bytes of this process, bytes of its worker processes, bytes still free); None if /proc cannot be read."""
     try:
         with open("/proc/self/statm", "rb") as file:
             _, resident, shared, *_ = map(int, file.read().split())
@@ -36,16 +36,19 @@ def _pss(child: Any) -> int:
 
 
 def _line(path: str, name: bytes, unit: int = 1024) -> int:
-    """Return the bytes in the line that begins with ``name``, whose number is in ``unit`` bytes."""
+    """Return the value in bytes of the line of file ``path`` that begins with ``name``.
+
+    The file states it in ``unit`` bytes. Raises ValueError if there is no such line.
+    """
     with open(path, "rb") as file:
         text = file.read()
     return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * unit
 
 
 def _left_of_limit() -> int:
-    """Return the bytes left below the cgroup's memory limit, including file pages that the kernel drops first.
+    """Return the bytes left below the cgroup's memory limit; sys.maxsize without a limit.
 
-    Return sys.maxsize without a limit.
+    They include file pages that the kernel drops first.
     """
     try:
         with open(_CGROUP + "max", "rb") as most, open(_CGROUP + "current", "rb") as used:

@@ -29,7 +29,7 @@ def _on_step(number: int) -> None:
 
 
 def fingerprint() -> str:
-    """Return a digest of the contents of the program's own Python files and their module names."""
+    """Return a digest (16 hexadecimal digits) of the names and contents of the program's own loaded Python modules."""
     digest = hashlib.sha256()
     for name, path in sorted(_own_files())[:_MOST_FILES]:
         try:

@@ -1,4 +1,4 @@
-"""Sample the place of the recorded thread, and time its garbage collections: time that no phase of a step shows.
+"""Sample where the recorded thread is, and time its garbage collections: time that no phase of a step shows.
 
 A second thread looks at the recorded thread's stack. A look stands for the time since the previous look. A call that
 holds the interpreter lock (a garbage collection, for example) delays the look, which then finds that call.
@@ -97,7 +97,10 @@ THREAD_LOCK = "threading.Lock"
 
 
 class _Sampler:
-    """Sampling of one process."""
+    """Sampling of one process: the thread that looks at the recorded thread, and its records that are not yet written.
+
+    ``_on_step`` makes it, from step FIRST on; never in a program that takes turns.
+    """
 
     def __init__(self) -> None:
         self.looks: list[tuple[str, Where | None, int, int]] = []  # phase, place, delay, nanoseconds
@@ -120,7 +123,10 @@ class _Sampler:
         self.collected_ns = 0  # nanoseconds of all garbage collections that ended before the last look
 
     def run(self) -> None:
-        """Look at the recorded thread until :attr:`ended` is released."""
+        """Look at the recorded thread again and again, until :attr:`ended` is released.
+
+        This is the sampling thread's function.
+        """
         process, self.thread = os.getpid(), get_native_id()
         run_queue.own.add(self.thread)
         last_ns = self.begun_ns = monotonic_ns()  # time of the last look
@@ -150,12 +156,15 @@ class _Sampler:
             self.left.release()
 
     def start(self) -> None:
-        """Start the thread. It is not a threading.Thread, because the program would see it among its own."""
+        """Start the sampling thread, unless it runs already.
+
+        It is not a threading.Thread, because the program would see it among its own.
+        """
         if self.left.acquire(blocking=False):
             _thread.start_new_thread(self.run, ())
 
     def stop(self) -> None:
-        """End the thread and wait for its end."""
+        """End the sampling thread and wait until it is gone, STOP_S seconds at most for each of two waits."""
         if self.ended.locked():
             self.ended.release()
         if self.left.acquire(timeout=STOP_S):
@@ -165,7 +174,11 @@ class _Sampler:
             sleep(STOP_S / 10_000)  # the kernel's thread ends a little later
 
     def _look(self, last_ns: int, due_ns: int) -> int:
-        """Look at the recorded thread and return the time of the look, which was due at ``due_ns``."""
+        """Look once at the recorded thread and the other threads. Return the time of this look in ns.
+
+        ``last_ns``: time of the last look; returned if this look is skipped because of a garbage collection.
+        ``due_ns``: time at which this look was due.
+        """
         if _collection_is_near():
             return last_ns
         frames = sys._current_frames()
@@ -198,7 +211,10 @@ class _Sampler:
         return now
 
     def _wait_shortly(self, shortly: bool) -> None:
-        """Shorten the switch interval for the next look, or restore the program's own unless it has set another one."""
+        """Set Python's switch interval: INTERVAL_S if ``shortly``, else the program's own value.
+
+        An interval that the program has set meanwhile is not overwritten by the older value.
+        """
         now_s = sys.getswitchinterval()
         is_ours = abs(now_s - self.short_s) < ROUNDING_S
         if not is_ours:
@@ -210,9 +226,10 @@ class _Sampler:
             sys.setswitchinterval(self.usual_s)
 
     def _look_at_others(self, frames: dict[int, FrameType], since_ns: int) -> None:
-        """Note the places of other threads that ran since the last look.
+        """Note the places of other Python threads that ran since the last look, ``since_ns`` ago.
 
-        A thread with a frame may have ended. pthread_getcpuclockid() would read freed memory, so ask the kernel.
+        ``frames``: innermost frame by thread. A thread with a frame may have ended.
+        pthread_getcpuclockid() would read freed memory, so ask the kernel.
         """
         thread_ids = [ident for ident in frames if ident != boundaries.recorded_thread][:MAX_THREADS]
         before, self.ran_ns = self.ran_ns, {}
@@ -230,7 +247,7 @@ class _Sampler:
                 self.others.append((place, ns, 0))
 
     def _read_memory(self) -> None:
-        """Read the memory of this process and its children if due. A shared page counts in proportion."""
+        """Read the memory of this process and its children, and the demand for cores, if a reading is due."""
         begun_ns, cpu_ns = monotonic_ns(), thread_time_ns()
         if begun_ns < self.memory_due_ns:
             return
@@ -245,7 +262,10 @@ class _Sampler:
         self.memory_due_ns = begun_ns + int(wait_ns)
 
     def _read_demand(self) -> None:
-        """Read how long the program's other threads and processes ran or waited for a core since the last reading."""
+        """Record the demand for cores since the last reading.
+
+        It is the time for which the program's other threads and child processes ran or waited for a core.
+        """
         now, asked = monotonic_ns(), run_queue.children_asked_ns()
         asked |= {number: sum(run_queue.times_ns(os.getpid(), number)) for number in self.ran_ns}
         if self.asked is not None:
@@ -256,7 +276,10 @@ class _Sampler:
 
     @staticmethod
     def _where(frame: FrameType | None) -> Where | None:
-        """Return the innermost place in the program and the library function called there; else a library place."""
+        """Return the innermost place of the program in the stack of ``frame``, and the library function called there.
+
+        Without program code, return the innermost place in a library. None if ``frame`` is None.
+        """
         innermost, inner, name = frame, None, ""
         for _ in range(MAX_FRAMES):
             if frame is None:
@@ -274,7 +297,10 @@ class _Sampler:
         return None if innermost is None else (innermost.f_code, innermost.f_lineno, None, "")
 
     def number(self, where: Where | None) -> int:
-        """Return the number of a place; 0 if it is unknown or beyond :data:`MAX_PLACES`. Note a new place."""
+        """Return the number under which a place was noted, and note a new place.
+
+        0 if ``where`` is None, or if :data:`MAX_PLACES` places are noted already.
+        """
         if where is None:
             return 0
         code, line, called, module = where
@@ -294,7 +320,10 @@ class _Sampler:
         return number
 
     def events(self) -> list[tuple[Any, ...]]:
-        """Return the records since the last call as events. Looks are summed by phase and place."""
+        """Return the records since the last call as events: SAMPLED, OTHER_RAN, MEMORY and DEMAND.
+
+        Looks with equal phase, place and kind of delay are added up.
+        """
         looks, self.looks = self.looks, []
         summed: dict[tuple[str, int, int], tuple[int, int]] = {}
         for phase, place, late, ns in looks:
@@ -313,24 +342,27 @@ class _Sampler:
 
 
 def _lock_entered(frame: FrameType) -> str:
-    """Return THREAD_LOCK if the frame enters an object in a statement "with", and "" otherwise."""
+    """Return THREAD_LOCK if the frame is entering an object in a statement "with", because it then waits for a lock.
+
+    Return "" otherwise.
+    """
     offset, instructions = frame.f_lasti, frame.f_code.co_code
     enters = instructions[offset] == ENTERS or (offset >= 2 and instructions[offset - 2] == ENTERS_NEXT)
     return THREAD_LOCK if offset >= 0 and enters else ""
 
 
 def _collection_is_near() -> bool:
-    """Return True if a look could trigger a garbage collection. From Python 3.12 on, an allocation does not."""
+    """Return True if the next look could trigger a garbage collection, which is dangerous before Python 3.12."""
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return False
     return 0 < gc.get_threshold()[0] <= gc.get_count()[0] + SPARE_OBJECTS
 
 
 def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
-    """Return the innermost frame of a hook that a backward pass calls; None if the pass is at the model's work.
+    """Return the innermost frame of a gradient hook that the backward pass is running; None without one.
 
-    ``frame`` is the recorded thread's, in a backward pass. Autograd has a thread per device, not started by Python. The
-    stack of such a thread begins with the code that it calls.
+    ``frame``: innermost frame of the recorded thread. ``frames``: the same of all threads.
+    Autograd has a thread per device, not started by Python. Its stack begins with the code that it calls.
     """
     if frame.f_code.co_name != _ENGINE:
         return frame if _calls_hook(frame, engine=True) else None
@@ -343,9 +375,10 @@ def _hook(frame: FrameType, frames: dict[int, FrameType]) -> FrameType | None:
 
 
 def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
-    """Return True if the stack holds program code that no module of the model called within the backward pass.
+    """Return True if the stack below ``frame`` contains program code that autograd called directly, as a hook.
 
-    ``engine`` is True if the backward pass was called in this thread.
+    Program code called by a module of the model does not count.
+    ``engine``: True if the backward pass was called in this thread, so that its call must be in the stack.
     """
     calls_program = False
     for _ in range(MAX_FRAMES):
@@ -360,7 +393,10 @@ def _calls_hook(frame: FrameType | None, *, engine: bool) -> bool:
 
 
 def _phase_at(due_ns: int) -> str | None:
-    """Return the phase at that time, "" outside all phases; None if it still lasts or its start is written already."""
+    """Return the phase at the time ``due_ns``; "" if no phase was open then.
+
+    None if no phase boundary came after ``due_ns``, or if the events of that time are already written.
+    """
     later = False
     for event in reversed(boundaries.state.events):
         if event[0] in (boundaries.ENTER, boundaries.EXIT):
@@ -371,7 +407,10 @@ def _phase_at(due_ns: int) -> str | None:
 
 
 class _Collections:
-    """Garbage collections in the recorded thread since the start of a step."""
+    """Garbage collections in the recorded thread since the last step end: number, time and place of the longest.
+
+    An instance is a callback in ``gc.callbacks``; ``_on_step`` makes it together with the sampler.
+    """
 
     def __init__(self) -> None:
         self.times = self.total_ns = self.longest_ns = self.begun_ns = 0
@@ -379,7 +418,7 @@ class _Collections:
         self.longest: Where | None = None
 
     def __call__(self, phase: str, _information: dict[str, int]) -> None:
-        """Handle a callback of :mod:`gc`."""
+        """Handle a callback of :mod:`gc`. ``phase`` is "start" or "stop" of a garbage collection."""
         if get_ident() != boundaries.recorded_thread:
             return
         now = monotonic_ns()
@@ -434,7 +473,7 @@ def _after_fork() -> None:
 
 
 def forget() -> None:
-    """End the sampling. A forked child has no sampling thread."""
+    """End the sampling and drop its records: in a forked child (it has no sampling thread) and at the program's end."""
     global _sampler, _collections
     sampler, _sampler = _sampler, None
     collections, _collections = _collections, None

@@ -32,13 +32,16 @@ _missed = 0
 
 
 def forget() -> None:
-    """Reset in a forked child, and for the next program."""
+    """Reset the counting of padding: the next batch is counted again.
+
+    Called in a forked child and before the next program.
+    """
     global due, _missed
     due, _missed = 1, 0
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the padding of a training batch that is due."""
+    """Count the padding of a training batch that is due, and add a PADDED event. Give up after MISSES failures."""
     global due, _missed
     try:
         exact, state = boundaries.state.alternates, boundaries.state
@@ -59,7 +62,10 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
-    """Return (positions, padding, padding in columns of padding only); None if no tensor shows padding."""
+    """Return (positions, padding positions, positions in columns of padding only) of the batch's first rows.
+
+    ``most``: maximum positions that are read. None if the batch does not show its padding.
+    """
     ids, mask, labels = _parts(batch)
     grid = next((tensor for tensor in (ids, mask) if tensor is not None), None)
     if grid is None:
@@ -75,7 +81,10 @@ def _count(batch: Any, most: int) -> tuple[int, int, int] | None:
 
 
 def _parts(batch: Any) -> tuple[Any, Any, Any]:
-    """Return the token ids, mask and labels of a batch; None for each one that is missing or unsuitable."""
+    """Return (token ids, attention mask, labels) of a batch of two-dimensional integer tensors on the CPU.
+
+    Each is None if it is missing or unsuitable. All are None if the parts of a list cannot be told apart.
+    """
     if hasattr(batch, "keys") and hasattr(batch, "__getitem__"):
         names = list(batch.keys())
         ids = next((batch[name] for name in IDS if name in names), None)
@@ -114,7 +123,10 @@ def _is_mask(one: Tensor) -> bool:
 
 
 def _runs(ids: Any, labels: Any) -> Any:
-    """Return a mask of the padding runs at the end or start of each row."""
+    """Return a Boolean array in the form of ``ids``, True at the padding at the end or start of each row.
+
+    ``labels``: None if the batch has none.
+    """
     padding = ids != ids  # all False
     for step in (-1, 1):
         first = ids[:, -1:] if step < 0 else ids[:, :1]

@@ -47,7 +47,7 @@ _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h: "Yama"
 
 
 class _Window:
-    """Profiling window of this process. A forked child has its own."""
+    """Profiling window of this process: states of torch.profiler and py-spy. A forked child has its own."""
 
     def __init__(self) -> None:
         self.profiler: Any = None  # torch's profiler, from its warm-up to the end of the window
@@ -76,7 +76,7 @@ def asked() -> bool:
 
 
 def patch() -> None:
-    """Install the hooks that run on every step, and detect a profiler of the program."""
+    """Install the hooks of the requested profilers at every step, and detect a profiler of the program."""
     closes = bool(record.settings.get("closing_steps"))
     if asked():
         boundaries.on_step.append(_on_step)
@@ -92,7 +92,10 @@ def patch() -> None:
 
 
 def begin() -> None:
-    """Let the launcher's py-spy trace this process under Yama, and measure no step before the window."""
+    """Prepare a requested profile: measure no step before the profiling window.
+
+    Also allow the launcher's py-spy to trace this process, which the kernel module Yama would forbid.
+    """
     if record.settings.get("profile_seconds"):
         import ctypes
 
@@ -101,7 +104,7 @@ def begin() -> None:
 
 
 def forget() -> None:
-    """Reset the window in a forked child. A worker that was forked within a window records nothing."""
+    """Reset the window in a forked child, which has none. A worker that was forked within a window records nothing."""
     global state
     if state.profiler is not None:
         torch._C._autograd._enable_record_function(False)
@@ -111,13 +114,13 @@ def forget() -> None:
 
 
 def finish() -> None:
-    """Write what torch's profiler has recorded so far, at the end of the program."""
+    """Write the trace that torch's profiler has recorded so far, if the program ends within the window."""
     if state.profiler is not None:
         _carefully(_write, boundaries.state.steps)
 
 
 def abandon() -> None:
-    """Stop torch's profiler, even if its window is incomplete."""
+    """Stop torch's profiler without writing a trace. Do nothing if it does not run."""
     profiler, state.profiler, state.torch_over = state.profiler, None, True
     if profiler is not None:
         _call(profiler.stop)
@@ -127,7 +130,10 @@ def abandon() -> None:
 
 
 def _on_step(number: int) -> None:
-    """Advance the window at the start of the step ``number``."""
+    """Advance the profiling window at the start of step ``number``: begin it once the program is warm, or end it.
+
+    At its end, set the first measured step.
+    """
     state.evaluating = 0
     if boundaries.state.measured_from is not None or watching.busy():
         return
@@ -145,13 +151,16 @@ def _on_step(number: int) -> None:
 
 
 def _on_measured_step(_number: int) -> None:
-    """Start adding up the unexplained device time at the first measured step."""
+    """Begin to add up the device time that events leave open, once the first measured step has begun."""
     if not boundaries.state.warming and not device.state.open.since_ns:
         device.state.open = device.Open(monotonic_ns())
 
 
 def _may_end(number: int) -> bool:
-    """Return True if the program may end before the step ``number``: its closing window is over or not needed."""
+    """Return True if the program may end before step ``number``.
+
+    False while its closing profiling window runs or is needed: too much device time is unexplained by events.
+    """
     if boundaries.state.window_from is None:
         open_ = device.state.open
         if device.state.stream is None or not open_.since_ns or open_.share(monotonic_ns()) <= NOTICEABLE:
@@ -164,7 +173,10 @@ def _may_end(number: int) -> bool:
 
 
 def _on_evaluation() -> None:
-    """End torch's window if an evaluation begins within it: its events belong to no step and would fill the memory."""
+    """End torch's profiling window if more than MOST_EVALUATING evaluation batches come within one of its steps.
+
+    An evaluation's events belong to no step and would fill the memory.
+    """
     if state.profiler is None or boundaries.state.steps <= state.first:
         return
     state.evaluating += 1
@@ -173,12 +185,18 @@ def _on_evaluation() -> None:
 
 
 def _over(part: Callable[[int], bool], number: int) -> bool:
-    """Return True if a part of the window is over or has failed."""
+    """Return True if a profiler's window is over, or if ``part`` failed.
+
+    ``part``: advances one profiler to step ``number``.
+    """
     return _carefully(part, number) is not False
 
 
 def _carefully(action: Callable[..., Any], *given: Any) -> Any:
-    """Call ``action``. If it raises, end the profiling and return None."""
+    """Return the result of ``action(*given)``.
+
+    If it raises an error of the agent, end the profiling and return None.
+    """
     try:
         return action(*given)
     except Exception as error:
@@ -188,7 +206,10 @@ def _carefully(action: Callable[..., Any], *given: Any) -> Any:
 
 
 def _torch_is_over(number: int) -> bool:
-    """Advance torch's profiler by one step. Return True if it is done or was not asked for."""
+    """Advance torch's profiler to step ``number``.
+
+    Return True if its window is over, was not asked for, or cannot begin.
+    """
     active = record.number("profile_steps") or record.number("closing_steps")
     if state.torch_over or not active:
         return True
@@ -229,7 +250,10 @@ def _start(active: int) -> None:
 
 
 def _write(number: int) -> None:
-    """Stop torch's profiler at the start of the step ``number`` (or after the last step), and write its trace."""
+    """Stop torch's profiler at the start of step ``number`` (or after the last step), and write its trace.
+
+    If the program ended during the profiler's warm-up, write no trace and note the reason.
+    """
     profiler, end_ns = state.profiler, monotonic_ns()
     if number <= state.first:
         abandon()
@@ -245,7 +269,7 @@ def _write(number: int) -> None:
 
 
 def _call(action: Callable[[], None]) -> None:
-    """Call torch's profiler without taking it for a profiler of the program."""
+    """Call ``action``, a method of torch's profiler, without taking it for a profiler of the program."""
     state.at_torch = True
     try:
         action()
@@ -254,7 +278,10 @@ def _call(action: Callable[[], None]) -> None:
 
 
 def _py_spy_is_over(number: int) -> bool:
-    """Ask the launcher for py-spy's window, once. Return True if the window is over or was not asked for."""
+    """Advance py-spy's window to step ``number``: ask the launcher for it (once), or mark its start or end.
+
+    Return True if the window is over or was not asked for. Raises TimeoutError if the launcher does not answer.
+    """
     seconds = record.number("profile_seconds")
     if not seconds:
         return True
@@ -280,9 +307,10 @@ def _py_spy_is_over(number: int) -> bool:
 
 
 def _agree(number: int) -> bool:
-    """Have all ranks continue from the same step. Return True if that step is known here.
+    """Make all ranks end py-spy's window at the same step. Return True if that step is known in this rank.
 
-    The rank that asked for py-spy chooses a step two steps ahead: ranks that train together are never further apart.
+    ``number``: step that begins. The rank that asked for py-spy chooses the step ``number`` + 2.
+    Ranks that train together are never further apart.
     """
     _, world = record.ranks()
     path = os.path.join(record.folder(), FROM)
@@ -305,7 +333,7 @@ def _agree(number: int) -> bool:
 
 
 def _lives(name: str) -> bool:
-    """Return True if the process that created the file is alive."""
+    """Return True if the process that created the file ``name`` in the record folder is alive."""
     with open(os.path.join(record.folder(), name), encoding="utf-8") as file:
         pid = file.read()
     return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")
@@ -316,7 +344,10 @@ def _exists(name: str) -> bool:
 
 
 def _create(name: str) -> bool:
-    """Create the file with this process's id. Return False if it exists already."""
+    """Create the file ``name`` in the record folder, with this process's id as content.
+
+    Return False if it exists already.
+    """
     try:
         with open(os.path.join(record.folder(), name), "x", encoding="utf-8") as file:
             file.write(str(os.getpid()))
@@ -326,7 +357,10 @@ def _create(name: str) -> bool:
 
 
 def _spin_marks(first: int) -> Iterator[tuple[int, int]]:
-    """Run clock marks from number ``first`` on. Yield the start and end of each in nanoseconds."""
+    """Run MARKS clock marks: functions that spin for MARK_NS, named by their numbers from ``first`` on.
+
+    Yield (start, end) of each in ns. py-spy's samples show them at known times.
+    """
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + GAP_NS)
         name = f"{MARK}{number}"
@@ -368,7 +402,7 @@ def _noticed(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _give_way() -> None:
-    """Stop profiling before the program starts its own profiler, as torch refuses a second one."""
+    """End this module's profiling before the program starts its own profiler, because torch refuses a second one."""
     global _program_profiles
     _program_profiles = True
     if state.profiler is not None:
@@ -380,7 +414,7 @@ def _give_way() -> None:
 
 
 def _own_profiler() -> str | None:
-    """Return a description of the program's own profiler, past or present; None without one."""
+    """Return a sentence that names the program's own profiler, running now or earlier; None if it has none."""
     if _program_profiles or torch._C._autograd._profiler_enabled():
         return "the program profiles itself with torch's profiler"
     monitoring = getattr(sys, "monitoring", None)  # Python 3.12: cProfile uses it
@@ -393,7 +427,7 @@ def _own_profiler() -> str | None:
 
 
 def _realtime_minus_monotonic() -> tuple[int, int]:
-    """Return CLOCK_REALTIME - CLOCK_MONOTONIC and its maximum error, in nanoseconds."""
+    """Return (CLOCK_REALTIME - CLOCK_MONOTONIC, its maximum error), both in ns."""
     best_width, best = 1 << 62, 0
     for _ in range(_TRIES):
         before = monotonic_ns()
@@ -405,7 +439,10 @@ def _realtime_minus_monotonic() -> tuple[int, int]:
 
 
 def _import_roots() -> list[str]:
-    """Return the folders that modules were imported from, longest first. Frames are named relative to them."""
+    """Return the folders from which modules were imported, longest first.
+
+    File names in py-spy's stacks are shortened relative to them.
+    """
     roots = {os.path.abspath(entry) for entry in sys.path}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)

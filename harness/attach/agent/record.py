@@ -37,7 +37,10 @@ settings: dict[str, int | str | None] = {}
 
 
 def begin(folder: str) -> bool:
-    """Start recording into ``folder``. Return False if it does not exist, or if a recording is already active."""
+    """Start to record this process into ``folder``, with the agent's settings from its ``settings.json``.
+
+    Return False if the folder does not exist, or if a recording is already active.
+    """
     global _folder, _registered
     if _folder or not os.path.isdir(folder):
         return False
@@ -59,7 +62,10 @@ def begin(folder: str) -> bool:
 
 
 def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
-    """Return an ``os._exit`` that first writes the ended steps, because it calls no ``atexit`` function."""
+    """Return a replacement of ``os._exit`` that first writes the ended steps. ``leave``: the original function.
+
+    ``os._exit`` calls no ``atexit`` function, so these steps would be lost.
+    """
 
     @wraps(leave)
     def _exit(status: int) -> NoReturn:
@@ -73,7 +79,7 @@ def _writing(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
 
 
 def _forked() -> None:
-    """Reset in a forked child. The file and its records belong to the parent."""
+    """Reset the whole agent in a forked child. The file and its records belong to the parent."""
     global _file, _owner, training_thread
     _file, _owner, training_thread = None, 0, None
     from _harness_agent import (
@@ -108,7 +114,10 @@ def _forked() -> None:
 
 
 def write(word: str, content: Any) -> None:
-    """Write one frame with a single call."""
+    """Append one frame (``word``, ``content``) to this process's file, with a single system call.
+
+    The file is created first if needed. Do nothing if nothing is recorded.
+    """
     if not forks.here[0]:  # a child that was not forked by Python
         _forked()
         if word == "events":
@@ -120,7 +129,10 @@ def write(word: str, content: Any) -> None:
 
 
 class FrameFile:
-    """File of frames, each appended with a single call, so that written frames outlive the process."""
+    """File of frames (see the module).
+
+    Each is appended with a single system call, so written frames outlive the process.
+    """
 
     __slots__ = ("_descriptor", "_identity", "_path")
 
@@ -146,7 +158,10 @@ class FrameFile:
             os.close(self._descriptor)
 
     def _is_open(self) -> bool:
-        """Return False if the program has closed all files. Another file may be open under this number."""
+        """Return True if the file is still open under its descriptor number.
+
+        The program may have closed all files, and another file may have that number now.
+        """
         try:
             status = os.fstat(self._descriptor)
         except OSError:
@@ -155,7 +170,7 @@ class FrameFile:
 
 
 def _open() -> FrameFile | None:
-    """Create this process's file and write its facts; return None if nothing is recorded.
+    """Create this process's file, write its facts, and return it; None if nothing is recorded.
 
     Other threads see the file only after its first frame: readers reject a file that begins otherwise.
     """
@@ -186,12 +201,15 @@ def begin_anew() -> None:
 
 
 def note(what: str, text: Any) -> None:
-    """Write a fact of this process."""
+    """Write one fact about this process. ``what``: kind of the fact, such as "device".
+
+    ``text``: its value, plain data.
+    """
     write("note", (what, text))
 
 
 def end() -> None:
-    """Write the remaining events and close the file."""
+    """Write the remaining events, close the file and end the recording."""
     global _file, _folder, _owner
     from _harness_agent import boundaries, guard, own_time, profiling
 
@@ -209,26 +227,32 @@ def folder() -> str:
 
 
 def number(name: str) -> int | None:
-    """Return a numeric setting; None if it is not set."""
+    """Return the integer setting ``name``; None if it is missing or not an integer."""
     value = settings.get(name)
     return value if isinstance(value, int) else None
 
 
 def word(name: str) -> str | None:
-    """Return a text setting; None if it is not set."""
+    """Return the text setting ``name``; None if it is missing, empty or not a text."""
     value = settings.get(name)
     return value if isinstance(value, str) and value else None
 
 
 def ranks() -> tuple[int | None, int | None]:
-    """Return the rank of this process and the number of ranks, as set by its launcher (torchrun, Slurm)."""
+    """Return (rank of this process, number of ranks) from the environment that torchrun or Slurm sets.
+
+    Each is None if the environment does not contain it.
+    """
     rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if os.environ.get(name, "").isdecimal()), None)
     world = next((os.environ[name] for name in ("WORLD_SIZE", "SLURM_NTASKS") if name in os.environ), None)
     return int(rank) if rank is not None else None, int(world) if world is not None and world.isdecimal() else None
 
 
 def _process() -> dict[str, Any]:
-    """Return the facts of this process."""
+    """Return the facts of this process, the content of the first frame.
+
+    See ``ProcessFacts`` in ``attach/frames.py``.
+    """
     rank, world = ranks()
     torch = sys.modules.get("torch")
     return {

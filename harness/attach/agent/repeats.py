@@ -21,7 +21,7 @@ WORD_BYTES = 8
 
 
 class _Repeats:
-    """Counts of one process."""
+    """Counts of one process: digests of the rows seen in this epoch, number of rows, and of repeated rows."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -34,7 +34,7 @@ _rows = _Repeats()
 
 
 def forget() -> None:
-    """Reset in a forked child, and for the next program."""
+    """Reset all counts of rows: in a forked child, and for the next program."""
     global _rows
     _rows = _Repeats()
 
@@ -45,7 +45,10 @@ def epoch_ended() -> None:
 
 
 def batch_arrived(batch: Any) -> None:
-    """Count the rows of a training batch, where commands take turns."""
+    """Count the rows of a training batch that the same epoch has served before.
+
+    Called only where commands take turns.
+    """
     tally, state = _rows, boundaries.state
     if state.doubtful or tally.rows >= COUNTED_ROWS_MAX:
         return
@@ -68,7 +71,10 @@ def batch_arrived(batch: Any) -> None:
 
 
 def _digests(batch: Any) -> list[int]:
-    """Return a digest per row: the sum of its values times random odd numbers, modulo 2**64; [] if not possible."""
+    """Return one digest per row of a tensor: the sum of its values times random odd numbers, modulo 2**64.
+
+    Empty unless it is a plain tensor on the CPU with at least two dimensions.
+    """
     numpy = sys.modules.get("numpy")
     plain = type(batch) is Tensor and batch.is_cpu and batch.layout is torch.strided and not batch.is_nested
     if numpy is None or not plain or batch.ndim < 2 or not batch.numel() or not batch.is_contiguous():

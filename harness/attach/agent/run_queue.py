@@ -45,7 +45,10 @@ _parents: dict[int, int] = {}  # process ids of the parents, by process id
 
 
 def forget() -> None:
-    """Reset in a forked child, which has other threads. The files stay open, as their numbers may be reused."""
+    """Reset the readings in a forked child, which has other threads.
+
+    Open files are not closed: their numbers may be reused.
+    """
     global _begun, _core, _skipped, _uncounted
     _begun, _core = False, None
     _skipped = _uncounted = 0
@@ -56,7 +59,10 @@ def forget() -> None:
 
 
 def follow(core: CpuReading) -> None:
-    """Use ``core`` as the main thread's CPU clock from now on. It counts the thread's switches."""
+    """Use ``core`` as the main thread's CPU clock from now on.
+
+    Its switch counter then decides when lines are read again.
+    """
     global _core
     _core = core
     _counts[:1] = [core.count]
@@ -64,9 +70,9 @@ def follow(core: CpuReading) -> None:
 
 
 def read() -> tuple[Any, ...]:
-    """Return the kernel's line of each thread, the main thread's first; empty if this kernel has no lines.
+    """Return the schedstat line of each recorded thread, the main thread's first; empty without such files.
 
-    If no thread was switched since the last reading, (CPU time, earlier line) replaces the main thread's line.
+    If no thread was switched since the last reading, (CPU time in ns, earlier line) replaces the main thread's line.
     """
     global _skipped
     if not forks.here[0]:
@@ -116,12 +122,15 @@ def _read_lines() -> tuple[bytes, ...]:
 
 
 def _runs(lines: Iterable[bytes]) -> list[bytes]:
-    """Return how often each thread was put on a core, from its line."""
+    """Return for each schedstat line how often its thread was put on a core, as the line's text."""
     return [line.rpartition(b" ")[2] for line in lines]
 
 
 def _count_no_more() -> None:
-    """Stop using the switch counters once lines have changed several times without a counted switch."""
+    """Handle schedstat lines that changed although no switch was counted.
+
+    If this happens more than MOST_UNCOUNTED times, stop using the switch counters.
+    """
     global _core, _uncounted
     _uncounted += 1
     if _core is not None and _uncounted > MOST_UNCOUNTED:
@@ -132,7 +141,10 @@ def _count_no_more() -> None:
 
 
 def find_threads() -> None:
-    """Look for new compute threads: native ones, which start with the first parallel region."""
+    """Start to read the program's native compute threads that appeared since the last call.
+
+    They start with the first parallel region. The main thread must be read already.
+    """
     if not _descriptors:
         return
     python = {thread.native_id for thread in threading.enumerate()}
@@ -154,7 +166,10 @@ def _open(tid: int) -> bool:
 
 
 def times_ns(process: int, thread: int) -> tuple[int, int]:
-    """Return nanoseconds that a thread ran, and was runnable without a core; zeros if it ended or both are unknown."""
+    """Return (ns that a thread ran, ns that it waited for a core) since its start.
+
+    Both are 0 if the thread has ended or the kernel does not record them.
+    """
     try:
         with open(f"/proc/{process}/task/{thread}/schedstat", "rb") as file:
             ran, waited, *_ = file.read().split()
@@ -164,9 +179,10 @@ def times_ns(process: int, thread: int) -> tuple[int, int]:
 
 
 def children_asked_ns() -> dict[int, int]:
-    """Return the nanoseconds for which each child process ran or waited for a core, by process id.
+    """Return the time in ns for which each descendant process ran or waited for a core, by process id.
 
-    A process's parent is read once. A child has a higher id than its parent, until the ids wrap around.
+    CHILD_PROCESSES_MAX processes at most are read. The parent of a process is read once.
+    A child has a higher id than its parent, until the ids wrap around.
     """
     own = os.getpid()
     if own not in _parents:  # first call, or first call in a forked child

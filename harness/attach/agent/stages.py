@@ -45,19 +45,23 @@ class CpuReading:
         self.longest_ns = NEAR_NS
 
     def counts(self, count: Any, longest_ns: int, here: Any) -> None:
-        """Use ``count`` to detect switches of the thread. A reading is valid for ``longest_ns`` at most.
+        """Use ``count`` to detect switches of the thread.
 
-        ``here``: see :mod:`forks`.
+        ``longest_ns``: maximum validity of a reading. ``here``: its first item is 0 in a forked child (see
+        :mod:`forks`).
         """
         self.count, self.counted, self.near_ns, self.here = count, -1, 0, here
         self.lasts_ns = self.longest_ns = longest_ns
 
     def uncounted(self) -> None:
-        """Forget the counter of the thread's switches."""
+        """Stop using a switch counter: each reading is then valid for NEAR_NS."""
         self.counts((0,), NEAR_NS, (1,))
 
     def read(self) -> tuple[int, int]:
-        """Return the thread's CPU time and the clock, in nanoseconds."""
+        """Return (CPU time of the calling thread, CLOCK_MONOTONIC) in ns, by a system call.
+
+        Later readings extrapolate from it.
+        """
         if not self.here[0]:
             self.uncounted()
         counted = self.count[0]  # first, so that a later switch is noticed
@@ -72,7 +76,10 @@ class CpuReading:
 
 
 class Making:
-    """Batch in preparation by one thread: the open stages, innermost last, and the completed pieces."""
+    """Batch in preparation by one thread: its open stages (innermost last) and the completed pieces of stages.
+
+    Each thread has one instance, used again for its next batch.
+    """
 
     __slots__ = ("core", "cpu_ns", "items", "open", "pieces", "start_ns")
 
@@ -94,13 +101,13 @@ _thread = _ThisThread()
 
 
 def forget() -> None:
-    """Reset in a forked child."""
+    """Drop the batches in preparation of all threads: in a forked child, and when a hook was interrupted."""
     global _thread
     _thread = _ThisThread()
 
 
 def making() -> Making:
-    """Return this thread's batch in preparation."""
+    """Return the calling thread's batch in preparation."""
     return _thread.making
 
 
@@ -114,7 +121,10 @@ def enter(name: str) -> None:
 
 
 def enter_within(name: str) -> bool:
-    """Enter a stage of a batch in preparation, unless that stage is already open. Return True if entered."""
+    """Enter the stage ``name`` if this thread is making a batch and that stage is not already the innermost.
+
+    Return True if entered.
+    """
     return cut(name, True)
 
 
@@ -123,10 +133,10 @@ def leave() -> None:
 
 
 def add_others(process_ns: int) -> None:
-    """Add the CPU time of other threads to the open stage, if the stage mostly waited for threads of a library.
+    """Add the CPU time of a library's threads to the open stage, if the stage mostly waited for them.
 
-    ``process_ns``: CPU time of the process at the stage's start. The addition is limited to the time waited, because
-    unrelated threads of the process count, too.
+    ``process_ns``: CPU time (ns) of the process at the stage's start.
+    The addition is limited to the time waited, because unrelated threads of the process count, too.
     """
     making = _thread.making
     cpu_ns = thread_time_ns() - making.cpu_ns
@@ -136,7 +146,7 @@ def add_others(process_ns: int) -> None:
 
 
 def begin(name: str, items: int = 0) -> bool:
-    """Begin a batch of ``items`` with the stage ``name``.
+    """Begin a batch with the stage ``name``. ``items``: number of its items; 0 if unknown.
 
     Return False if this thread is making a batch already: a loader within a dataset.
     """
@@ -155,7 +165,7 @@ def begin(name: str, items: int = 0) -> bool:
 
 
 def end(kept: int = 0) -> None:
-    """End the batch: close all open stages except the first ``kept``."""
+    """Close the open stages of the batch. ``kept``: number of outermost stages that stay open; 0 ends the batch."""
     making = _thread.making
     open_ = making.open
     if len(open_) <= kept:
@@ -173,9 +183,10 @@ def end(kept: int = 0) -> None:
 
 
 def cut(name: str | None, within: bool = False) -> bool:
-    """Start the stage ``name``, or end the innermost stage (None). Return True if a stage changed.
+    """End the current piece of a stage now, and start the stage ``name`` or (None) end the innermost stage.
 
     ``within``: only start a stage in a batch in preparation, and only if it is not the innermost stage already.
+    Return True if a stage changed.
     """
     making = _thread.making
     open_ = making.open
@@ -201,21 +212,27 @@ def cut(name: str | None, within: bool = False) -> bool:
 
 
 def add(name: str, start_ns: int, cpu_ns: int) -> None:
-    """Add a stage that ends now, while no stage is open. ``cpu_ns``: the thread's CPU time at ``start_ns``."""
+    """Add a completed piece of the stage ``name`` that ends now, while no stage is open.
+
+    ``start_ns``: its start (CLOCK_MONOTONIC). ``cpu_ns``: CPU time (ns) of the thread at that time.
+    """
     making = _thread.making
     until_ns, now = making.core.read()
     making.pieces.append((name, start_ns, now, until_ns - cpu_ns))
 
 
 def take() -> list[Piece]:
-    """Return the pieces since the last call, in order."""
+    """Return this thread's completed pieces since the last call, in order.
+
+    Long lists are merged to one piece per stage.
+    """
     making = _thread.making
     pieces, making.pieces = making.pieces, []
     return pieces if len(pieces) <= MAX_PIECES_OF_A_BATCH else _merged(pieces)
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
-    """Return one piece per stage, end to end from the first start. Sums are kept; the order within is lost."""
+    """Return one piece per stage, laid end to end from the first start. The sums are exact; the real order is lost."""
     sums: dict[str, list[int]] = {}
     for name, start, end, cpu_ns in pieces:
         stage_sums = sums.setdefault(name, [0, 0])

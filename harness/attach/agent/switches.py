@@ -27,13 +27,19 @@ _asked = False
 
 
 def forget() -> None:
-    """Drop the page in a forked child: the kernel does not copy it, so nothing may read it there."""
+    """Drop the main thread's counter in a forked child.
+
+    The kernel does not copy the counter's page, so nothing may read it there.
+    """
     global _count, _asked
     _count, _asked = None, False
 
 
 def count() -> Any:
-    """Return a sequence whose first number changes with each switch of the main thread; None if not counted."""
+    """Return a sequence whose first number changes with each switch of the main thread.
+
+    None if the system does not allow such a counter. The first call decides, and its answer is kept.
+    """
     global _count, _asked
     if not _asked:
         _asked = True
@@ -43,12 +49,18 @@ def count() -> Any:
 
 
 def count_of(thread: int) -> Any:
-    """Return the same for another thread of this process; None if the main thread's switches are not counted."""
+    """Return a sequence whose first number changes with each switch of ``thread`` (kernel thread id) of this process.
+
+    None if the main thread's switches are not counted, or if the counter cannot be opened.
+    """
     return None if _count is None else _open(thread)
 
 
 def _may() -> bool:
-    """Return True if opening an event is harmless: a seccomp filter may kill a process for a forbidden call."""
+    """Return True if opening a performance event is harmless: no seccomp filter is active.
+
+    A filter may kill a process for a forbidden call.
+    """
     try:
         with open("/proc/thread-self/status", encoding="ascii", errors="replace") as file:
             return any(line.split() == ["Seccomp:", "0"] for line in file)
@@ -57,7 +69,10 @@ def _may() -> bool:
 
 
 def _open(thread: int) -> Any:
-    """Open the event of a thread and return its counter. ``thread``: kernel thread id, 0 for the calling thread."""
+    """Open the counter of a thread's switches and return it as a sequence of one number; None if the system refuses.
+
+    ``thread``: kernel thread id; 0 for the calling thread.
+    """
     number = _CALL.get(platform.machine())
     if number is None:
         return None

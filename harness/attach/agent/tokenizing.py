@@ -32,7 +32,7 @@ _loose = _Loose()
 
 
 def patch() -> None:
-    """Wrap each library's encoders when it is imported."""
+    """Wrap the encoding methods of each library in :data:`ENCODERS`, now or when the library is imported."""
     for module, (kind, methods) in ENCODERS.items():
         imports.after(module, functools.partial(_wrap, kind, methods))
 
@@ -50,7 +50,10 @@ def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
 
 
 def _several(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Return True if a call encodes several texts: as its first argument after ``self``, or as a named one."""
+    """Return True if a tokenizer call encodes several texts: an argument is a list or tuple.
+
+    ``given``: positional arguments with ``self`` first; only the one after it counts.
+    """
     return any(isinstance(argument, (list, tuple)) for argument in (*given[1:2], *named.values()))
 
 

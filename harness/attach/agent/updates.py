@@ -20,7 +20,7 @@ IN_BACKWARD = -1  # id for all optimizers that step within a backward pass
 
 
 def patch() -> None:
-    """Wrap the backward pass and the scaler, and register the global optimizer hooks."""
+    """Wrap torch's backward pass and gradient scaler, and register hooks before and after each optimizer step."""
     from torch.amp import grad_scaler
     from torch.autograd import graph
     from torch.optim import optimizer
@@ -61,7 +61,10 @@ def _backward(before: Any) -> Any:
 
 
 def _backward_begins(given: tuple[Any, ...]) -> bool:
-    """Return True if this is a backward pass of training. A pass within another one (checkpointing) is part of it."""
+    """Begin the phase "backward" and return True, if this is a backward pass of training.
+
+    A pass within another one (checkpointing) is part of it. ``given``: arguments of the call.
+    """
     if is_compiling() or (get_ident() != boundaries.recorded_thread and not _adopted()):
         return False
     recording = boundaries.state
@@ -82,7 +85,7 @@ def _backward_begins(given: tuple[Any, ...]) -> bool:
 
 
 def _adopted() -> bool:
-    """Return True if this training thread is recorded from now on."""
+    """Return True if the calling training thread is recorded from now on. See :func:`boundaries.adopt`."""
     if not boundaries.adopt():
         return False
     from _harness_agent import watching
@@ -142,7 +145,10 @@ def _after_update(optimizer: Any, _given: Any, _named: Any) -> None:
 
 
 def _count(optimizer: int, name: str) -> None:
-    """Count an update. Close the step if this optimizer closes steps."""
+    """Count an update of ``optimizer`` (its id), and close the step if this optimizer closes steps.
+
+    ``name``: its class.
+    """
     state = boundaries.state
     state.only = None
     if state.maybe:
@@ -167,7 +173,10 @@ def _count(optimizer: int, name: str) -> None:
 
 def _scaler_step(before: Any) -> Any:
     def step(self: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        """Count an update that the scaler skips because of an infinite gradient: the step ends anyway."""
+        """Stand in for ``GradScaler.step``.
+
+        An update that the scaler skips (infinite gradient) counts, too: it ends the step.
+        """
         updates = boundaries.state.optimizers.get(id(optimizer), 0)
         if is_compiling() or not guard.carefully(_update_begins):
             return before(self, optimizer, *given, **named)

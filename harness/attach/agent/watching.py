@@ -60,7 +60,7 @@ _until = 0  # step before which watching ends; 0: not begun
 
 
 def forget() -> None:
-    """Stop watching. The next program's early steps are watched again."""
+    """Stop watching. The early steps of the next program are watched again."""
     global _seen, _until
     if _seen is not None:
         sys.setprofile(None)
@@ -72,7 +72,7 @@ def patch() -> None:
 
 
 def busy() -> bool:
-    """Return True if steps are being watched now."""
+    """Return True while steps are being watched with ``sys.setprofile``."""
     return _seen is not None
 
 
@@ -136,7 +136,7 @@ def _module_begins(seen: _Seen, frame: FrameType) -> None:
 
 
 def _returned(seen: _Seen, frame: FrameType, result: Any) -> None:
-    """Remember the code that returned each tensor last: for nested functions, the outermost."""
+    """Store which program code returned the tensors in ``result``: for nested functions, the outermost counts."""
     code = frame.f_code
     file = code.co_filename
     if file.startswith("<") or file.startswith(OURS) or is_library(file):
@@ -180,7 +180,10 @@ def is_library(file: str) -> bool:
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame outside libraries, else ``frame``; None if that frame belongs to the agent."""
+    """Return the innermost frame outside libraries in the stack of ``frame``; ``frame`` itself if all are in libraries.
+
+    None if the resulting frame belongs to the agent.
+    """
     caller = frame
     while caller is not None and is_library(caller.f_code.co_filename):
         caller = caller.f_back
@@ -201,7 +204,10 @@ def _tensors(value: Any, depth: int = 0) -> list[Any]:
 
 
 def _conclude(seen: _Seen) -> None:
-    """Patch the functions and modules that were found, and note them."""
+    """Evaluate the watched steps: from now on, time the modules and the batch function that were found.
+
+    Also note them, the graph breaks, and the places where the main thread was blocked.
+    """
     timed: CodeType | None = None
     from _harness_agent import causes, inspection
 
@@ -225,7 +231,10 @@ def _conclude(seen: _Seen) -> None:
 
 
 def _time_calls(kind: Any, roots: frozenset[int]) -> None:
-    """Time the calls of these instances (by id) of a class of modules."""
+    """Time calls of some instances of the module class ``kind`` as the phase "forward".
+
+    ``roots``: ids of these instances.
+    """
     before = kind.__call__
 
     @functools.wraps(before)
@@ -254,7 +263,7 @@ def _time_calls(kind: Any, roots: frozenset[int]) -> None:
 
 
 def _forward_begins() -> bool:
-    """Return True if this call is the forward phase of a step."""
+    """Begin the phase "forward" and return True, if this module call is the forward pass of a training step."""
     recording = boundaries.state
     if get_ident() != boundaries.recorded_thread or "forward" in recording.open:
         return False
@@ -271,7 +280,11 @@ def _forward_begins() -> bool:
 
 
 def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> bool:
-    """Replace the function ``code`` under its name by one timed as the fetch phase. Return True if that worked."""
+    """Replace the function with this ``code`` by a version that is timed as the phase "fetch".
+
+    Return True if that worked.
+    ``namespace``: globals of its module. ``owner``: class of its ``self``; None for a plain function.
+    """
     place = f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
     record.note("batches", place)
     if code.co_flags & _GENERATOR:
@@ -290,7 +303,10 @@ def _time_function(code: CodeType, namespace: dict[str, Any], owner: Any) -> boo
 
 
 def _time_named(name: str) -> None:
-    """Time the function named by the user, ``[module:][Class.]function``, as the fetch phase."""
+    """Time the function that the user named with ``--fetch`` as the phase "fetch". Note a name that does not exist.
+
+    ``name``: ``[module:][Class.]function``.
+    """
     module, _, path = name.rpartition(":")
     owner: Any = sys.modules.get(module or "__main__")
     *classes, function = path.split(".")

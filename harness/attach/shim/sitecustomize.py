@@ -57,7 +57,7 @@ class _Watch:
 
 
 def _load(folder: str) -> None:
-    """Import the agent from beside this folder, under its own name."""
+    """Load the agent as ``_harness_agent`` and start to record into ``folder``. Do nothing if it is loaded already."""
     if "_harness_agent" in sys.modules:
         return
     from importlib.util import module_from_spec, spec_from_file_location

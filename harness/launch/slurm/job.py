@@ -25,7 +25,10 @@ EXITS = {"done": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 @dataclass(frozen=True)
 class JobEnding:
-    """Record of a job, written by itself. ``running``: the job has begun but not ended, or it was killed."""
+    """State of a job, which the job itself writes to a file at its begin and its end. Slurm forgets jobs.
+
+    ``status``: "running" if the job has not ended or was killed; "refused" if the study cannot run there.
+    """
 
     job: str
     node: str
@@ -36,7 +39,7 @@ class JobEnding:
 
 
 def read_ending(path: Path) -> JobEnding | None:
-    """Read the job's record. Return None if it is missing or damaged."""
+    """Return the record that a job has written to ``path``; None if the file is missing or damaged."""
     try:
         content = read_json(path)
         return JobEnding(**{field.name: content[field.name] for field in fields(JobEnding) if field.name in content})

@@ -31,7 +31,7 @@ class SlurmSilent(Exception):  # noqa: N818 - an outcome, reported and survived
 
 @dataclass(frozen=True)
 class JobState:
-    """Job as shown by squeue. ``job``: its id, 12 or 12_3."""
+    """Job as squeue shows it. ``job``: its id, 12 or 12_3. ``reason``: why it waits. ``nodes``: where it runs."""
 
     job: str
     state: str
@@ -44,7 +44,7 @@ class JobState:
 
 
 def check_slurm_here() -> None:
-    """Raise InputError if Slurm's commands are missing."""
+    """Raise InputError if Slurm's commands are missing on this machine."""
     if missing := missing_commands():
         raise InputError(
             f"launch.slurm: {', '.join(missing)}: not found here; run it where jobs are submitted (a login node), "
@@ -66,9 +66,9 @@ def submit(script: Path) -> str:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of ``jobs`` (ids without array elements) and their elements, by id.
+    """Return the states of ``jobs`` (ids without array elements) and of their elements, by id.
 
-    Raises SlurmSilent if squeue fails.
+    Jobs that squeue no longer knows are left out. Raises SlurmSilent if squeue fails.
     """
     if not jobs:
         return {}
@@ -85,7 +85,10 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def node_memory_bytes(partition: str | None) -> int | None:
-    """Return the smallest memory of the partition's nodes; None if Slurm does not report it."""
+    """Return the smallest memory in bytes of a node of ``partition`` (None: the default one).
+
+    None if Slurm does not report it.
+    """
     of = [] if partition is None else [f"--partition={partition}"]
     try:
         done = _run(["sinfo", "--noheader", "--format=%m", *of])
@@ -114,6 +117,9 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _message(text: str) -> str:
-    """Return the last message of an output, with the preceding lines that belong to it."""
+    """Return the last error in a command's output as one line, with the line before it.
+
+    "without a word" if the output is empty.
+    """
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a word"

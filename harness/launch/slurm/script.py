@@ -17,7 +17,11 @@ KEPT_VARIABLES = ("PYTHONPATH", "HARNESS_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "O
 
 @dataclass(frozen=True)
 class Submission:
-    """One script: its study, the folder of its script, logs and records, and its blocks."""
+    """One batch script to submit: its study, blocks and Slurm settings.
+
+    ``folder``: contains the script, the logs and the jobs' records. ``nodes``: machines of a job.
+    ``force``: True to start runs that cannot fit into memory.
+    """
 
     study: Path
     folder: Path
@@ -36,16 +40,16 @@ class Submission:
         return self.folder / "script.sh"
 
     def log(self, job: str) -> Path:
-        """Return the log of a job by its id: 12, or 12_3 for block 3 of the array 12."""
+        """Return the path of a job's log. ``job``: its id, 12, or 12_3 for block 3 of the array 12."""
         return self.folder / f"job-{job}.log"
 
     def record(self, block: int) -> Path:
-        """Return the file in which the job of ``block`` records its state."""
+        """Return the path of the file in which the job that runs ``block`` records its state."""
         return self.folder / (f"block-{block}.json" if self.is_array else "study.json")
 
 
 def batch_script(submission: Submission) -> str:
-    """Return the text of the script."""
+    """Return the text of the sbatch script for ``submission``."""
     extent = "one job for each block" if submission.is_array else "the whole study in one job"
     lines = [
         "#!/bin/bash",

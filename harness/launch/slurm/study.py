@@ -45,7 +45,7 @@ GONE = JobState("", "GONE", "", "")  # no longer known to squeue
 
 
 def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
-    """Return the job settings of all arms; None without any. Raises InputError if they differ.
+    """Return the Slurm settings of all arms; None if the arms have none. Raises InputError if they differ.
 
     They must be equal, because a job runs all arms of a block.
     """
@@ -61,14 +61,17 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
 
 
 def most_nodes(configs: Mapping[str, TrainerConfig]) -> int:
-    """Return the nodes of a job: enough for the largest arm."""
+    """Return the number of nodes of a job: enough for the largest arm, or more if the settings ask for it."""
     asked = slurm_of(configs)
     largest = max(1 if config.launch is None else config.launch.torchrun.nnodes for config in configs.values())
     return max(largest, (asked and asked.nodes) or 1)
 
 
 def print_script(plan: Plan, out: Path, force: bool = False) -> str:
-    """Return the script for a study of ``plan``, without preparing, creating or submitting anything."""
+    """Return the batch script that a study of ``plan`` would submit. Nothing is prepared, created or submitted.
+
+    ``force``: True to start runs that cannot fit into memory.
+    """
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     study = out.absolute() / plan.scenario.name / "<time>-<id>"
@@ -80,7 +83,10 @@ def print_script(plan: Plan, out: Path, force: bool = False) -> str:
 def submit_study(
     plan: Plan, out: Path, command: Sequence[str], source: str, *, force: bool = False, wait: bool = True
 ) -> Outcome:
-    """Run ``plan`` in jobs. Raises InputError before anything is submitted if it cannot work."""
+    """Submit jobs that run ``plan`` in a new study under ``out``. With ``wait``, wait for them and gather their runs.
+
+    ``source``: file of the scenario. Raises InputError before anything is submitted if it cannot work.
+    """
     configs = {arm.name: arm.config for arm in plan.arms}
     slurm = _asked(configs)
     check_slurm_here()
@@ -104,7 +110,10 @@ def submit_study(
 
 
 def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, wait: bool = True) -> Outcome:
-    """Wait for the jobs of a study that are still in the queue, and submit the missing blocks without a job."""
+    """Submit the missing blocks of the study ``path`` that no job in the queue will run.
+
+    With ``wait``, wait for all its jobs and gather their runs. Raises InputError if the queue is unknown.
+    """
     folder = StudyFolder(path)
     record = read_resumable(folder)
     configs = recorded_configs(folder.study_json, record)
@@ -134,7 +143,10 @@ def begun_in_jobs(path: Path) -> bool:
 
 
 def refuse_jobs_in_queue(path: Path) -> None:
-    """Raise InputError if jobs of the study may still run: they would conflict with runs on this machine."""
+    """Raise InputError if jobs of the study may still run: they would conflict with runs on this machine.
+
+    Nothing is checked if Slurm does not answer here.
+    """
     folder = StudyFolder(path)
     record = read_resumable(folder)
     slurm = slurm_of(recorded_configs(folder.study_json, record))
@@ -156,7 +168,10 @@ def _asked(configs: Mapping[str, TrainerConfig]) -> SlurmConfig:
 
 
 def _bytes_of(text: str) -> int | None:
-    """Return the bytes of a size like "64G" by sbatch's rules: without a unit, the size is in megabytes."""
+    """Return the bytes of a size like "64G" by sbatch's rules; None if it is not a size.
+
+    Without a unit, the size is in megabytes.
+    """
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "M")
     powers = {"K": 10, "M": 20, "G": 30, "T": 40}
     return int(number) * 2 ** powers[unit] if number.isdigit() and unit in powers else None
@@ -164,14 +179,14 @@ def _bytes_of(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Lost:
-    """Block that is not done although its job has ended."""
+    """Block that is not done although its job has ended, and the line that says why."""
 
     block: int
     line: str
 
 
 class Jobs:
-    """Jobs of a study: submitted, in the queue, and missing."""
+    """All jobs of one study: submits them, finds earlier ones, waits for them, and gathers their runs."""
 
     def __init__(self, folder: StudyFolder, record: StudyRecord, slurm: SlurmConfig, nodes: int) -> None:
         self._folder, self._record, self._slurm, self._nodes = folder, record, slurm, nodes
@@ -188,7 +203,7 @@ class Jobs:
 
     @property
     def described(self) -> str:
-        """Description of the submitted jobs."""
+        """Text on the submitted jobs for the user: ids, blocks, and the folders of scripts and logs."""
         if not self._by_block:
             return "no job is needed"
         logs = ", ".join(dict.fromkeys(str(submission.folder) for _, submission in self._by_block.values()))
@@ -196,12 +211,12 @@ class Jobs:
         return f"job {', '.join(self.ids)} ({kind}), scripts and logs in {logs}"
 
     def missing(self) -> list[int]:
-        """Return the blocks with a run that is not done."""
+        """Return the numbers of the blocks with a run that is not done."""
         record, done = self._record, self._folder.is_done
         return [b for b, order in enumerate(record.order) if not all(done(name, b) for name in order)]
 
     def submit(self, blocks: Sequence[int], force: bool) -> None:
-        """Write the next script, and submit it. Raises InputError if sbatch refuses it."""
+        """Write a script for ``blocks`` and submit it. Raises InputError if sbatch refuses it."""
         root = self._folder.path.absolute()
         number = 0
         while (root / FOLDER / str(number) / "jobs.json").exists():
@@ -213,7 +228,7 @@ class Jobs:
         self._by_block |= dict.fromkeys(blocks, (job, submission))
 
     def find_submissions(self) -> None:
-        """Read the earlier submissions. An unreadable file does not count as a submission."""
+        """Read which jobs were submitted earlier. A submission with an unreadable file is ignored."""
         for place in sorted((self._folder.path / FOLDER).glob("[0-9]*/jobs.json"), key=lambda p: int(p.parent.name)):
             with suppress(OSError, ValueError, TypeError, KeyError):
                 content = read_json(place)
@@ -222,12 +237,15 @@ class Jobs:
                 self._by_block |= dict.fromkeys(blocks, (job, submission))
 
     def blocks_in_queue(self) -> set[int]:
-        """Return the blocks whose job may still run. Raises SlurmSilent if this is unknown."""
+        """Return the blocks whose job waits or may still run. Raises SlurmSilent if squeue fails."""
         queue = states(self.ids)
         return set(self._living(queue))
 
     def finish(self) -> Outcome:
-        """Wait for all jobs, then gather their runs. After the time limit or Ctrl-C, jobs stay in the queue."""
+        """Wait for all jobs, then gather their runs into the study. Return its outcome.
+
+        After the time limit or Ctrl-C, the jobs stay in the queue and the outcome says so.
+        """
         with terminable():
             try:
                 late = self._wait()
@@ -239,7 +257,7 @@ class Jobs:
         return self._gather()
 
     def leave(self, status: Literal["submitted", "interrupted", "failed"]) -> Outcome:
-        """Print the jobs that continue without this process."""
+        """Print how to wait for the jobs later, or end them: they continue without this process. Return the outcome."""
         path = self._folder.path
         print(
             f"jobs {', '.join(self.ids)} stay in the queue; wait for them and gather: harness run --resume "
@@ -260,11 +278,17 @@ class Jobs:
         return queue.get(self._id(block), GONE)
 
     def _living(self, queue: Mapping[str, JobState]) -> list[int]:
-        """Return the blocks whose job may still run."""
+        """Return the blocks whose job may still run.
+
+        ``queue``: states of jobs by id; a job that is not in it has ended.
+        """
         return [block for block in self._by_block if not self._state(block, queue).has_ended]
 
     def _wait(self) -> str | None:
-        """Poll until every job has ended. Return None, or a line about the remaining jobs after the time limit."""
+        """Poll until every job has ended. Return None then.
+
+        After the time limit, or if Slurm does not answer, return a line about the remaining jobs.
+        """
         begun_s = heard_s = time.monotonic()
         pause_s, shown = FIRST_LOOK_S, ""
         while True:
@@ -289,7 +313,10 @@ class Jobs:
             pause_s = min(pause_s * 1.5, LAST_LOOK_S)
 
     def _shown(self, living: Sequence[int], queue: Mapping[str, JobState]) -> str:
-        """Return a text like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``."""
+        """Return a text on the jobs' states, like ``job 12: 1 running (12_0 on n1), 3 pending (Resources), 1 ended``.
+
+        ``living``: blocks whose job may still run.
+        """
         parts = []
         job_states = {self._id(block): self._state(block, queue) for block in living}
         for state in dict.fromkeys(job_state.state for job_state in job_states.values()):
@@ -305,7 +332,7 @@ class Jobs:
         return f"job {', '.join(self.ids)}: {', '.join(parts)}"
 
     def _gather(self) -> Outcome:
-        """Write the status of the study, and the failed job for each missing run."""
+        """Write the study's status. For each missing run, write a failed record with the reason. Return the outcome."""
         lost = list(self._lost_blocks())
         notes = []
         for lost_block in lost:
@@ -338,7 +365,10 @@ class Jobs:
                 yield _Lost(block, why_lost(block, job, state, ending, submission.log(job)))
 
     def _await_record(self, path: Path, state: JobState) -> None:
-        """Wait for the record of a job that ended by itself: it may become visible late on a shared disk."""
+        """Wait, SHARED_DISK_S at most, for the file ``path`` in which a job that ended by itself records its end.
+
+        It may become visible late on a shared disk.
+        """
         end_s = time.monotonic() + SHARED_DISK_S
         while state.state in ("COMPLETED", "FAILED", "GONE") and time.monotonic() < end_s:
             ending = read_ending(path)
@@ -347,7 +377,7 @@ class Jobs:
             time.sleep(FIRST_LOOK_S)
 
     def _blame(self, lost: _Lost) -> None:
-        """Write a failed record for each run that the job did not begin, or left without an end."""
+        """Write a failed record for each run of the block that the job did not begin, or left without an end."""
         arms = {arm.name: arm for arm in self._record.arms}
         for position, name in enumerate(self._record.order[lost.block]):
             before = self._folder.read_record(name, lost.block)
@@ -373,7 +403,11 @@ class Jobs:
 
 
 def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, log: Path) -> str:
-    """Return one line: the job, its state in Slurm, its own record, and the end of its log."""
+    """Return one line on why ``block`` is not done.
+
+    It has the job, its state in Slurm, its own record and the end of its log.
+    ``ending``: the job's own record; None if it never began.
+    """
     node = state.nodes or (ending.node if ending is not None else "")
     outcome = {
         "GONE": "has ended, and Slurm no longer knows how",
@@ -401,7 +435,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
 
 
 def _end_of(log: Path) -> str | None:
-    """Return the last lines of a log as one line; "" for an empty log, None without a log."""
+    """Return the last LOG_LINES lines of a log as one line; "" for an empty log, None if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_BYTES))

@@ -38,10 +38,16 @@ ELSEWHERE = {
 
 
 class TrackerFeed:
-    """Process of one tracker. Only :meth:`wait`, :meth:`lost` and :meth:`end` block, each with a time limit."""
+    """One tracker in its own process, with the queue of messages to it.
+
+    Only :meth:`wait`, :meth:`lost` and :meth:`end` block, each with a time limit; :meth:`send` blocks only if asked to.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
-        """``name``: name in the scenario. ``folder``: folder of the tracker's files."""
+        """Start the process. ``name``: of the tracker in the scenario.
+
+        ``folder``: for the tracker's files and its log.
+        """
         self.name, self.folder = name, folder
         self._messages: queue.Queue[JsonObject | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._given = 0  # number of messages to record
@@ -65,7 +71,11 @@ class TrackerFeed:
             thread.start()
 
     def send(self, message: JsonObject, until_s: float | None = None) -> None:
-        """Queue a message. Drop it if there is no room until ``until_s``."""
+        """Queue a message.
+
+        If the queue is full, wait for room until ``until_s`` (monotonic seconds; None: do not wait).
+        Without room then, the message is dropped and counts as lost.
+        """
         number = self._given
         self._given += 1
         with suppress(queue.Full):
@@ -73,13 +83,19 @@ class TrackerFeed:
             self._messages.put({**message, "number": number}, wait_s > 0, wait_s or None)
 
     def wait(self, until_s: float) -> None:
-        """Wait until all messages are recorded or the process has ended, at most until ``until_s`` (monotonic)."""
+        """Wait until the tracker has answered all messages or its process has ended.
+
+        ``until_s``: limit (monotonic seconds).
+        """
         with self._changed:
             while not self._over and self._answered < self._given and (remaining_s := until_s - monotonic()) > 0:
                 self._changed.wait(remaining_s)
 
     def lost(self, until_s: float) -> str | None:
-        """Return one line about records missing at ``until_s`` (monotonic); None without any."""
+        """Return one line with the number of unrecorded messages and the reason; None if all are recorded.
+
+        It waits for answers until ``until_s`` (monotonic seconds).
+        """
         self.wait(until_s)
         with self._changed:
             if self._done == self._given:
@@ -88,7 +104,10 @@ class TrackerFeed:
             return f"{self.name}: {self._done} of {self._given} messages recorded: {reason}"
 
     def end(self, until_s: float) -> str | None:
-        """Close the tracker, by force at ``until_s``. Returns the same line as :meth:`lost`."""
+        """Close the tracker, by force at ``until_s`` (monotonic seconds).
+
+        Return one line with the number of unrecorded messages and the reason; None if all are recorded.
+        """
         self.send({"do": "close"}, until_s)
         with suppress(queue.Full):
             self._messages.put_nowait(None)
@@ -108,7 +127,7 @@ class TrackerFeed:
 
     def _write(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError), self._process.stdin as stream:  # It has ended or was killed.
+        with suppress(OSError), self._process.stdin as stream:  # The process has ended or was killed.
             while (message := self._messages.get()) is not None:
                 stream.write(json.dumps(message).encode() + b"\n")
                 stream.flush()

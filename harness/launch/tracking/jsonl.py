@@ -13,7 +13,10 @@ from trainer.json_types import Json
 
 
 class JsonLines:
-    """Writes a new ``NAME.jsonl`` for each study; NAME is the name of the study's run."""
+    """Tracker that writes a new file ``NAME.jsonl`` for each study, with one line per event.
+
+    NAME: the study's own run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -20,7 +20,7 @@ _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000
 
 
 class MlflowStore:
-    """Creates one experiment per scenario. The study's run is the parent of its arms' runs."""
+    """Tracker that writes to MLflow: one experiment per scenario. A study's run is the parent of its arms' runs."""
 
     def __init__(self, folder: Path) -> None:
         from mlflow import MlflowClient

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardFiles:
-    """Uses torch's writer, which needs only the tensorboard package."""
+    """Tracker that writes TensorBoard files with torch's writer, which needs only the tensorboard package."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

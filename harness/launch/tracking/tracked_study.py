@@ -35,10 +35,16 @@ NOTE = "tracking: "  # prefix of the study's notes about lost records
 
 
 class StudyTrackers:
-    """Trackers of one study, fed with its runs."""
+    """All trackers that a study's scenario asks for, each in its own process. They share one time limit.
+
+    Call :meth:`send_runs`, then :meth:`end`. A tracker that cannot start is reported as a loss.
+    """
 
     def __init__(self, name: str, asked: Sequence[str], limit_s: float, to: Path) -> None:
-        """``name``: name of the study's own run. ``asked``: names of the trackers. Each gets a folder in ``to``."""
+        """Start the trackers. ``name``: name of the study's own run. ``asked``: names of the trackers.
+
+        ``limit_s``: time limit for all calls together, in seconds. Each tracker gets a folder in ``to``.
+        """
         self._name = name
         self._left_s = limit_s
         self._absent: list[str] = []
@@ -53,7 +59,11 @@ class StudyTrackers:
                 self._absent.append(f"{tracker}: not started ({in_words(error)})")
 
     def send_runs(self, record: StudyRecord, runs: Sequence[RunData]) -> list[str]:
-        """Send the records of ``runs`` and wait until they arrive. Return a line per tracker that lost records."""
+        """Send the steps and results of ``runs``.
+
+        Wait until they are recorded, for RUNS_SHARE of the time limit at most.
+        Return a line per tracker that lost records or did not start.
+        """
         begun_s = monotonic()
         until_s = begun_s + RUNS_SHARE * self._left_s
         for message in study_messages(self._name, record, runs):
@@ -64,7 +74,10 @@ class StudyTrackers:
         return [*self._absent, *(line for line in losses if line is not None)]
 
     def end(self, status: str, files: Sequence[Path]) -> list[str]:
-        """Attach ``files`` (the study's summary and pictures) and end all trackers. Return a line per loss."""
+        """Attach ``files`` (the study's summary and pictures) and end all trackers.
+
+        Return a line per tracker that lost records or did not start.
+        """
         until_s = monotonic() + self._left_s
         attached: list[Json] = [str(path) for path in files]
         for feed in self._feeds:
@@ -77,15 +90,16 @@ class StudyTrackers:
 
 
 def asked_of(record: StudyRecord) -> list[str]:
-    """Return the trackers named by the study's scenario; none for studies from before this key existed."""
+    """Return the trackers named by the study's scenario; empty for studies from before this key existed."""
     asked = record.scenario_text.get("track")
     return [str(name) for name in asked] if isinstance(asked, list) else []
 
 
 @contextmanager
 def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
-    """Send the study in ``path`` to its trackers: runs before the block, which builds the report, then the report.
+    """Send the study in ``path`` to its trackers: its runs at the context's start, its report at the end.
 
+    The report is built within the context.
     Losses of a tracker become a note of the study, shown in its report. If more is lost after the report was built,
     ``rebuild`` is called to build it again.
     """
@@ -112,8 +126,10 @@ def tracked(path: Path, rebuild: Callable[[], object]) -> Iterator[None]:
 
 
 def track_part(path: Path, part: int, asked: Sequence[str], limit_s: float, files: Sequence[Path]) -> None:
-    """Send part ``part`` of the training in ``path`` to the trackers ``asked``, with files in its tracking/.
+    """Send part ``part`` of the training in ``path`` to the trackers ``asked``.
 
+    Their files go into the training's folder tracking/. ``limit_s``: time limit in seconds.
+    ``files``: files to attach, if they exist.
     Losses of a tracker are printed as a warning and noted in the training.
     """
     folder = StudyFolder(path)
@@ -140,13 +156,16 @@ def _note(folder: StudyFolder, lines: Sequence[str]) -> None:
 
 
 def attached_files(folder: StudyFolder) -> list[Path]:
-    """Return the report's existing files."""
+    """Return the existing files of the study's report: summary pages and pictures."""
     pages = [folder.summary_md, folder.summary_html, folder.summary_json]
     return [path for path in (*pages, *sorted(folder.plots.glob("*.png"))) if path.is_file()]
 
 
 def study_messages(name: str, record: StudyRecord, runs: Sequence[RunData]) -> Iterator[JsonObject]:
-    """Yield the messages about a study: its own run, then each run of an arm (not of controls)."""
+    """Yield the messages to a tracker about a study: its own run ``name``, then each run of an arm.
+
+    Runs of controls are left out.
+    """
     plain = [run for run in runs if run.record.control is None]
     facts: JsonObject = {"scenario": record.scenario, "question": record.question, "study": record.id}
     yield _begin(name, None, {**facts, "command": " ".join(record.command)}, _started_ms(plain))
@@ -166,7 +185,7 @@ def _begin(run: str, parent: str | None, parameters: JsonObject, start_ms: int) 
 
 
 def _started_ms(runs: Sequence[RunData]) -> int:
-    """Return the UTC time of the first step of ``runs``; 0 without steps."""
+    """Return the UTC time (ms since 1970) of the earliest first step of ``runs``; 0 without steps."""
     times_ms = []
     for run in runs:
         table = run.step_columns(["start_ns"])
@@ -176,7 +195,10 @@ def _started_ms(runs: Sequence[RunData]) -> int:
 
 
 def metric_rows(run: RunData) -> list[Json]:
-    """Return ``[step, UTC in ms, {metric: value}]`` for a run's steps and passes over held-out data, by time."""
+    """Return [step, UTC in ms since 1970, {metric: value}] of a run's steps and evaluation passes, in order of time.
+
+    A long run's steps are thinned out to MAX_TRACKED_STEPS.
+    """
     offset = run.record.realtime_minus_monotonic_ns
     by_step: list[tuple[int, int, JsonObject]] = []
     table = run.step_columns(["step", "start_ns", "wall_ns", "tokens", "loss", "learning_rate"])

@@ -16,7 +16,7 @@ from trainer.user_code import call, files
 
 
 class MetricRow(NamedTuple):
-    """Values of one step. ``time_ms``: UTC, milliseconds since 1970."""
+    """Metrics of one step, by name. ``time_ms``: UTC, milliseconds since 1970."""
 
     step: int
     time_ms: int
@@ -24,25 +24,28 @@ class MetricRow(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Interface of a tracker in its own process. Its exceptions are only reported."""
+    """Interface of a tracker in its own process, also of a user's own. An exception of a method is only reported."""
 
     def begin(self, run: str, parent: str | None, parameters: Mapping[str, Json], start_ms: int) -> None:
-        """Begin a run. ``parent``: name of the study's own run, which itself has no parent."""
+        """Begin the run named ``run``. ``parent``: name of the study's own run; None for that run itself.
+
+        ``start_ms``: start of the run (UTC, ms since 1970).
+        """
 
     def metrics(self, run: str, rows: Sequence[MetricRow]) -> None: ...
 
     def attach(self, run: str, files: Sequence[Path]) -> None:
-        """Store these files with the run: its report and pictures."""
+        """Store ``files`` (report and pictures) with the run named ``run``."""
 
     def end(self, run: str, status: str) -> None:
-        """End a run. ``status``: done, failed or interrupted."""
+        """End the run named ``run``. ``status``: done, failed or interrupted."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """Tracker of this project. ``needs``: modules that the extra of the same name installs."""
+    """Known tracker: its module, and the modules ``needs`` that the pip extra of the same name installs."""
 
     module: str
     needs: tuple[str, ...] = ()
@@ -59,7 +62,10 @@ KINDS = {
 
 
 def missing(name: str) -> str | None:
-    """Return why the tracker cannot start here; None if no known module is missing."""
+    """Return why the tracker ``name`` cannot start here: modules that are not installed, and how to install them.
+
+    None if all are installed, and for a user's own tracker.
+    """
     kind = KINDS.get(name)
     lacking = [module for module in kind.needs if find_spec(module) is None] if kind is not None else []
     if not lacking:
@@ -68,7 +74,10 @@ def missing(name: str) -> str | None:
 
 
 def warn_of_missing(asked: Sequence[str]) -> None:
-    """Warn about trackers that cannot start. Called before the first run, because trackers start after the last one."""
+    """Print a warning for each tracker of ``asked`` that cannot start.
+
+    Call it before the first run, because trackers start after the last one.
+    """
     for name in asked:
         reason = missing(name)
         if reason is None and name not in KINDS:
@@ -81,7 +90,10 @@ def warn_of_missing(asked: Sequence[str]) -> None:
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:
-    """Return the tracker with this name, or the user's own (MODULE:FUNCTION, called with ``folder``)."""
+    """Return the tracker ``name``, which stores into ``folder``: a known one, or the user's own.
+
+    The user's own is named MODULE:FUNCTION; the function is called with ``folder``.
+    """
     kind = KINDS.get(name)
     made: Tracker = (
         call("track", name, {}, {"folder": str(folder)}) if kind is None else import_module(kind.module).make(folder)

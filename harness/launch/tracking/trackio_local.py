@@ -11,9 +11,9 @@ from trainer.json_types import Json
 
 
 class TrackioLocal:
-    """Creates one project per scenario and one group per study. Trackio can open one run at a time.
+    """Tracker that writes to Trackio: one project per scenario and one group per study.
 
-    So the study's own run is opened twice.
+    Trackio can open one run at a time. So the study's own run is opened twice.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ from trainer.json_types import Json
 
 
 class WandbOffline:
-    """Creates one project per scenario and one group per study."""
+    """Tracker that writes offline files of Weights & Biases: one project per scenario and one group per study."""
 
     def __init__(self, folder: Path) -> None:
         import wandb

@@ -23,7 +23,10 @@ MAX_TRACKER_FAILURES = 3  # consecutive failures after which the tracker is drop
 
 
 def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], None]) -> None:
-    """Pass each message on and answer it. End after :data:`MAX_TRACKER_FAILURES` consecutive failures."""
+    """Pass each message to the tracker, and answer it by number as done or failed.
+
+    End after :data:`MAX_TRACKER_FAILURES` consecutive failures. ``messages``: lines of JSON.
+    """
     failures = 0
     for line in messages:
         message = json.loads(line)
@@ -39,7 +42,7 @@ def serve(tracker: Tracker, messages: TextIO, answer: Callable[[JsonObject], Non
 
 
 def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
-    """Call the tracker's method for the message."""
+    """Return a function without arguments that calls the tracker's method for ``message``."""
     run = str(message.get("run"))
     match message["do"]:
         case "begin":
@@ -55,7 +58,11 @@ def work_of(tracker: Tracker, message: Any) -> Callable[[], None]:
 
 
 def main() -> int:
-    """Serve on this process's input and output, which the tracker cannot access."""
+    """Run the tracker in this process, with messages on standard input.
+
+    Return 0 at their end, 1 if it cannot be opened.
+    Answers go to the original standard output, which the tracker cannot access.
+    """
     name, folder, parent = sys.argv[1:4]
     die_with_parent(int(parent))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)

@@ -9,7 +9,10 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
 
 
 class BareRecorder:
-    """Implementation of ``trainer.telemetry.Recorder`` with one clock read per step; see :class:`StepRecorder`."""
+    """Recorder (``trainer.telemetry.Recorder``) of a bare run: one clock read per step, no phases and no stages.
+
+    A bare run makes it instead of :class:`StepRecorder`, to measure the ledger's cost.
+    """
 
     def __init__(self) -> None:
         self.repetition = 0
@@ -28,7 +31,7 @@ class BareRecorder:
         self._open = (index, self.repetition, self.warmup, now)
 
     def pause(self) -> None:
-        """Close the open step. The loop pauses until the next :meth:`step`."""
+        """Close the open step. Time until the next :meth:`step` belongs to no step."""
         self._close(monotonic_ns())
 
     def _close(self, now: int) -> None:

@@ -11,10 +11,11 @@ from trainer import telemetry
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
-    """Attach the probes; the loader's ``worker_init`` hook. The worker also ends when its parent ends.
+    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook.
 
-    ``parent``: see :func:`die_with_parent`. ``folder``: the run's folder. Bind the first three arguments
-    (functools.partial) before passing this to the loader.
+    The worker ends when its parent ends.
+    ``parent``: see :func:`die_with_parent`. ``folder``: the run's folder.
+    Bind the first three arguments (functools.partial) before passing this to the loader.
     """
     die_with_parent(parent)
     if not probes.ledger:

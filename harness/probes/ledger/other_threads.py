@@ -10,10 +10,13 @@ STAGES = frozenset({"tokenize"})  # stages that may use other threads, while not
 
 
 def cpu_ns() -> int:
-    """Return the CPU time of this process without the calling thread, in nanoseconds."""
+    """Return the CPU time in ns of all threads of this process except the calling one, since the process began."""
     return process_time_ns() - thread_time_ns()
 
 
 def since_ns(begun_ns: int) -> int:
-    """Return the growth since ``begun_ns``; at least 0, because the two clocks are not read at the same moment."""
+    """Return by how many ns :func:`cpu_ns` has grown since it returned ``begun_ns``.
+
+    At least 0, because the clocks of process and thread are not read at the same moment.
+    """
     return max(0, cpu_ns() - begun_ns)

@@ -10,8 +10,10 @@ from trainer.telemetry import BatchTrace
 
 
 class BatchMoments(NamedTuple):
-    """Times of a batch in ns: begun and ready (None: its builder recorded nothing), received, and start of its fetch.
+    """Times of one batch in ns (CLOCK_MONOTONIC), made by :func:`recent_batches`.
 
+    ``began`` and ``ready``: start and end of its making; None if its maker recorded no stages.
+    ``received`` and ``taken``: end and start of the fetch in which the loop received it.
     ``awaited``: True if its message arrived within that fetch.
     """
 
@@ -23,14 +25,20 @@ class BatchMoments(NamedTuple):
 
 
 class RecentBatches(NamedTuple):
-    """Batches in order of receipt, and the loop's pauses among them: (end of a step, start of the next)."""
+    """The last batches of a run in order of receipt, and the loop's pauses among them, latest first.
+
+    A pause is (end of a step, start of the next step) in ns.
+    """
 
     batches: Sequence[BatchMoments]
     pauses: Sequence[tuple[int, int]]
 
 
 def recent_batches(events: Sequence[tuple[Any, ...]], count: int) -> RecentBatches:
-    """Return the last ``count`` batches, or all if fewer, in ``events`` (``probes.ledger.rows``)."""
+    """Return the last ``count`` received batches (or all if fewer) and the pauses among them.
+
+    ``events``: those of a recorder, in the form of ``probes.ledger.rows``.
+    """
     batches: list[BatchMoments] = []
     pauses: dict[int, int] = {}  # keyed by the time the loop resumed; of two ends of one step, the first counts
     resumed_ns: int | None = None

@@ -30,7 +30,10 @@ _STAGES = frozenset(STAGES)
 
 
 class PhaseSpan(NamedTuple):
-    """One phase on the main thread. ``batch``: number of its batch, -1 before the first."""
+    """One phase (fetch, forward, ...) on the main thread, with its times in ns.
+
+    ``batch``: number of the batch that it works on, in order of receipt; -1 before the first.
+    """
 
     name: str
     start_ns: int
@@ -40,7 +43,7 @@ class PhaseSpan(NamedTuple):
 
 
 class ArrivedBatch(NamedTuple):
-    """Times at which a batch arrived from its worker and was unpacked.
+    """Times in ns at which a batch arrived from its worker and was unpacked in the main process.
 
     ``waited``: True if the main thread waited for its message; False if the message had arrived earlier.
     """
@@ -51,7 +54,7 @@ class ArrivedBatch(NamedTuple):
 
 
 class Received(NamedTuple):
-    """One batch on the main thread: the wait for it, and the trace from its loader."""
+    """One batch received on the main thread: the wait for it (ns), its trace from the loader, and its counts."""
 
     step_row: int  # index into Rows.steps of the same portion
     batch: int  # order of receipt, from 0
@@ -65,7 +68,11 @@ class Received(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """One step. ``phases_ns``: in the order of ``study.store.PHASES``, summing to ``wall_ns`` exactly."""
+    """One finished step of the ledger, times in ns.
+
+    ``phases_ns``: exclusive time of each phase, in the order of ``study.store.PHASES``; the sum is exactly ``wall_ns``.
+    ``contended_ns``: delay of the most delayed thread without a core; None if not recorded.
+    """
 
     step: int
     repetition: int
@@ -78,9 +85,9 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Finished steps, phases in order of their end, and batches in order of receipt.
+    """Rows of the ledger: finished steps, phases in order of their end, and batches in order of receipt.
 
-    ``first_batch``: number of batches received before these, in rows that were taken earlier.
+    ``first_batch``: number of batches received before these; their rows were taken earlier.
     """
 
     steps: list[StepRow] = field(default_factory=list)
@@ -91,7 +98,7 @@ class Rows:
 
 @dataclass
 class _Open:
-    """Open span. ``nested_ns``: time of the ended phases inside it."""
+    """Phase or stage that has begun but not ended. ``nested_ns``: time of the ended phases inside it."""
 
     name: str
     start_ns: int
@@ -108,7 +115,10 @@ class _Step(NamedTuple):
 
 
 class RowMaker:
-    """Converter from events to rows, portion by portion. Spans whose start was not recorded are skipped."""
+    """Converter from a recorder's events to rows. Events may come in several portions.
+
+    A phase or stage whose start was not recorded is skipped.
+    """
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -127,12 +137,12 @@ class RowMaker:
         self._inline: dict[int, tuple[RawSpan, ...]] = {}
 
     def add(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Add the rows of these events to ``rows``."""
+        """Convert ``events``, which follow those of earlier calls, and add their rows to :attr:`rows`."""
         for kind, *values in events:
             self._notes[kind](*values)
 
     def take(self) -> Rows:
-        """Return the rows so far and drop them; batch numbers continue. Call it only between steps."""
+        """Return the rows so far and drop them here. Batch numbers continue. Call it only between steps."""
         rows, self.rows = self.rows, Rows(first_batch=self.rows.first_batch + len(self.rows.received))
         return rows
 

@@ -18,8 +18,9 @@ SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the
 
 
 class RunQueue:
-    """The main thread and its native compute threads (for example of OpenMP).
+    """Reader of the run-queue delay of the main thread and its native compute threads (such as OpenMP's).
 
+    ``compute_threads``: False to read the main thread only.
     On a CPU device, the main thread waits at a barrier for the slowest compute thread. So a core taken from that thread
     delays the step as much as a core taken from the main thread: see :func:`most_delayed_ns`.
     """
@@ -32,11 +33,14 @@ class RunQueue:
 
     @property
     def available(self) -> bool:
-        """True if this kernel supports it (schedstat is a build option)."""
+        """True if this kernel records run-queue delay (schedstat is a build option)."""
         return bool(self._descriptors)
 
     def find_threads(self) -> None:
-        """Look for new compute threads (they start at the first parallel region)."""
+        """Start to read native compute threads that appeared since the last call.
+
+        They start at the first parallel region.
+        """
         if not self._descriptors or not self._compute_threads:
             return
         python_threads = {thread.native_id for thread in threading.enumerate()}
@@ -50,7 +54,7 @@ class RunQueue:
                 self._descriptors.append(descriptor)
 
     def read(self) -> SchedstatReading:
-        """Read the kernel's line of each thread. It is parsed after the run."""
+        """Return the schedstat line of each thread, unparsed to save time; b"" for a thread that has ended."""
         try:
             return tuple([os.pread(descriptor, 96, 0) for descriptor in self._descriptors])
         except OSError:
@@ -72,10 +76,11 @@ class RunQueue:
 
 
 def most_delayed_ns(before: SchedstatReading, after: SchedstatReading) -> int | None:
-    """Return the delay in ns of the most delayed thread between two readings; None without readings.
+    """Return how long (ns) the most delayed thread was runnable without a core between two readings.
 
-    It is a lower bound if several threads were delayed one after the other. Threads other than the main one are skipped
-    if they hardly ever run (:data:`IDLE_WAITS`). Whether the main thread waited for the delayed thread is unknown.
+    None if a reading is empty. It is a lower bound if several threads were delayed one after the other.
+    Threads other than the main one are skipped if they hardly ever run (:data:`IDLE_WAITS`).
+    It is not known if the main thread waited for the delayed thread.
     """
     if not before or not after:
         return None

@@ -12,7 +12,11 @@ from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Validation
 
 
 class StageRecorder:
-    """Implementation of ``trainer.telemetry.Recorder`` in one loader worker, for stages only."""
+    """Recorder (``trainer.telemetry.Recorder``) in one loader worker.
+
+    It records the stages of batches and nothing else.
+    ``role``: such as "loader-0". The loader passes the result of :meth:`take` on with each batch.
+    """
 
     def __init__(self, role: str) -> None:
         self._role = role

@@ -25,7 +25,7 @@ NEAR_NS = 20_000
 
 
 class StepRecorder:
-    """Implementation of ``trainer.telemetry.Recorder`` in the trainer's main process.
+    """Recorder (``trainer.telemetry.Recorder``) of the step ledger in the trainer's main process.
 
     The driver of the loop sets ``repetition`` and ``warmup``; each step takes their values when it begins.
     """
@@ -49,38 +49,51 @@ class StepRecorder:
         self._others_ns = 0  # CPU time of other threads at the start of a stage that may use them
 
     def rows(self) -> Rows:
-        """Return steps, phases and batches since the last :meth:`take_rows`. Call it only while no step is measured."""
+        """Return rows of all steps, phases and batches since the last :meth:`take_rows`, and keep them.
+
+        Call it only while no step is measured.
+        """
         events, self._events = self._events, []
         self._maker.add(events)
         return self._maker.rows
 
     def take_rows(self) -> Rows:
-        """Return the same rows and drop them. Call it only while no step is open."""
+        """Return rows of all steps, phases and batches since the last call, and drop them.
+
+        Call it only while no step is open.
+        """
         self.rows()
         return self._maker.take()
 
     def take_device(self) -> tuple[list[Kernel], list[Blocked]]:
-        """Return and drop the device's kernels, and the calls that waited for it, since the last call."""
+        """Return (kernels of the device, host calls that waited for it) recorded since the last call.
+
+        Drop them here.
+        """
         kernels, blocking = self.kernels, self.blocking
         self.kernels, self.blocking = [], []
         return kernels, blocking
 
     def take_exchanges(self) -> list[tuple[str, int, int]]:
-        """Return and drop the exchanges with other ranks since the last call."""
+        """Return the exchanges with other ranks since the last call as (name, start, end) in ns, and drop them."""
         exchanges, self.exchanges = self.exchanges, []
         return exchanges
 
     def add(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Add events that were recorded elsewhere, in order."""
+        """Add events in the form of ``probes.ledger.rows`` that the agent recorded in another process, in order."""
         self._events.extend(events)
 
     @property
     def pending_events(self) -> int:
-        """Number of events since rows were last made; each takes about 150 bytes."""
+        """Number of events not yet converted to rows; each takes about 150 bytes."""
         return len(self._events)
 
     def recent(self, batches: int) -> RecentBatches:
-        """Return the last ``batches`` batches. They still become rows. Call it while no step is measured."""
+        """Return the times of the last ``batches`` batches, from the events not yet converted to rows.
+
+        The events are kept.
+        Call it only while no step is measured.
+        """
         return recent_batches(self._events, batches)
 
     def enter(self, name: str) -> None:
@@ -108,7 +121,7 @@ class StepRecorder:
         self._events.append((STEP, now, reading, index, self.repetition, self.warmup))
 
     def pause(self) -> None:
-        """Close the open step. The loop pauses until the next :meth:`step`."""
+        """Close the open step. Time until the next :meth:`step` belongs to no step."""
         now = monotonic_ns()
         self._events.append((PAUSE, now, self._run_queue.read() if self._run_queue is not None else ()))
 
@@ -137,7 +150,10 @@ class StepRecorder:
         self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
 
     def take(self) -> BatchTrace:
-        """Return the trace of an inline batch without spans. Rows add the spans recorded since the last call."""
+        """Return the trace of a batch that the main process has just made, with its number and no spans.
+
+        When rows are made, they add the stages since the last call.
+        """
         number = self._inline_batches
         self._inline_batches = number + 1
         self._events.append((TAKEN, number))

@@ -25,9 +25,10 @@ SLOW_NS = 1_000_000_000
 
 
 def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[NvmlCollector | None, list[str]]:
-    """Return the collector of the visible cards (None without cards), and problems, one line each.
+    """Return (collector of the visible cards, problems). The collector is None if no card can be read.
 
-    Without a driver, ``wanted="auto"`` reports nothing, and True reports the missing driver.
+    ``problems``: one line each. Without a driver, ``wanted="auto"`` reports nothing, and True reports the missing
+    driver.
     """
     has_driver = has_nvidia_driver()
     try:
@@ -54,7 +55,10 @@ def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[Nvml
 
 
 class NvmlCollector:
-    """Reader of all visible cards, one after the other."""
+    """Collector of the sampling process that reads all visible cards, one after the other.
+
+    :func:`open_nvml` makes it.
+    """
 
     source = "nvml"
 
@@ -96,12 +100,15 @@ class _CardReader:
             self._lacks(text, reason)
 
     def begin(self, pids: set[int]) -> None:
-        """Start a repetition: counters start to count."""
+        """Start a repetition: read the first values of all counters. ``pids``: the run's own processes."""
         for reader in list(self._readers):
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample every metric that is due. Return False if the card did not answer at all."""
+        """Sample every metric that is due. Return False if no metric could be read.
+
+        ``last``: True after a repetition, when metrics that block for long are not read.
+        """
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:
@@ -114,13 +121,13 @@ class _CardReader:
         return answered
 
     def end(self) -> None:
-        """Report the metrics that never had a sample."""
+        """Note the metrics that never had a sample, with the reason, for :meth:`take_problems`."""
         for reader in self._readers:
             if reason := reader.silent():
                 self._lacks(reader.text, reason)
 
     def take_problems(self) -> list[str]:
-        """Return the unreported problems, one line per reason."""
+        """Return the problems since the last call, one line per reason, and a line if the card was lost."""
         label = f"{self._card.source} ({self._card.name})"
         lines = [f"{label}: no {', '.join(text)}: {reason}" for reason, text in self._missing.items()]
         if self._lost:
@@ -136,7 +143,10 @@ class _CardReader:
             self._lacks(text, reason)
 
     def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
-        """Run the reader's ``action`` and return True if it worked. Drop a reader that will never work."""
+        """Return True if the reader's ``action`` worked.
+
+        Drop a reader that can never work or failed too often in a row.
+        """
         if reader not in self._readers:
             return False
         try:

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 
 class Card(NamedTuple):
-    """One visible device. ``ordinal``: its number in CUDA. ``slice``: handle of a MIG slice; None for a whole card."""
+    """One device that the run may use, found by :func:`find_cards`.
+
+    ``ordinal``: its number in CUDA. ``slice``: NVML handle of a MIG slice; None for a whole card.
+    """
 
     ordinal: int
     name: str
@@ -20,10 +23,12 @@ class Card(NamedTuple):
 
 
 def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
-    """Return the devices in ``declared`` (CUDA_VISIBLE_DEVICES): indices into ``uuids``, or UUIDs of MIG slices.
+    """Return the devices that CUDA shows, in its order: indices into ``uuids``, or UUIDs of MIG slices.
 
-    ``uuids``: UUIDs of all cards, in NVML's order (PCI bus). The rules are CUDA's. Unset allows all devices. An entry
-    is an index or the (beginning of a) UUID. The first entry that is neither ends the list.
+    ``declared``: value of CUDA_VISIBLE_DEVICES; None if unset, which allows all devices.
+    ``uuids``: UUIDs of all cards, in NVML's order (PCI bus).
+    The rules are CUDA's: an entry is an index or the (beginning of a) UUID.
+    The first entry that is neither ends the list.
     """
     if declared is None:
         return list(range(len(uuids)))
@@ -43,7 +48,11 @@ def visible(declared: str | None, uuids: list[str]) -> list[int | str]:
 
 
 def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
-    """Return the visible cards, and one line per unreadable card. ``nvml``: pynvml, initialised."""
+    """Return (visible cards, problems).
+
+    A problem is a line about a card that cannot be read or whose number is uncertain.
+    ``nvml``: module pynvml, initialised. Raises NVMLError if the cards cannot be counted.
+    """
     cards: list[Card] = []
     problems: list[str] = []
     handles: list[Any] = []

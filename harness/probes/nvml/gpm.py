@@ -34,7 +34,10 @@ METRICS: tuple[Metric, ...] = (
 
 
 def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
-    """Return a reader of the card's GPM counters, or None and the reason. ``nvml``: pynvml."""
+    """Return (reader of the card's GPM counters, ""), or (None, reason) for a card or driver without GPM.
+
+    ``nvml``: module pynvml, initialised.
+    """
     try:
         if not nvml.nvmlGpmQueryDeviceSupport(card.handle).isSupportedDevice:
             return None, "this card has no GPM (Hopper and newer have)"
@@ -44,7 +47,7 @@ def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
 
 
 class GpmReader(Reader):
-    """Means since the last snapshot, for all METRICS that the card has."""
+    """Reader of a card's GPM metrics: means since the last snapshot, for all METRICS that the card has."""
 
     def __init__(self, nvml: Any, card: Card) -> None:
         super().__init__("SM, tensor and DRAM activity, link traffic (GPM)")

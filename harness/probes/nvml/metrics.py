@@ -20,7 +20,7 @@ ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: sum over the card's links
 
 
 class Gauges(Reader):
-    """Current values, as returned by one call."""
+    """Reader of metrics that are current values, all returned by one function ``call``."""
 
     def __init__(self, text: str, call: Callable[[], Iterable[Sample]]) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class Gauges(Reader):
 
 
 class Energy(Reader):
-    """Energy since the last reading, in joules, from the card's own counter (millijoules since the driver loaded)."""
+    """Reader of the energy used since the last reading, in joules, from the card's own counter."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         super().__init__("energy")
@@ -50,7 +50,10 @@ class Energy(Reader):
 
 
 class PcieThroughput(Reader):
-    """PCIe traffic of cards without GPM: KB/s over the 20 ms that the call blocks, sent and received alternately."""
+    """Reader of PCIe traffic for cards without GPM, in bytes/s. Readings alternate between sent and received.
+
+    NVML counts for 20 ms, during which the call blocks.
+    """
 
     rate = "slow, inside"
 
@@ -66,7 +69,7 @@ class PcieThroughput(Reader):
 
 
 class NvLinkThroughput(Reader):
-    """NVLink traffic of cards without GPM: the sum over all links since the last reading, from counters of KiB."""
+    """Reader of NVLink traffic for cards without GPM, in bytes/s over all links since the last reading."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         super().__init__("NVLink traffic")
@@ -93,7 +96,7 @@ class NvLinkThroughput(Reader):
 
 
 class Processes(Reader):
-    """Other processes that compute on the card, and their memory."""
+    """Reader of the number of processes on the card that belong to no arm of this study, and their memory in bytes."""
 
     rate = "slow"
 
@@ -128,7 +131,7 @@ class Processes(Reader):
 
 
 def is_sibling(pid: int, own: set[int]) -> bool:
-    """Return True if ``pid`` is another arm of the study whose run's processes are ``own``.
+    """Return True if process ``pid`` is a run of another arm of the same study. ``own``: processes of this run.
 
     Such a run is suspended between its repetitions: it does not compute, but keeps its memory on the card.
     """
@@ -137,13 +140,19 @@ def is_sibling(pid: int, own: set[int]) -> bool:
 
 
 def _study(pid: int) -> int | None:
-    """Return the process of the study if ``pid`` is one of its runs: the parent of the fork server that forked it."""
+    """Return the id of the process that runs the study, if process ``pid`` is one of its runs; else None.
+
+    It is the parent of the fork server that forked the run.
+    """
     server = _parent(pid)
     return _parent(server) if server is not None and _is_fork_server(server) else None
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Return True if ``pid`` runs a module of ``harness.launch``, which has this name in every state of the code."""
+    """Return True if process ``pid`` is a fork server: it runs a module of ``harness.launch``.
+
+    That package has this name in every state of the code.
+    """
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -159,7 +168,10 @@ def _parent(pid: int) -> int | None:
 
 
 def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:
-    """Return a reader for each metric, and (text, reason) for each metric known to be missing. ``nvml``: pynvml."""
+    """Return a reader for each metric of ``card``, and (name, reason) of each metric that is known to be missing.
+
+    ``nvml``: module pynvml, initialised.
+    """
     handle, inside = card.handle, card.slice if card.slice is not None else card.handle
     readers: list[Reader] = [
         Energy(nvml, handle),  # first, because its error depends most on a repetition's exact start and end
@@ -199,7 +211,10 @@ def _memory(nvml: Any, handle: Any) -> list[Sample]:
 
 
 def _throttle(nvml: Any, handle: Any) -> int:
-    """Return NVML_CLOCKS_EVENT_REASON_* as bits. Drivers before 535 call them throttle reasons."""
+    """Return the reasons why the clocks are lowered now, as bits NVML_CLOCKS_EVENT_REASON_*.
+
+    Drivers before 535 call them throttle reasons.
+    """
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except nvml.NVMLError_FunctionNotFound:

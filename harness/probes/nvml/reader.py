@@ -22,20 +22,20 @@ FINAL = (
 
 
 def is_one_of(nvml: Any, error: Any, names: tuple[str, ...]) -> bool:
-    """Return True if an NVMLError is one of NVML_ERROR_``names``."""
+    """Return True if ``error`` (NVMLError) is one of the error codes ``names``, given without "NVML_ERROR_"."""
     return error.value in {getattr(nvml, f"NVML_ERROR_{name}", None) for name in names}
 
 
 def reason_of(nvml: Any, error: Any) -> str:
-    """Return the reason why a metric is missing, as text."""
+    """Return the text that explains a missing metric, from the NVMLError that its call raised."""
     return NO_FUNCTION if is_one_of(nvml, error, ("FUNCTION_NOT_FOUND",)) else str(error)
 
 
 class Reader:
-    """Reader of related metrics. ``text`` names them in messages.
+    """Base class for a reader of one card's related metrics. ``text`` names them in messages.
 
-    ``rate``: "fast" reads at every deadline, "slow" about once a second. "slow, inside" is like "slow", but never reads
-    after a repetition.
+    ``rate``: "fast" reads at every deadline, "slow" about once a second.
+    "slow, inside" is like "slow", but never reads after a repetition.
     """
 
     rate: Literal["fast", "slow", "slow, inside"] = "fast"
@@ -46,17 +46,23 @@ class Reader:
         self._lacking: list[tuple[str, str]] = []
 
     def begin(self, pids: set[int]) -> None:
-        """Start a repetition. ``pids``: the run's own processes. May raise NVMLError."""
+        """Start a repetition: counters read their first value. ``pids``: the run's own processes.
+
+        May raise NVMLError.
+        """
 
     def read(self) -> Iterable[Sample]:
-        """Return current samples, or samples since the last reading. May raise NVMLError."""
+        """Return samples (metric, value, unit): current values, or growth since the last reading.
+
+        May raise NVMLError.
+        """
         raise NotImplementedError
 
     def silent(self) -> str:
-        """Return why there was never a sample although no call failed; "" if there was one."""
+        """Return why there was never a sample although no call failed; "" if there was one or no reason is known."""
         return ""
 
     def take_lacking(self) -> list[tuple[str, str]]:
-        """Return (text, reason) for each metric that the card turned out to lack, once each."""
+        """Return (name, reason) of each metric that the card was found to lack since the last call."""
         lacking, self._lacking = self._lacking, []
         return lacking

@@ -18,8 +18,9 @@ NVML_READ_LIMIT_S = 20
 def open_with_timeout(
     series: SampleSeries, wanted: Literal["auto", True], timeout_s: int | None = None
 ) -> tuple[TimedNvml | None, list[str]]:
-    """Like ``collector.open_nvml``, but report a hanging driver or any exception as a problem.
+    """Return (collector, problems) as ``collector.open_nvml`` does, for a driver that may hang.
 
+    A hanging driver, or any exception, is a problem, and the collector is then None.
     ``timeout_s``: limit in seconds for opening, and for each reading of all cards; None: OPEN_S and NVML_READ_LIMIT_S.
     """
     gate, worker = ClosableSeries(series), Worker("nvml")
@@ -34,7 +35,10 @@ def open_with_timeout(
 
 
 class TimedNvml:
-    """Collector called in a thread. If the driver hangs, a method raises TimeoutError; do not call again after that."""
+    """NvmlCollector whose calls run in a thread with a timeout. :func:`open_with_timeout` makes it.
+
+    If the driver hangs, a method raises TimeoutError; do not call any method after that.
+    """
 
     source = NvmlCollector.source
 

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class Worker:
-    """Thread that runs one call after the other. It ends with the process."""
+    """Thread that runs the actions of :meth:`call`, one after the other. It ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -19,7 +19,10 @@ class Worker:
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def call(self, action: Callable[[], Result], timeout_s: int) -> Result:
-        """Run ``action``: return its result or raise its error. After a TimeoutError the thread hangs: do not reuse."""
+        """Run ``action`` in the thread: return its result or raise its error.
+
+        Raises TimeoutError after ``timeout_s`` seconds. The thread then hangs: do not use this worker again.
+        """
         self._calls.put(action)
         for _ in range(timeout_s):  # one second at a time, because time while this process was suspended must not count
             try:

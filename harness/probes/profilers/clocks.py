@@ -8,7 +8,7 @@ CLOCK_READINGS = 32  # a reading takes under 0.1 us; the tightest was not interr
 
 
 def realtime_minus_monotonic() -> tuple[int, int]:
-    """Return CLOCK_REALTIME - CLOCK_MONOTONIC and its maximum error, in nanoseconds.
+    """Return (CLOCK_REALTIME - CLOCK_MONOTONIC, its maximum error), both in ns.
 
     Both clocks tick at the same rate on Linux, so the offset is valid until the realtime clock is set.
     """

@@ -44,7 +44,7 @@ _TITLE = re.compile(r'(<text id="title"[^>]*>)[^<]*')  # py-spy's title is its o
 
 @dataclass(frozen=True)
 class PySpySettings(ProbeSettings):
-    """The scenario's ``probes.py_spy`` (``harness.scenario.model``)."""
+    """Settings of the probe py-spy: the scenario's ``probes.py_spy`` (``harness.scenario.model``)."""
 
     rate_hz: int = 100
     seconds: float = 5
@@ -54,9 +54,9 @@ class PySpySettings(ProbeSettings):
 
 
 class PySpy(Probe):
-    """Sampling of this process and its children. ``folder``: the run's folder, for the files.
+    """Probe that samples the stacks of this process and its children. ``folder``: the run's folder, for its files.
 
-    An error becomes one line in ``problems``, with the fix; the run continues without its stacks.
+    An error of py-spy becomes one line in ``problems``, with the fix; the run continues without its stacks.
     """
 
     settings_type = PySpySettings
@@ -82,14 +82,21 @@ class PySpy(Probe):
         allow_tracing()
 
     def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
-        """Take steps for twice the declared time under py-spy, and write the three files."""
+        """Take steps under py-spy for twice the declared seconds, and write a trace, a speedscope and a flame graph
+        file.
+
+        An error of py-spy becomes a problem.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._failures_reported(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
             self._trace(next_step, Path(scratch) / "trace.json")
             self._flame_graph(next_step, Path(scratch) / "stacks.svg")
 
     def begin_repetition(self) -> None:
-        """Sample until :meth:`end_repetition`, to measure the cost of py-spy. Do nothing after a failure."""
+        """Start py-spy and sample until :meth:`end_repetition`, only to measure its cost.
+
+        Do nothing after a failure.
+        """
         if self._failed:
             return
         with self._failures_reported():
@@ -113,7 +120,7 @@ class PySpy(Probe):
 
     @property
     def failed(self) -> bool:
-        """True if sampling failed: ``problems`` contains the reason."""
+        """True if py-spy could not sample; ``problems`` contains the reason."""
         return self._failed
 
     def facts(self) -> dict[str, Json]:
@@ -160,7 +167,10 @@ class PySpy(Probe):
         write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
 
     def _take(self, next_step: Callable[[], int]) -> int:
-        """Take steps until the declared time has passed, at least one. Return their number."""
+        """Take steps until the declared seconds have passed, at least one. Return how many.
+
+        ``next_step()`` takes one step.
+        """
         end_ns, steps = monotonic_ns() + int(self._settings.seconds * 1e9), 0
         while monotonic_ns() < end_ns or not steps:
             next_step()
@@ -169,7 +179,10 @@ class PySpy(Probe):
 
     @contextmanager
     def _failures_reported(self) -> Iterator[None]:
-        """Report errors of py-spy as problems. An error in a step is the run's own and is raised."""
+        """Turn a SpyFailed within the context into a problem of the probe.
+
+        Other errors are the run's own, and propagate.
+        """
         try:
             yield
         except SpyFailed as error:
@@ -178,7 +191,7 @@ class PySpy(Probe):
 
 
 def options(settings: PySpySettings, form: str) -> list[str]:
-    """Return py-spy's options for a file in the format ``form``."""
+    """Return command-line options of ``py-spy record`` for the format ``form`` ("chrometrace" or "flamegraph")."""
     arguments = ["--format", form, "--rate", str(settings.rate_hz)]
     switches = {name: getattr(settings, name) for name in _SWITCHES}
     arguments += [f"--{name}" for name, on in switches.items() if on]
@@ -188,7 +201,10 @@ def options(settings: PySpySettings, form: str) -> list[str]:
 
 @contextmanager
 def _ended(recording: SpyRecording) -> Iterator[None]:
-    """End the recording in any case. An error in the steps takes precedence over an error at the end."""
+    """End the recording when the context is left, in any case.
+
+    An error in the context (in the steps) takes precedence over an error at the end.
+    """
     try:
         yield
     except BaseException:
@@ -199,7 +215,10 @@ def _ended(recording: SpyRecording) -> Iterator[None]:
 
 
 def _spin_marks(first: int, rate_hz: int) -> Iterator[tuple[int, int]]:
-    """Run :data:`MARKS` clock marks from number ``first`` on. Yield the start and end of each, CLOCK_MONOTONIC ns."""
+    """Run :data:`MARKS` clock marks: functions that spin, named by their numbers from ``first`` on.
+
+    Yield (start, end) of each in ns (CLOCK_MONOTONIC). ``rate_hz``: py-spy's rate, which sets their length.
+    """
     for number in range(first, first + MARKS):
         _spin_until(monotonic_ns() + int(GAP_PERIODS / rate_hz * 1e9))
         name = f"{MARK}{number}"
@@ -216,7 +235,10 @@ def _spin_until(end_ns: int) -> None:
 
 
 def _import_roots() -> list[str]:
-    """Return the folders that modules are imported from, longest first. Frames are named relative to them."""
+    """Return the folders that modules are imported from, longest first.
+
+    File names in the stacks are shortened relative to them.
+    """
     roots = {Path(entry).absolute() for entry in sys.path}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -226,6 +248,9 @@ def _import_roots() -> list[str]:
 
 
 def _renamed(svg: str, title: str, roles: dict[int, str]) -> str:
-    """Return the flame graph with processes named by role instead of their shared command line."""
+    """Return the flame graph ``svg`` with a new title and with processes named by role instead of by command line.
+
+    ``roles``: role by process id, such as "main".
+    """
     named = _PROCESS.sub(lambda match: f"{roles.get(int(match[1]), 'process')} {match[1]}", svg)
     return _TITLE.sub(lambda match: match[1] + title, named, count=1)

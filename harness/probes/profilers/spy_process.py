@@ -56,10 +56,10 @@ class SpyFailed(Exception):  # noqa: N818 - an outcome, reported once
 
 
 class SpyRecording:
-    """One run of ``py-spy record`` on this process and its children. It samples once the constructor returns.
+    """One run of ``py-spy record`` on this process and its children. It samples as soon as the constructor returns.
 
-    ``options``: py-spy's own. ``output``: file that it writes at the end. ``metronome``: True to run a Metronome.
-    Raise SpyFailed if it does not start.
+    ``options``: command-line options of py-spy. ``output``: file that it writes at the end.
+    ``metronome``: True to run a Metronome. Raises SpyFailed if py-spy does not start.
     """
 
     def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
@@ -96,12 +96,18 @@ class SpyRecording:
         self.ready_ns = monotonic_ns()
 
     def check(self) -> None:
-        """Raise SpyFailed if this process cannot be sampled: py-spy continues while it can sample a child."""
+        """Raise SpyFailed if py-spy has reported that it cannot sample this process.
+
+        It then still samples the children.
+        """
         if (reason := self._unsampled()) is not None:
             raise SpyFailed(_explain(reason))
 
     def end(self) -> None:
-        """Tell py-spy to write its file, and wait for it. Raise SpyFailed if that fails."""
+        """Make py-spy write its file and end, and read its counts of samples and errors.
+
+        Raises SpyFailed if that fails.
+        """
         try:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -142,7 +148,7 @@ class SpyRecording:
         return SpyFailed(_explain(self._unsampled() or (errors or lines)[-1].removeprefix("Error:").strip()))
 
     def _unsampled(self) -> str | None:
-        """Return why py-spy does not sample this process; None if it does, or has not reported it yet."""
+        """Return why py-spy cannot sample this process, from its log; None if it can, or has not reported it yet."""
         failure = re.search(rf"Failed to profile python from process {os.getpid()}: (.*)", self._read_log())
         return None if failure is None else failure[1].strip()
 

@@ -39,7 +39,10 @@ _CLOCK_SET_NS = 50_000  # nanoseconds: the realtime clock was set in between, an
 
 
 class TorchProfiler(Probe):
-    """Part in the main process. Create it before the loader's workers start, and keep it until they have ended."""
+    """Probe torch.profiler in the main process. The workers' profiles are made by :mod:`torch_worker`.
+
+    Create it before the loader's workers start, and keep it until they have ended.
+    """
 
     settings_type = TorchProfilerSettings
 
@@ -67,10 +70,11 @@ class TorchProfiler(Probe):
             profile_worker(settings, folder, worker_id)
 
     def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
-        """Take the steps of the whole schedule. ``next_step()`` takes one step and returns its number.
+        """Take the steps of the whole schedule (wait, warm-up, active; repeated), and write a file per window.
 
-        ``recorder`` is the attached recorder. With it, the profile shows its phases, and the last step ends before the
-        profile is written.
+        ``next_step()`` takes one step and returns its number. ``recorder``: the attached recorder; None: without the
+        ledger.
+        With it, the profile shows its phases, and the last step ends before the profile is written.
         """
         from torch.profiler import schedule
 
@@ -96,7 +100,10 @@ class TorchProfiler(Probe):
         (self._folder / OVER).touch()  # the workers check it at their next batch
 
     def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Pausable | None) -> None:
-        """Take the active steps of one window. The profiler is already recording, and writes the window at its end."""
+        """Take the active steps of one window.
+
+        The profiler already records, and writes the window's file at its end.
+        """
         self._window += 1
         if recorder is not None:
             telemetry.attach(TorchSpans(recorder))
@@ -131,7 +138,7 @@ class TorchProfiler(Probe):
             )
 
     def begin_repetition(self) -> None:
-        """Record until :meth:`end_repetition`, to measure the cost of recording."""
+        """Start a profiler and record until :meth:`end_repetition`, only to measure the cost of recording."""
         self._running = make_profiler(self._settings)
         self._running.start()
 
@@ -143,7 +150,7 @@ class TorchProfiler(Probe):
 
     @property
     def problems(self) -> list[str]:
-        """Problems, one line each. Includes the workers' problems once they have ended."""
+        """Problems so far, one line each. Those of the workers are complete once the workers have ended."""
         for path, role in files(self._folder):
             if role != "main":
                 try:
@@ -171,7 +178,10 @@ class TorchProfiler(Probe):
         return self._problems
 
     def facts(self) -> dict[str, Json]:
-        """Return the entry "torch_profiler" of probes.json. Call it after the workers have ended, to include them."""
+        """Return the entry "torch_profiler" of probes.json. Call it after the workers have ended, to include them.
+
+        It also removes the file that ends the workers' profiles.
+        """
         (self._folder / OVER).unlink(missing_ok=True)
         record = TorchProfilerRecord(
             windows=tuple(self._windows),

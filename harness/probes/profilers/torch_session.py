@@ -24,7 +24,10 @@ _TRACE_GZIP_LEVEL = 3  # compared with gzip's default: a fifth of the time, a te
 
 @dataclass(frozen=True)
 class TorchProfilerSettings(ProbeSettings):
-    """The scenario's ``probes.torch_profiler`` (``harness.scenario.model``): schedule in steps, optional contents."""
+    """Settings of the probe torch.profiler: its schedule in steps, and what a profile contains.
+
+    They are the scenario's ``probes.torch_profiler`` (``harness.scenario.model``).
+    """
 
     wait: int = 1
     warmup: int = 2
@@ -38,7 +41,10 @@ class TorchProfilerSettings(ProbeSettings):
 
 
 def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: Any) -> profile:
-    """Return a torch profiler of the CPU and, with ``device`` and if there is one, of the CUDA device."""
+    """Return a torch profiler, not yet started, of the CPU and of a CUDA device if there is one.
+
+    ``device``: False leaves the device out. ``more``: further arguments of ``torch.profiler.profile``.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -56,14 +62,18 @@ def make_profiler(settings: TorchProfilerSettings, device: bool = True, **more: 
 
 
 def describe(profiler: profile, offsets: list[int], cut: str | None = None) -> None:
-    """Add facts to the header of the trace that ``profiler`` is recording: clock offsets, and why it was cut."""
+    """Add facts to the header of the trace that ``profiler`` is recording.
+
+    ``offsets``: CLOCK_REALTIME - CLOCK_MONOTONIC in ns at both ends. ``cut``: why the trace is incomplete; None if
+    complete.
+    """
     profiler.add_metadata_json(HEADER, json.dumps({OFFSET: offsets, CUT: cut}))
 
 
 def export(profiler: profile, path: Path) -> bool:
     """Write the last window of ``profiler`` to ``path`` (.json.gz). Return True if it was cut to MAX_TRACE_BYTES.
 
-    Raise OSError if writing fails.
+    Raises OSError if writing fails.
     """
     text = path.with_name(f".{path.name}.{os.getpid()}.text.tmp")
     try:
@@ -75,9 +85,9 @@ def export(profiler: profile, path: Path) -> bool:
 
 
 def keep(text: Path, path: Path) -> bool:
-    """Write ``path`` (.json.gz) from the trace that torch wrote to ``text``.
+    """Compress the trace that torch wrote to the file ``text`` into ``path`` (.json.gz).
 
-    Return True if it was cut to MAX_TRACE_BYTES. Raise OSError if writing fails or the trace is incomplete.
+    Return True if it was cut to MAX_TRACE_BYTES. Raises OSError if writing fails or the trace is incomplete.
     """
     packed = path.with_name(f".{path.name}.{os.getpid()}.gz.tmp")
     try:
@@ -91,7 +101,10 @@ def keep(text: Path, path: Path) -> bool:
 
 
 def _is_whole(text: Path) -> bool:
-    """Return True if the trace is complete: torch writes the file's name after the events."""
+    """Return True if torch has written the trace in the file ``text`` to its end.
+
+    torch writes the file's name after the events.
+    """
     try:
         with open(text, "rb") as file:
             file.seek(max(text.stat().st_size - _PIECE_BYTES, 0))
@@ -101,9 +114,9 @@ def _is_whole(text: Path) -> bool:
 
 
 def pack(text: Path, packed: Path, most_bytes: int) -> bool:
-    """Gzip a trace, cut between two events if it exceeds ``most_bytes`` (the last events are lost).
+    """Compress the trace ``text`` into ``packed``. If it exceeds ``most_bytes``, cut it between two events.
 
-    Return True if it was cut.
+    Return True if it was cut; the last events are then lost.
     """
     fits = text.stat().st_size <= most_bytes
     with open(text, "rb") as source, gzip.open(packed, "wb", compresslevel=_TRACE_GZIP_LEVEL) as target:

@@ -26,7 +26,11 @@ _FIRST_OF_ALL = 100  # exit priority above that of the worker's queues
 
 
 class WorkerProfile:
-    """Part in one loader worker: it records from its start until the main process's windows are over."""
+    """Profile of one loader worker, from its start until the main process's windows are over.
+
+    It writes itself to a file.
+    ``most_events``: after about so many events, the profile is ended early.
+    """
 
     def __init__(self, settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int) -> None:
         from harness.probes.ledger.stages import StageRecorder
@@ -81,8 +85,10 @@ class WorkerProfile:
 def profile_worker(
     settings: TorchProfilerSettings, folder: Path, worker_id: int, most_events: int = WORKER_EVENTS
 ) -> None:
-    """Profile this loader worker with its stages. Call it before any batch: it replaces the worker's recorder.
+    """Start to profile this loader worker, with its stages.
 
-    The profile is written to ``folder`` after the windows of a ``TorchProfiler`` there, or when the worker ends.
+    Call it before any batch: it replaces the worker's recorder.
+    The profile is written to ``folder`` once the windows of the ``TorchProfiler`` there are over, or when the worker
+    ends.
     """
     WorkerProfile(settings, folder, worker_id, most_events)

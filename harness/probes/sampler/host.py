@@ -37,18 +37,28 @@ Counters = dict[tuple[str, str, str], float]  # keyed by source, metric and unit
 
 
 class RepetitionLoad:
-    """Sum of the CPU time of repetitions, until they are long enough for a rate: one short repetition is not."""
+    """Sum of the CPU time in repetitions, reported as numbers of cores once it covers LEAST_SAMPLED_S seconds.
+
+    One short repetition is too short for a rate.
+    """
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
         self._sums = [0.0, 0.0, 0.0, 0.0]  # seconds: elapsed, CPU of this run, CPU of all processes, stolen
 
     def begin(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> None:
-        """Start a repetition. ``own_s``: the run's CPU seconds. ``machine``: all and stolen CPU seconds, or None."""
+        """Start a repetition at ``now_ns``. ``own_s``: CPU seconds of this run so far.
+
+        ``machine``: CPU seconds of all processes and stolen ones so far; None if unknown.
+        """
         self._before = None if machine is None else (now_ns / 1e9, own_s, *machine)
 
     def end(self, now_ns: int, own_s: float, machine: tuple[float, float] | None) -> list[tuple[str, float]]:
-        """Return (metric, cores) if the unreported repetitions last LEAST_SAMPLED_S or longer, else nothing."""
+        """End a repetition; the arguments are those of :meth:`begin`.
+
+        Return (metric, cores) of own, other and stolen CPU time.
+        Empty if the machine's CPU time is unknown, or until the unreported repetitions last LEAST_SAMPLED_S.
+        """
         if machine is None or self._before is None:
             return []
         now = (now_ns / 1e9, own_s, *machine)
@@ -68,7 +78,10 @@ class RepetitionLoad:
 
 
 class HostCollector:
-    """Reader of each process's CPU at every deadline, and of all else once a second and at the end of a repetition."""
+    """Collector of the host's side of one run. The sampling process makes it.
+
+    It reads each process's CPU time at every deadline. All else is read about once a second and after a repetition.
+    """
 
     source = "host"
 
@@ -126,7 +139,10 @@ class HostCollector:
         self._full_due_ns = now + max(FULL_NS, round((monotonic_ns() - now) / FULL_SHARE))
 
     def _end(self, now: int, cpu: tuple[float, float] | None) -> None:
-        """Read values after the repetition only: how CPU time was shared, and PSS, which is costly."""
+        """Read the values that are read only after a repetition: how the CPU time was shared, and PSS, which is costly.
+
+        ``cpu``: CPU seconds of all processes and stolen ones; None if unknown.
+        """
         for metric, cores in self._load.end(now, sum(self._own_cpu.values()), cpu):
             self._add(now, "host", metric, cores, "cores")
             if metric == "own_cpu_cores":
@@ -141,7 +157,7 @@ class HostCollector:
             self._report_missing(process)
 
     def _find(self, pids: dict[int, str]) -> None:
-        """Open new processes, and close ended ones."""
+        """Start to read new processes, and stop reading ended ones. ``pids``: roles by process id."""
         for key in [key for key in self._processes if pids.get(key[0]) != key[1]]:
             self._processes.pop(key).close()
         for pid, role in pids.items():

@@ -18,7 +18,10 @@ _CPUCLOCK_SCHED = 2  # lower bits of a process's clock id, see clock_getcpuclock
 
 
 class ProcessCounters:
-    """Counters of one process. :meth:`cpu_s` and :meth:`read` raise ``OSError`` if the process has ended."""
+    """Reader of the counters of one process of the run. HostCollector makes one per process.
+
+    :meth:`cpu_s` and :meth:`read` raise ``OSError`` if the process has ended.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -35,14 +38,17 @@ class ProcessCounters:
             self._clock = 0
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all its threads, including ended ones."""
+        """Return the CPU seconds of all threads of the process since its start, including ended threads."""
         if self._clock:
             return time.clock_gettime_ns(self._clock) / 1e9
         fields = self._stat_fields()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Return counters by metric, since the process or this object began, and the resident memory in bytes."""
+        """Return ({metric: count}, resident memory in bytes).
+
+        Counts of threads begin when this object was made; the others begin with the process.
+        """
         fields = self._stat_fields()  # counted after "comm)": majflt is 12 and rss is 24 in proc(5)
         counters = {"cpu_s": self.cpu_s(), "major_faults": float(fields[9])}
         if self._io is not None:
@@ -55,8 +61,9 @@ class ProcessCounters:
         return counters, float(fields[21]) * _PAGE_BYTES
 
     def pss_bytes(self) -> float | None:
-        """Return its proportional set size in bytes (a shared page is divided by its users); None if unknown.
+        """Return the proportional set size in bytes (a shared page is divided by its users).
 
+        None if the process has ended or may not be read.
         The kernel walks all its page tables, which takes milliseconds for a process with gigabytes.
         """
         try:
@@ -81,7 +88,10 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add its threads' activity since the last call. Return False if the kernel does not count it."""
+        """Add the run-queue delay and switches of the process's threads since the last call.
+
+        Return False if the kernel does not count them.
+        """
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MAX_SAMPLED_THREADS
@@ -115,7 +125,10 @@ class ProcessCounters:
 
 
 class _Thread:
-    """Counters of a thread. ``from_birth``: True if earlier activity counts, because the thread is new."""
+    """Reader of one thread's run-queue delay and context switches. ProcessCounters makes one per thread.
+
+    ``from_birth``: True to count from the thread's start, because it is new; False: from now on.
+    """
 
     def __init__(self, pid: int, tid: int, *, from_birth: bool) -> None:
         self._schedstat = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
@@ -126,7 +139,7 @@ class _Thread:
             self._before = now
 
     def advance(self) -> tuple[float, int, int]:
-        """Return seconds of run-queue delay, voluntary and involuntary context switches since the last call."""
+        """Return (run-queue delay in seconds, voluntary switches, involuntary switches) since the last call."""
         now = self._read()
         before, self._before = self._before, now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]

@@ -12,7 +12,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SystemCounters:
-    """Counters of the machine. ``root``: parent of /proc and /sys. Missing files are skipped."""
+    """Reader of counters of the whole machine and of the run's control groups. HostCollector makes it.
+
+    ``root``: parent folder of /proc and /sys. Missing files are skipped.
+    """
 
     def __init__(self, root: Path = ROOT) -> None:
         proc = root / "proc"
@@ -29,7 +32,10 @@ class SystemCounters:
             self._pressure[resource] = own if own is not None else _open(proc / "pressure" / resource)
 
     def cpu(self) -> tuple[float, float] | None:
-        """Return CPU seconds of all cores since boot, and seconds stolen by the hypervisor; None if unknown."""
+        """Return (CPU seconds of all cores since boot, CPU seconds stolen by the hypervisor).
+
+        None if /proc/stat cannot be read or is incomplete.
+        """
         if self._stat is None:
             return None
         try:
@@ -42,7 +48,7 @@ class SystemCounters:
         return (user + nice + system + irq + softirq) / _TICKS_PER_S, steal / _TICKS_PER_S
 
     def counters(self) -> dict[tuple[str, str], float]:
-        """Return counts so far by (metric, unit): throttling by the binding quota, and pressure.
+        """Return counts so far by (metric, unit): pressure, and throttling by the CPU quota if there is one.
 
         ``*_pressure_s``: seconds in which some process waited for that resource (Documentation/accounting/psi.rst).
         """
@@ -57,7 +63,7 @@ class SystemCounters:
         return totals
 
     def gauges(self) -> dict[tuple[str, str], float]:
-        """Return current values by (metric, unit): memory, page cache, limits."""
+        """Return current values by (metric, unit): page cache, available memory, and limits of the control groups."""
         values: dict[tuple[str, str], float] = {}
         if self._meminfo is not None:
             text = os.pread(self._meminfo, 512, 0)
@@ -82,7 +88,10 @@ def _open(path: Path) -> int | None:
 
 
 def _pressure_us(descriptor: int) -> int | None:
-    """Return the total in "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345"; None if pressure is switched off."""
+    """Return the total waiting time in us from an open pressure file; None if pressure is switched off.
+
+    The file begins like "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345".
+    """
     try:
         text = os.pread(descriptor, 256, 0)
     except OSError:

@@ -15,14 +15,17 @@ class StartSampling(TypedDict):
 
 
 class StopSampling(TypedDict):
-    """Run to sampling process: take one last reading, then no more."""
+    """Run to sampling process: take one last reading, then no more.
+
+    ``t_ns``: end of the repetition (CLOCK_MONOTONIC).
+    """
 
     do: Literal["stop"]
     t_ns: int
 
 
 class CloseSampling(TypedDict):
-    """Run to sampling process: end."""
+    """Run to sampling process: send the last samples, and end."""
 
     do: Literal["close"]
 
@@ -31,7 +34,10 @@ SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
 
 
 class SamplingAnswer(TypedDict):
-    """Sampling process to run: ready, stopped or closed. ``bytes`` bytes of samples follow the line."""
+    """Sampling process to run: it is ready, stopped or closed. ``bytes`` bytes of samples follow the line.
+
+    ``missed`` and ``taken``: readings that were missed and taken so far.
+    """
 
     event: Literal["ready", "stopped", "closed"]
     problems: list[str]

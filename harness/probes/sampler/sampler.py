@@ -36,11 +36,13 @@ EXIT_S = 5
 
 
 class Sampler(Probe):
-    """One sampling process, which ends with this one. If it fails, the run continues and ``problems`` has the reason.
+    """Probe with a separate sampling process, which ends with this one.
 
-    ``pids`` returns the run's processes and their roles (main, loader-K; for other ranks rank-K, rank-K-child-N). It is
-    called whenever steps begin. After :meth:`close`, ``samples`` is the samples table. ``taken`` and ``missed`` count
-    readings by source (host, nvml) in finished repetitions.
+    If it fails, the run continues and ``problems`` has the reason.
+    ``pids``: function that returns the run's processes and their roles, called whenever steps begin.
+    Roles are main, loader-K, and for other ranks rank-K, rank-K-child-N.
+    After :meth:`close`, ``samples`` is the samples table.
+    ``taken`` and ``missed`` count readings by source (host, nvml) in finished repetitions.
     """
 
     settings_type = SamplerSettings
@@ -76,16 +78,16 @@ class Sampler(Probe):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the sampling process, which is not measured; None if it does not run."""
+        """Process id of the sampling process; None if it has ended or did not start."""
         return None if self._process is None else self._process.pid
 
     def begin_steps(self) -> None:
-        """Start sampling."""
+        """Order the sampling process to start. Measured steps follow."""
         self.wait()
         self._send({"do": "start", "pids": self._pids()})
 
     def end_repetition(self) -> None:
-        """Take one last reading and stop."""
+        """Order the sampling process to take one last reading and stop. It does not wait; see :meth:`wait`."""
         self._send({"do": "stop", "t_ns": monotonic_ns()})
         self._outstanding += 1
 
@@ -133,7 +135,10 @@ class Sampler(Probe):
         self.missed, self.taken = header["missed"], header["taken"]
 
     def _answer(self) -> tuple[SamplingAnswer, bytes] | None:
-        """Return the next answer: a line of JSON, and the bytes of samples that follow it; None on failure."""
+        """Wait for the next answer of the sampling process and return (header, bytes of samples).
+
+        None if the process has ended or does not answer within ANSWER_S.
+        """
         while (end := self._buffer.find(b"\n")) < 0:
             if not self._more():
                 return None
@@ -187,13 +192,16 @@ class Sampler(Probe):
 
 
 def process_roles() -> dict[int, str]:
-    """Return roles by process id: main, and loader-K in starting order (Process-1, Process-2, ...)."""
+    """Return roles by process id: "main" for this process, "loader-K" for its loader workers in starting order."""
     workers = sorted(multiprocessing.active_children(), key=lambda child: (len(child.name), child.name))
     return {os.getpid(): "main"} | {child.pid: f"loader-{number}" for number, child in enumerate(workers) if child.pid}
 
 
 def processes_of_the_run() -> dict[int, str]:
-    """Return :func:`process_roles` and, with several ranks, the others on this machine: their CPU time is the run's."""
+    """Return roles by process id as :func:`process_roles`, and those of other ranks on this machine below this process.
+
+    Their CPU time is the run's.
+    """
     return ranks_below(os.getpid()) | process_roles()
 
 

@@ -26,23 +26,33 @@ LATE_NS = 1_000_000_000  # after a repetition: a later last reading would includ
 
 
 class Collector(Protocol):
-    """Reader of one source. Each method adds samples to the series that the collector was created with."""
+    """Reader of one source of samples in the sampling process.
+
+    Its methods add samples to the series that it was created with.
+    ``source``: name such as "host". ``problems``: lines that are sent with the next answer.
+    """
 
     source: str
     problems: list[str]
 
     def begin(self, pids: dict[int, str]) -> None:
-        """Start a repetition: read the baseline of counters. ``pids``: the run's processes and their roles."""
+        """Start a repetition: read the first values of counters.
+
+        ``pids``: roles of the run's processes by process id.
+        """
 
     def read(self, *, last: bool) -> bool:
-        """Read at a deadline, or for the ``last`` time in a repetition. Return True if there was anything to read."""
+        """Read at a deadline. ``last``: True for the last reading of a repetition.
+
+        Return True if anything could be read; False counts as a missed reading.
+        """
 
     def end(self) -> None:
-        """Report metrics that were never read. No reading follows."""
+        """Add a problem for each metric that never had a sample. No reading follows."""
 
 
 class Deadlines:
-    """Absolute deadlines of one repetition, in nanoseconds of CLOCK_MONOTONIC."""
+    """Times at which one repetition has to be sampled: every ``period_ns`` from ``start_ns`` on (CLOCK_MONOTONIC)."""
 
     def __init__(self, start_ns: int, period_ns: int) -> None:
         self._start_ns = start_ns
@@ -54,7 +64,11 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Serve all deadlines up to ``now_ns`` with one reading. Return how many got no reading of their own."""
+        """Mark all deadlines up to ``now_ns`` as served by one reading.
+
+        Return how many others than the last one these are.
+        These count as missed.
+        """
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -62,7 +76,11 @@ class Deadlines:
 
 
 class Sampling:
-    """Main loop. ``problems`` are sent with the first answer. ``orders`` and ``answers`` are file descriptors."""
+    """Main loop of the sampling process: takes orders from the run, reads the collectors, and answers.
+
+    ``problems``: lines that are sent with the first answer.
+    ``orders`` and ``answers``: file descriptors to read from and write to.
+    """
 
     def __init__(
         self,
@@ -89,7 +107,7 @@ class Sampling:
         signal.signal(signal.SIGCONT, self._wake)
 
     def run(self) -> None:
-        """Serve orders until the order to close. Raise EOFError if the run has closed its side."""
+        """Serve orders until the order to close. Raises EOFError if the run has closed its side of the pipe."""
         self._answer("ready")
         while True:
             order = self._next_order()
@@ -138,7 +156,10 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """Return the result of the collector's ``action``. If it fails, drop the collector and return False."""
+        """Return the result of the collector's ``action`` as a Boolean.
+
+        If the action raises an error, drop the collector, add a problem and return False.
+        """
         try:
             return bool(action())
         except Exception as error:  # any error of a file or library
@@ -148,7 +169,7 @@ class Sampling:
             return False
 
     def _next_order(self) -> SamplingOrder | None:
-        """Return the next order; None if the next deadline comes first."""
+        """Wait for the next order and return it; None if the next deadline of the repetition comes first."""
         while not self._lines:
             timeout_s = None
             if self._deadlines is not None:
@@ -182,7 +203,10 @@ class Sampling:
 
 
 def main(settings: SamplerSettings, parent: int) -> int:
-    """Sample for the process ``parent``, which sends orders on standard input. Return the exit status."""
+    """Run the sampling process for the process ``parent``, which sends orders on standard input.
+
+    Return the exit status: 0 after the order to close, 1 if the run has gone.
+    """
     from harness.machine.lifetime import die_with_parent
 
     die_with_parent(parent)

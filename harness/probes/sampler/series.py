@@ -10,7 +10,7 @@ SeriesHeader = tuple[str, str, str, int]  # source, metric, unit, number of samp
 
 
 class SampleSeries:
-    """Samples by (source, metric, unit): times (CLOCK_MONOTONIC, ns) and values."""
+    """Samples in the sampling process, grouped by (source, metric, unit): times (CLOCK_MONOTONIC, ns) and values."""
 
     def __init__(self) -> None:
         self._packed: dict[Key, tuple[array[int], array[float]]] = {}
@@ -24,7 +24,11 @@ class SampleSeries:
         columns[1].append(value)
 
     def take(self) -> tuple[list[SeriesHeader], bytes]:
-        """Return the series since the last call as (source, metric, unit, count), and their packed times and values."""
+        """Return (header, payload) of all samples since the last call, and drop them here.
+
+        Header: (source, metric, unit, count) of each series. Payload: per series its times, then its values, 8 bytes
+        each.
+        """
         packed, self._packed = self._packed, {}
         # A value is added after its time: a thread between the two has not added its sample yet.
         counts = {key: len(values) for key, (_, values) in packed.items()}
@@ -36,7 +40,10 @@ class SampleSeries:
 
 
 class ClosableSeries(SampleSeries):
-    """Series that passes samples on to ``into`` until it is shut, so that a call after its timeout adds nothing."""
+    """Series that forwards samples to ``into`` until :meth:`shut`.
+
+    A driver call that returns after its timeout then adds nothing.
+    """
 
     def __init__(self, into: SampleSeries) -> None:
         super().__init__()
@@ -52,7 +59,7 @@ class ClosableSeries(SampleSeries):
 
 
 class Unpacked:
-    """Samples table (``SAMPLE_COLUMNS``), built from successive results of :meth:`SampleSeries.take`."""
+    """Samples table (``SAMPLE_COLUMNS``) in the run, built from successive results of :meth:`SampleSeries.take`."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, str, str, float, str]] = []
@@ -67,7 +74,7 @@ class Unpacked:
             self._rows += [(t, source, metric, value, unit) for t, value in zip(times, values, strict=True)]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Return all samples, sorted by time."""
+        """Return all samples as {column: values}, sorted by time."""
         rows = sorted(self._rows, key=lambda row: row[0])
         names = ("t_ns", "source", "metric", "value", "unit")
         return {name: [row[index] for row in rows] for index, name in enumerate(names)}

@@ -11,7 +11,10 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class SamplerSettings(ProbeSettings):
-    """Settings. ``timeout_s``: time limit for NVML in seconds, less than ``sampler.ANSWER_S``; None: the default."""
+    """Settings of the sampling process: its sources and its rate.
+
+    ``timeout_s``: time limit for NVML in seconds, less than ``sampler.ANSWER_S``; None: the default.
+    """
 
     host: bool = True
     nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
@@ -19,7 +22,10 @@ class SamplerSettings(ProbeSettings):
     timeout_s: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Omit ``timeout_s`` if it is the default, because another state of the code may not know it."""
+        """Return the settings as JSON.
+
+        A ``timeout_s`` of None is omitted, because another state of the code may not know it.
+        """
         content = super().to_json()
         if self.timeout_s is None:
             del content["timeout_s"]
