@@ -23,8 +23,8 @@ from pathlib import Path
 from harness.attach.command import MARK, AgentSettings, environment_of, start
 from harness.launch.diagnosis import diagnose, look_at
 from harness.launch.waiting import BudgetSpent, WaitLimits
-from harness.machine.lifetime import Keeper, die_with_parent
-from harness.machine.processes import descendants, with_variable
+from harness.machine.processes import Keeper, descendants, with_variable
+from trainer.lifetime import die_with_parent
 
 ALTERNATION_LOOK_S = 1.0  # seconds per wait, after which the command's end is checked
 ENDING_S = 30.0  # seconds that a command may take to end by itself, and again to end by SIGTERM

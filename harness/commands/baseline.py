@@ -52,7 +52,7 @@ def baseline(arguments: argparse.Namespace, _command: list[str]) -> int:
 
 def _save(arguments: argparse.Namespace, folder: Path) -> int:
     from harness.explain.policy import MIN_BLOCKS
-    from harness.machine.git import is_ignored
+    from harness.machine.environment import is_ignored
     from harness.regress import baselines
     from harness.regress.decision import read_share
     from harness.regress.policy import APART_WITHIN

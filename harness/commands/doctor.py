@@ -16,8 +16,8 @@ from harness.commands.arguments import DEFAULT_OUT
 from trainer.errors import InputError, in_words
 
 if TYPE_CHECKING:
+    from harness.machine.capacity import Needs
     from harness.machine.checks import Check
-    from harness.machine.needs import Needs
     from harness.scenario.plan import Plan
 
 COLUMNS = 120

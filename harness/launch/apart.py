@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from harness.launch.waiting import KILLED_S, LOOK_S, looks
-from harness.machine.lifetime import die_with_parent
 from trainer.errors import InputError
+from trainer.lifetime import die_with_parent
 
 Result = TypeVar("Result")
 _INTERRUPTED = 130

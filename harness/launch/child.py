@@ -37,7 +37,6 @@ from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
-from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.bare import BareRecorder
 from harness.probes.ledger.run_queue import RunQueue
 from harness.probes.ledger.steps import StepRecorder
@@ -51,6 +50,7 @@ from trainer.compute.base import Compute
 from trainer.compute.modes import compilations
 from trainer.config import TrainerConfig, recorded_config
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
+from trainer.lifetime import die_with_parent
 from trainer.ranks import ALONE, Rank, RanksDifferError, is_of_the_exchange
 
 if TYPE_CHECKING:

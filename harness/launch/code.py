@@ -22,8 +22,7 @@ from typing import Any
 
 from harness.launch.packages import CONSTRAINTS, Packages, packages_of
 from harness.launch.protocol import NOT_THIS_PROJECT, PATHS, Paths, protocol_of
-from harness.machine.environment import has_nvidia_driver
-from harness.machine.git import describe_checkout, git
+from harness.machine.environment import describe_checkout, git, has_nvidia_driver
 from harness.study.records import CodeRecord
 from trainer.config import BEFORE
 from trainer.data.cache import cache_root

@@ -10,13 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.capacity import (
+    MORE_MEMORY,
+    MORE_OPEN_FILES,
+    MORE_SHARED_MEMORY,
+    REMEDIES,
+    SharedMemory,
+    cause_in,
+    read_shared_memory,
+)
 from harness.machine.cgroup import find_group, memory_limit
 from harness.machine.checks.check import size
 from harness.machine.environment import available_memory_bytes
 from harness.machine.files import ROOT, read_mounts
-from harness.machine.memory import SharedMemory, read_shared_memory
 from harness.machine.processes import RANK_NAME, STATES, ProcessState, read_process, read_session
-from harness.machine.remedies import MORE_MEMORY, MORE_OPEN_FILES, MORE_SHARED_MEMORY, REMEDIES, cause_in
 from trainer.errors import in_words
 
 WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # name of the processes of torch's DataLoader

@@ -160,8 +160,8 @@ class ForkServer:
 
 
 def main() -> int:
-    from harness.machine.lifetime import die_with_parent
     from trainer.errors import in_words
+    from trainer.lifetime import die_with_parent
 
     # The parent handles signals to all processes, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -13,10 +13,10 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.machine.capacity import read_memory
 from harness.machine.cgroup import find_group, memory_limit
 from harness.machine.environment import available_memory_bytes, has_nvidia_driver
-from harness.machine.gpu_memory import free_gpu_memory
-from harness.machine.memory import read_memory
+from harness.machine.gpu import free_gpu_memory
 from trainer.config import TrainerConfig
 from trainer.devices.footprint import ByteRange, Footprint, batch_bytes, footprint
 from trainer.errors import InputError

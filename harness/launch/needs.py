@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from harness.machine.checks.needs import check_needs
-from harness.machine.needs import Needs
+from harness.machine.capacity import Needs
+from harness.machine.checks.capacity import check_needs
 from trainer.config import DataConfig, TrainerConfig
 
 VALUE_BYTES = 8  # token ids, labels and mask are int64

@@ -20,12 +20,11 @@ from types import FrameType
 from typing import NoReturn
 
 from harness.launch.channel import Channel
-from harness.launch.nodes import HELLO_S, TOKEN, keep_alive
+from harness.launch.nodes import HELLO_S, TOKEN, interface_of, keep_alive
 from harness.launch.protocol import ForkRanksOrder
-from harness.machine.lifetime import die_with_parent
-from harness.machine.network import interface_of
 from trainer.config import LaunchConfig
 from trainer.json_types import section
+from trainer.lifetime import die_with_parent
 
 CONNECT_S = 5.0  # per address: one in another network may never answer
 

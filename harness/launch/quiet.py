@@ -10,8 +10,7 @@ from functools import partial
 
 from harness.launch.progress import announced
 from harness.machine.checks.processors import OTHER_SHARE
-from harness.machine.cpu import allowed_cpus
-from harness.machine.load import Load, load_between, read_counters
+from harness.machine.cpu import Load, allowed_cpus, load_between, read_counters
 from trainer.errors import InputError, visible
 
 QUIET_CORES = 0.25

@@ -22,12 +22,11 @@ from pathlib import Path
 
 from harness.launch.channel import Channel, readable
 from harness.launch.diagnosis import describe_process, explain_end
-from harness.launch.nodes import HELLO_S, keep_alive
+from harness.launch.nodes import HELLO_S, interface_of, keep_alive
 from harness.launch.protocol import MeetingPlace, NodesMessage, RunEvent, RunOrder, StartMessage
 from harness.launch.waiting import LOOK_S, looks
-from harness.machine.lifetime import die_with_parent
-from harness.machine.network import interface_of
 from harness.machine.processes import RANK_NAME
+from trainer.lifetime import die_with_parent
 from trainer.ranks import LOCAL, Rank, is_of_the_exchange, meeting_place
 
 # Time for the original error to arrive: an ending rank closes its connections before its end is noticed.

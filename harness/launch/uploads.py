@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from harness.launch.training_files import CHECKPOINTS
-from harness.probes.nvml.worker import Worker
+from harness.machine.limits import Worker
 from harness.study.store import write_json
 from trainer.data.corpus.places import filesystem_of
 from trainer.errors import InputError, plain_reason, visible

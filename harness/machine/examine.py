@@ -9,31 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.machine import (
-    cgroup,
-    clock,
-    cpu,
-    gpu,
-    imports,
-    load,
-    memory,
-    ptrace,
-    slurm,
-    storage,
-    toolchain,
-    torch_facts,
-    tracing,
-)
-from harness.machine.checks import gpus, memory_and_disk, processors, software, traces
+from harness.machine import capacity, cgroup, cpu, gpu, slurm, software, tracing
+from harness.machine.capacity import Needs
+from harness.machine.checks import capacity as capacity_checks
+from harness.machine.checks import gpus, processors
+from harness.machine.checks import software as software_checks
 from harness.machine.checks.check import Check, judge
-from harness.machine.checks.needs import check_needs
 from harness.machine.files import ROOT, read_mounts
 from harness.machine.limits import Look
-from harness.machine.needs import Needs
 from trainer.json_types import JsonObject
 
 FILE_READ_LIMIT_S = 5.0  # timeout for plain files, which only an unresponsive disk exceeds
-TOOLS_S = 3 * toolchain.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
+TOOLS_S = 3 * software.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
 
 
 class Examination:
@@ -48,28 +35,28 @@ class Examination:
         ``root``: file system with /proc and /sys.
         """
         self._environ, self._root = environ, root
-        self._load_found: load.Load | None = None
-        self._before = load.read_counters(cpu.allowed_cpus(root), root)
+        self._load_found: cpu.Load | None = None
+        self._before = cpu.read_counters(cpu.allowed_cpus(root), root)
         # Programs have their own timeout, after which they are killed. It is shorter, so that they do not outlive us.
-        self.torch = Look(torch_facts.read_torch, torch_facts.TORCH_LIMIT_S + FILE_READ_LIMIT_S)
-        self.imports = Look(imports.read_imports, imports.IMPORT_LIMIT_S + imports.KILL_S + FILE_READ_LIMIT_S)
+        self.torch = Look(software.read_torch, software.TORCH_LIMIT_S + FILE_READ_LIMIT_S)
+        self.imports = Look(software.read_imports, software.IMPORT_LIMIT_S + software.KILL_S + FILE_READ_LIMIT_S)
         self.nvml = Look(gpu.read_nvml, gpu.NVIDIA_SMI_LIMIT_S + FILE_READ_LIMIT_S)
         self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRACE_TRY_LIMIT_S + FILE_READ_LIMIT_S)
-        self.toolchain = Look(lambda: toolchain.read_toolchain(environ, read_mounts(root)), TOOLS_S)
+        self.toolchain = Look(lambda: software.read_toolchain(environ, read_mounts(root)), TOOLS_S)
         self.batch_system = Look(slurm.read_batch_system, slurm.SLURM_LIMIT_S + FILE_READ_LIMIT_S)
         self.processor = Look(lambda: cpu.read_processor(root), FILE_READ_LIMIT_S)
         self.frequency = Look(lambda: cpu.read_frequency(self.processor.result().allowed, root), FILE_READ_LIMIT_S)
-        self.clock = Look(lambda: clock.read_clock(root), FILE_READ_LIMIT_S)
+        self.clock = Look(lambda: cpu.read_clock(root), FILE_READ_LIMIT_S)
         self.cpu_group = Look(lambda: cgroup.find_group("cpu", root), FILE_READ_LIMIT_S)
         self.quota = Look(lambda: cgroup.cpu_quota(self.cpu_group.result()), FILE_READ_LIMIT_S)
         self.cpuset = Look(lambda: cgroup.cpuset(cgroup.find_group("cpuset", root)), FILE_READ_LIMIT_S)
-        self.memory = Look(lambda: memory.read_memory(root), FILE_READ_LIMIT_S)
+        self.memory = Look(lambda: capacity.read_memory(root), FILE_READ_LIMIT_S)
         self.memory_limit = Look(lambda: cgroup.memory_limit(cgroup.find_group("memory", root)), FILE_READ_LIMIT_S)
-        self.shared_memory = Look(lambda: memory.read_shared_memory(read_mounts(root), root), FILE_READ_LIMIT_S)
+        self.shared_memory = Look(lambda: capacity.read_shared_memory(read_mounts(root), root), FILE_READ_LIMIT_S)
         self.permissions = Look(lambda: tracing.read_permissions(root), FILE_READ_LIMIT_S)
         self.driver = Look(lambda: gpu.driver_loaded(root), FILE_READ_LIMIT_S)
-        self.results = Look(lambda: storage.read_storage(results, read_mounts(root)), FILE_READ_LIMIT_S)
-        self.cache = Look(lambda: storage.read_storage(cache, read_mounts(root)), FILE_READ_LIMIT_S)
+        self.results = Look(lambda: capacity.read_storage(results, read_mounts(root)), FILE_READ_LIMIT_S)
+        self.cache = Look(lambda: capacity.read_storage(cache, read_mounts(root)), FILE_READ_LIMIT_S)
 
     def checks(
         self, threads: int | None, needs: Needs | None = None, fit: Callable[[], Iterable[Check]] = tuple
@@ -80,32 +67,32 @@ class Examination:
         needs; None without a scenario. ``fit``: returns the lines on the scenario's memory.
         """
         lines: list[tuple[str, Callable[[], Check | Iterable[Check]]]] = [
-            ("python", software.check_python),
+            ("python", software_checks.check_python),
             ("packages", self._imports),
             ("torch", self._torch),
             ("driver", lambda: gpus.check_driver(self.driver.result(), self.nvml.result())),
             ("nvml", lambda: gpus.check_nvml(self.driver.result(), self.nvml.result())),
             ("cuda", lambda: gpus.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
-            ("compile", lambda: software.check_compile(self.toolchain.result(), self.torch.result())),
+            ("compile", lambda: software_checks.check_compile(self.toolchain.result(), self.torch.result())),
             ("ptrace", self._ptrace),
-            ("perf", lambda: traces.check_perf(self.permissions.result())),
+            ("perf", lambda: software_checks.check_perf(self.permissions.result())),
             ("cores", lambda: processors.check_cores(self.processor.result(), self.cpuset.result())),
             ("numa", lambda: processors.check_numa(self.processor.result())),
             ("quota", self._quota),
             ("slurm", lambda: processors.check_slurm(self._environ, self.processor.result())),
             ("slurm jobs", lambda: processors.check_batch_system(self.batch_system.result())),
             ("threads", self._threads),
-            ("tokenizers", lambda: software.check_tokenizers(self._environ)),
+            ("tokenizers", lambda: software_checks.check_tokenizers(self._environ)),
             ("clock", lambda: processors.check_clock(self.clock.result())),
             ("frequency", lambda: processors.check_frequency(self.frequency.result(), self.processor.result())),
-            ("memory", lambda: memory_and_disk.check_memory(self.memory.result(), self.memory_limit.result())),
-            ("swap", lambda: memory_and_disk.check_swap(self.memory.result())),
-            ("/dev/shm", lambda: memory_and_disk.check_shared_memory(self.shared_memory.result())),
-            ("open files", lambda: memory_and_disk.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
-            ("needs", lambda: [] if needs is None else check_needs(needs)),
+            ("memory", lambda: capacity_checks.check_memory(self.memory.result(), self.memory_limit.result())),
+            ("swap", lambda: capacity_checks.check_swap(self.memory.result())),
+            ("/dev/shm", lambda: capacity_checks.check_shared_memory(self.shared_memory.result())),
+            ("open files", lambda: capacity_checks.check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))),
+            ("needs", lambda: [] if needs is None else capacity_checks.check_needs(needs)),
             ("memory need", fit),
-            ("results", lambda: memory_and_disk.check_storage("results", self.results.result(), "--out DIR")),
-            ("cache", lambda: memory_and_disk.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
+            ("results", lambda: capacity_checks.check_storage("results", self.results.result(), "--out DIR")),
+            ("cache", lambda: capacity_checks.check_storage("cache", self.cache.result(), "export HARNESS_CACHE=DIR")),
             ("load", self._load),
             ("profile", lambda: self._profiles(threads)),
             ("profiles", self._shipped),
@@ -120,11 +107,13 @@ class Examination:
         return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
 
     def _imports(self) -> Iterable[Check]:
-        return software.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
+        return software_checks.check_imports(self.imports.result(), torch_works=self._torch_problem() is None)
 
     def _torch(self) -> Check:
         problem = self._torch_problem()
-        return software.check_torch(self.torch.result()) if problem is None else software.no_torch(problem)
+        return (
+            software_checks.check_torch(self.torch.result()) if problem is None else software_checks.no_torch(problem)
+        )
 
     def _torch_problem(self) -> str | None:
         try:
@@ -134,8 +123,8 @@ class Examination:
         return None
 
     def _ptrace(self) -> Check:
-        remedy = ptrace.remedy(self._root, self._environ)
-        return traces.check_ptrace(self.permissions.result(), self.py_spy.result(), remedy)
+        remedy = tracing.remedy(self._root, self._environ)
+        return software_checks.check_ptrace(self.permissions.result(), self.py_spy.result(), remedy)
 
     def _quota(self) -> Check:
         quota = self.quota.result()
@@ -154,8 +143,8 @@ class Examination:
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())
-            later = load.read_counters(processor.allowed, self._root)
-            self._load_found = None if later is None else load.load_between(self._before, later)
+            later = cpu.read_counters(processor.allowed, self._root)
+            self._load_found = None if later is None else cpu.load_between(self._before, later)
         return processors.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:

@@ -173,3 +173,19 @@ def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> An
 
 if __name__ == "__main__":
     sys.stdout.write("\n" + json.dumps(asdict(_look())) + "\n")
+
+
+def free_gpu_memory() -> list[int]:
+    """Return the free bytes of each GPU, in NVML's order; [] if NVML does not answer."""
+    try:
+        import pynvml
+
+        nvml: Any = pynvml
+        nvml.nvmlInit()
+        try:
+            cards = range(nvml.nvmlDeviceGetCount())
+            return [int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(card)).free) for card in cards]
+        finally:
+            nvml.nvmlShutdown()
+    except Exception:  # NVML has separate classes for a missing library, driver or permission.
+        return []

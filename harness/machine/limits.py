@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trainer.json_types import JsonObject
 
@@ -72,3 +73,40 @@ def facts_of_module(module: str, limit_s: float) -> JsonObject:
         raise RuntimeError(lines[-1] if lines else f"{module} ended with status {status}")
     facts: JsonObject = json.loads(output.splitlines()[-1])
     return facts
+
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """Thread that runs the actions of :meth:`call`, one after the other. It ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def call(self, action: Callable[[], Result], timeout_s: int) -> Result:
+        """Run ``action`` in the thread: return its result or raise its error.
+
+        Raises TimeoutError after ``timeout_s`` seconds. The thread then hangs: do not use this worker again.
+        """
+        self._calls.put(action)
+        for _ in range(timeout_s):  # one second at a time, because time while this process was suspended must not count
+            try:
+                result, error = self._results.get(timeout=1)
+            except Empty:
+                continue
+            if error is not None:
+                raise error
+            returned: Result = result
+            return returned
+        raise TimeoutError(f"no answer within {timeout_s} s")
+
+    def _work(self) -> None:
+        while True:
+            action = self._calls.get()
+            try:
+                self._results.put((action(), None))
+            except Exception as error:  # raised again by call()
+                self._results.put((None, error))

@@ -15,7 +15,7 @@ from typing import Literal
 
 from harness.launch.code import EXAMINE_S, examine, find_code, fingerprint, fit_config
 from harness.launch.study import Sequential, arm_record, run_study
-from harness.machine.git import checkout_fingerprint
+from harness.machine.environment import checkout_fingerprint
 from harness.regress.decision import Limits, StateComparison, WhyUndecided, is_look, nothing
 from harness.regress.gate import comparisons
 from harness.regress.policy import HOPELESS_BLOCKS, MOST_BLOCKS_PLANNED

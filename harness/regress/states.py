@@ -22,8 +22,7 @@ from harness.attach.comparison import run_comparison
 from harness.launch.code import OWN_FOLDER, Code, holds_code
 from harness.launch.protocol import VERSION
 from harness.launch.study import create_folder
-from harness.machine.environment import record_environment
-from harness.machine.git import checkout_fingerprint, describe_checkout, git
+from harness.machine.environment import checkout_fingerprint, describe_checkout, git, record_environment
 from harness.regress.decision import Limits
 from harness.regress.gate import comparisons
 from harness.regress.policy import MOST_BLOCKS_PLANNED

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from harness.launch.channel import Channel
 from harness.launch.protocol import TrialEvent, TrialStart
-from harness.machine.lifetime import die_with_parent
 from trainer.errors import InputError, in_words
+from trainer.lifetime import die_with_parent
 
 if TYPE_CHECKING:
     from harness.launch.training import Trained

@@ -230,7 +230,7 @@ class Subject:
         return shlex.join(["pytest", self.test.nodeid, "--harness-save-baselines", *options])
 
     def _save(self, folder: Path, series: BlockSeries, limits: Limits) -> NoReturn:
-        from harness.machine.git import is_ignored
+        from harness.machine.environment import is_ignored
         from harness.regress import baselines
         from harness.regress.text import kept_note
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.launch.tracking.trackers import MetricRow, Tracker, open_tracker
-from harness.machine.lifetime import die_with_parent
 from trainer.errors import in_words, one_line
 from trainer.json_types import JsonObject
+from trainer.lifetime import die_with_parent
 
 MAX_TRACKER_FAILURES = 3  # consecutive failures after which the tracker is dropped
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.machine.checks.check import REINSTALL, Check, count, ok, size, span, warn
 from harness.machine.gpu import Device, Nvml
-from harness.machine.torch_facts import Torch
+from harness.machine.software import Torch
 
 BUSY_PERCENT = 5
 LOST = (

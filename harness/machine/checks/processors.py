@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.machine.cgroup import ControlGroup, CpuQuota, Throttling
 from harness.machine.checks.check import Check, count, ok, span, warn
-from harness.machine.clock import Clock
-from harness.machine.cpu import Frequency, Processor
-from harness.machine.load import Load
+from harness.machine.cpu import Clock, Frequency, Load, Processor
 from harness.machine.slurm import BatchSystem
 from trainer.errors import one_line
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.machine.lifetime import die_with_parent
 from harness.probes.ledger.stages import StageRecorder
 from harness.probes.run_probes import RunProbes
 from trainer import telemetry
+from trainer.lifetime import die_with_parent
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:

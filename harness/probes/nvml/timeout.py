@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+from harness.machine.limits import Worker
 from harness.probes.nvml.collector import NvmlCollector, open_nvml
-from harness.probes.nvml.worker import Worker
 from harness.probes.sampler.series import ClosableSeries, SampleSeries
 from trainer.errors import in_words
 

@@ -21,7 +21,7 @@ from time import monotonic_ns
 from types import FunctionType
 from typing import Self
 
-from harness.machine.ptrace import allow_tracing
+from harness.machine.tracing import allow_tracing
 from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic_ns
 
-from harness.machine.ptrace import allow_tracing, find_py_spy, remedy
+from harness.machine.tracing import allow_tracing, find_py_spy, remedy
 
 READY_S = 60.0  # seconds: py-spy first reads the symbols of every library, which is slow on a busy network disk
 SPY_END_S = 60.0  # seconds from SIGINT until its file is written

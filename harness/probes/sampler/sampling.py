@@ -207,7 +207,7 @@ def main(settings: SamplerSettings, parent: int) -> int:
 
     Return the exit status: 0 after the order to close, 1 if the run has gone.
     """
-    from harness.machine.lifetime import die_with_parent
+    from trainer.lifetime import die_with_parent
 
     die_with_parent(parent)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a run with many threads has many files in /proc

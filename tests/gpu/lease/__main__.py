@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.machine.git import describe_checkout
+from harness.machine.environment import describe_checkout
 from tests.gpu.lease import page
 from tests.gpu.lease.place import CUDA, EMULATED
 from tests.gpu.lease.plan import Card, Choice, plan, refusal

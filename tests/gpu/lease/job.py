@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.machine.git import describe_checkout
+from harness.machine.environment import describe_checkout
 from tests.gpu.lease.place import CUDA, EMULATED, Place
 from tests.gpu.lease.sheet import CUT, DONE, Result, Sheet
 from tests.gpu.lease.table import JOBS

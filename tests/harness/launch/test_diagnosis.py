@@ -28,7 +28,7 @@ from harness.launch.diagnosis import (
     with_fix,
 )
 from harness.launch.opener import OpenTraining
-from harness.machine.memory import SharedMemory
+from harness.machine.capacity import SharedMemory
 from harness.machine.processes import ProcessState, read_session
 from tests.harness.machine.tree import plant
 from trainer.errors import EndedWorkerError

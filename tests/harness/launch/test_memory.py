@@ -218,8 +218,8 @@ def test_a_card_is_checked_and_the_host_that_builds_the_model(free: Any, monkeyp
 
 
 def test_the_tightest_of_machine_and_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.machine.capacity import Memory
     from harness.machine.cgroup import MemoryLimit
-    from harness.machine.memory import Memory
 
     monkeypatch.setattr(memory, "read_memory", lambda: Memory(64 * GIB, 22 * GIB, 0, 0, None))
     monkeypatch.setattr(memory, "find_group", lambda _controller: None)

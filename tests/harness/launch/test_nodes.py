@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from harness.launch import nodes
-from harness.launch.nodes import Nodes
-from harness.machine.network import interface_of, own_addresses
+from harness.launch.nodes import Nodes, interface_of, own_addresses
 from harness.study.run_data import RunData
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.quiet import QUIET_CORES, QUIET_S, LoadCheck, load_check
-from harness.machine.cpu import allowed_cpus
-from harness.machine.load import Load
+from harness.machine.cpu import Load, allowed_cpus
 from harness.study.store import StudyFolder
 from tests.commands import harness
 from tests.harness.attach.test_exec import program

@@ -11,7 +11,7 @@ import pytest
 
 from harness.machine.checks.gpus import check_cuda, check_driver, check_nvml
 from harness.machine.gpu import Device, Nvml, driver_loaded, read_nvml
-from harness.machine.torch_facts import Torch
+from harness.machine.software import Torch
 from tests.harness.machine.tree import plant
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")

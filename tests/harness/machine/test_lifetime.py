@@ -6,9 +6,7 @@ import sys
 
 import pytest
 
-CHILD = (
-    "import sys\nfrom harness.machine.lifetime import die_with_parent\ndie_with_parent(int(sys.argv[1])); print('on')"
-)
+CHILD = "import sys\nfrom trainer.lifetime import die_with_parent\ndie_with_parent(int(sys.argv[1])); print('on')"
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.machine.capacity import Memory, SharedMemory, Storage, read_memory, read_shared_memory, read_storage
 from harness.machine.cgroup import MemoryLimit
-from harness.machine.checks.memory_and_disk import (
+from harness.machine.checks.capacity import (
     check_memory,
     check_open_files,
     check_shared_memory,
@@ -15,8 +16,6 @@ from harness.machine.checks.memory_and_disk import (
     check_swap,
 )
 from harness.machine.files import Mount, mount_of, read_mounts
-from harness.machine.memory import Memory, SharedMemory, read_memory, read_shared_memory
-from harness.machine.storage import Storage, read_storage
 from tests.harness.machine.tree import mount_line, plant
 
 GIB = 2**30

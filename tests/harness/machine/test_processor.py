@@ -20,9 +20,17 @@ from harness.machine.checks.processors import (
     check_slurm,
     check_threads,
 )
-from harness.machine.clock import Clock, read_clock
-from harness.machine.cpu import Processor, read_frequency, read_processor
-from harness.machine.load import Load, LoadReading, load_between, read_counters
+from harness.machine.cpu import (
+    Clock,
+    Load,
+    LoadReading,
+    Processor,
+    load_between,
+    read_clock,
+    read_counters,
+    read_frequency,
+    read_processor,
+)
 from harness.machine.slurm import BatchSystem
 from tests.harness.machine.tree import plant, v1, v2
 

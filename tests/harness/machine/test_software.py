@@ -20,10 +20,8 @@ from harness.machine.checks.software import (
     no_torch,
 )
 from harness.machine.files import Mount
-from harness.machine.imports import MODULES, read_imports
 from harness.machine.limits import Look, facts_of_module, output_of
-from harness.machine.toolchain import Toolchain, read_toolchain
-from harness.machine.torch_facts import Torch
+from harness.machine.software import MODULES, Toolchain, Torch, read_imports, read_toolchain
 
 CPU = Torch("2.13.0", None, 4, "AVX2", 2.0, (), None, None)
 CUDA = Torch("2.13.0", "12.8", 4, "AVX2", 2.0, ("NVIDIA H100 80GB HBM3",), None, "3.7.0")

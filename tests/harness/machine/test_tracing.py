@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.checks.traces import check_perf, check_ptrace, describe
-from harness.machine.ptrace import remedy
-from harness.machine.tracing import Permissions, PySpyTool, read_permissions, try_py_spy
+from harness.machine.checks.software import check_perf, check_ptrace, describe
+from harness.machine.tracing import Permissions, PySpyTool, read_permissions, remedy, try_py_spy
 from tests.harness.machine.tree import plant
 
 YAMA = "proc/sys/kernel/yama/ptrace_scope"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.attach.command import environment_of
-from harness.machine.git import checkout_fingerprint
+from harness.machine.environment import checkout_fingerprint
 from harness.regress.run import UntilDecided
 from harness.regress.states import State, at_states, find_states
 from harness.scenario.commands import CommandScenario, plan_commands

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from time import monotonic_ns
 
-from harness.machine.ptrace import allow_tracing
+from harness.machine.tracing import allow_tracing
 from harness.probes.profilers.py_spy import PySpy, PySpySettings
 from trainer.errors import InputError
 

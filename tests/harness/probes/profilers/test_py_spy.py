@@ -17,7 +17,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from harness.explain.probes.samples import MAIN, WORKERS, explain, process_roles
-from harness.machine.ptrace import remedy
+from harness.machine.tracing import remedy
 from harness.show.profile import tokenization_lines
 from harness.study.run_data import PySpyRecord
 from harness.study.traces.py_spy import clock_of, read_stacks
