@@ -15,8 +15,8 @@ from harness.attach.frames import AttachedProcess, Made, events
 from harness.explain.policy import HELD_SHARE_MIN
 from harness.explain.wall import HOOKS
 from harness.launch.tables import RunTables
+from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
-from harness.probes.ledger.steps import StepRecorder
 from trainer.telemetry import BatchTrace, Kernel, RawSpan
 
 # Kinds of event that only the agent writes. The numbers match agent/boundaries.py and agent/device.py.

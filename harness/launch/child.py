@@ -37,12 +37,10 @@ from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
 from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
-from harness.probes.ledger.bare import BareRecorder
-from harness.probes.ledger.run_queue import RunQueue
-from harness.probes.ledger.steps import StepRecorder
-from harness.probes.probe_set import ProbeSet
-from harness.probes.profilers.clocks import realtime_minus_monotonic
-from harness.probes.run_probes import RunProbes
+from harness.probes.ledger.recorders import BareRecorder, StepRecorder
+from harness.probes.ledger.threads import RunQueue
+from harness.probes.profilers.torch_session import realtime_minus_monotonic
+from harness.probes.run_probes import ProbeSet, RunProbes
 from harness.study.records import RunFacts, RunRecord
 from harness.study.store import StudyFolder
 from trainer import telemetry

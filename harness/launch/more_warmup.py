@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.lead_use import MadeBatches, falls_by, leads_of
-from harness.probes.ledger.recent import BatchMoments, RecentBatches
+from harness.probes.ledger.rows import BatchMoments, RecentBatches
 from trainer.compute.base import Compute
 from trainer.config import TrainerConfig
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from harness.launch.facts import facts_of_run
 from harness.launch.tables import RunTables
-from harness.probes.ledger.loader import attach_in_worker
-from harness.probes.ledger.run_queue import RunQueue
+from harness.probes.ledger.recorders import attach_in_worker
+from harness.probes.ledger.threads import RunQueue
 from harness.probes.run_probes import RunProbes
 from trainer import telemetry
 from trainer.model_files import objective_of
@@ -28,8 +28,7 @@ from trainer.ranks import ALONE, Rank
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from harness.probes.ledger.bare import BareRecorder
-    from harness.probes.ledger.steps import StepRecorder
+    from harness.probes.ledger.recorders import BareRecorder, StepRecorder
     from harness.study.records import RunFacts
     from trainer.checkpoint import Saver
     from trainer.checkpoint_folder import Checkpoint

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 from harness.probes.probe import ProbeSettings
 from harness.probes.profilers.torch_session import TorchProfilerSettings
-from harness.probes.registry import PROBES
-from harness.probes.run_probes import RunProbes
-from harness.probes.sampler.settings import SamplerSettings
+from harness.probes.run_probes import PROBES, RunProbes
+from harness.probes.sampler.messages import SamplerSettings
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
 from trainer.json_types import JsonObject, section
 from trainer.telemetry import Blocked, Kernel

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.probes.ledger.bare import BareRecorder
+from harness.probes.ledger.recorders import BareRecorder, StepRecorder
 from harness.probes.ledger.rows import PhaseSpan, Rows
-from harness.probes.ledger.steps import StepRecorder
 from harness.study.contract import (
     AWAITED,
     EVALUATION_COLUMNS,

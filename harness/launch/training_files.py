@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from trainer.errors import InputError
 from trainer.evaluate import KINDS, Kind
 from trainer.files import write_text
 
 if TYPE_CHECKING:
-    from harness.probes.ledger.run_queue import RunQueue
+    from harness.probes.ledger.threads import RunQueue
     from trainer.sample import Sample
     from trainer.telemetry import BatchTrace, Validation
 

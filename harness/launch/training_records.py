@@ -12,7 +12,7 @@ from harness.launch.facts import peak_device_bytes
 from harness.launch.study import now
 from harness.launch.tables import RunTables
 from harness.machine.environment import record_environment, record_user_environment
-from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.probes.profilers.torch_session import realtime_minus_monotonic
 from harness.study.records import ONE_TRAINING, ArmRecord, RunRecord, StudyRecord, new_study_id, session_of
 from harness.study.store import StudyFolder
 from trainer.config import ResumeConfig, TrainerConfig

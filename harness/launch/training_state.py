@@ -24,7 +24,7 @@ from harness.launch.training_files import (
 )
 from harness.launch.training_progress import Goal
 from harness.launch.training_ranks import TrainingRanks
-from harness.probes.ledger.run_queue import RunQueue
+from harness.probes.ledger.threads import RunQueue
 from harness.study.records import RunFacts
 from trainer.config import TrainerConfig
 from trainer.data.tokenizers import FOLDER as TOKENIZER

@@ -50,7 +50,7 @@ class Pausable(Recorder, Protocol):
 class Probe(Protocol):
     """One probe in the main process of one run. Methods do nothing unless the probe overrides them.
 
-    Subclass it and add a line to ``harness.probes.registry``. A run calls, in this order:
+    Subclass it and add a line to ``harness.probes.run_probes``. A run calls, in this order:
 
         attach                  before the loader's workers start
         attach_in_worker        in each loader worker

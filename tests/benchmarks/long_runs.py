@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from harness.launch.tables import RunTables
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import ArmRecord, ComparisonRecord, RunFacts, RunRecord, StudyRecord
 from harness.study.store import StudyFolder

@@ -108,7 +108,7 @@ def model_of(config: TrainerConfig) -> Any:
 
 def ours(config: TrainerConfig, slices: Slices) -> None:
     """Without any recorder once it is warm: until then one notes the losses."""
-    from harness.probes.ledger.bare import BareRecorder
+    from harness.probes.ledger.recorders import BareRecorder
     from trainer.data.loader import open_batches
     from trainer.loop import train
 

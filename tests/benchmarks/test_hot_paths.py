@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.explain.ledger import measure
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.regress.decision import Limits, decide
 from harness.regress.gate import comparisons
 from harness.regress.series import rounds

@@ -20,7 +20,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.explain.statistics import from_block_values
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings
 from trainer import telemetry

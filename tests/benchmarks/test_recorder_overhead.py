@@ -14,10 +14,10 @@ from time import perf_counter_ns
 import pytest
 import torch
 
-from harness.probes.ledger.run_queue import RunQueue
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
+from harness.probes.ledger.threads import RunQueue
+from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler
-from harness.probes.sampler.settings import SamplerSettings
 from trainer import telemetry
 from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.config import ComputeInject, TrainerConfig

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from harness.explain.probes.samples import split, total
+from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler
-from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from trainer.inject import spend
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.launch.tables import step_columns
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.study.contract import PHASES
 from trainer import telemetry
 from trainer.compute.build import build_compute

@@ -11,8 +11,8 @@ import torch
 
 from harness.explain.probes.samples import split
 from harness.judge.probes.machine_load import device_health
+from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler
-from harness.probes.sampler.settings import SamplerSettings
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import ProbesRecord, RunData

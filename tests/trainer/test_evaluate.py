@@ -15,7 +15,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from trainer import evaluate, telemetry
 from trainer.compute.build import build_compute
 from trainer.compute.torch_compute import TorchCompute

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE, QUESTIONS, write_bin
 from trainer import telemetry

@@ -39,7 +39,7 @@ MOST_WAIT_S = 240.0  # seconds to wait for the launcher, besides the window: mor
 MARK = "harness_clock_mark_"
 MARKS, MARK_NS, GAP_NS = 6, 30_000_000, 20_000_000
 HEADER, OFFSET, CUT = "harness", "realtime_minus_monotonic_ns", "cut"  # same keys as in harness.study.traces.kineto
-_TRIES = 32  # readings of both clocks: the tightest counts, as in harness.probes.profilers.clocks
+_TRIES = 32  # readings of both clocks: the tightest counts, as in harness.probes.profilers.torch_session
 # Kineto prints "USDT:" lines about each window at its highest level, 5. Hiding these lines hides its errors too.
 # Kineto reads the variable once, when the first profiler of a process starts.
 LOG_LEVEL, QUIET = "KINETO_LOG_LEVEL", "6"

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from time import monotonic_ns
 from typing import Any
 
-from harness.probes.nvml.devices import Card
-from harness.probes.nvml.reader import FINAL, Reader, Sample, is_one_of, reason_of
+from harness.probes.nvml.cards import FINAL, Card, Reader, Sample, is_one_of, reason_of
 
 REFRESH_NS = 105_000_000  # nanoseconds: 100 ms and a margin
 MIB = 2**20

@@ -12,9 +12,8 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from harness.probes.nvml.devices import Card
+from harness.probes.nvml.cards import Card, Reader, Sample
 from harness.probes.nvml.gpm import open_gpm
-from harness.probes.nvml.reader import Reader, Sample
 
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink counter: sum over the card's links
 

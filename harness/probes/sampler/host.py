@@ -11,9 +11,8 @@ from pathlib import Path
 from time import monotonic_ns
 
 from harness.machine.files import ROOT
-from harness.probes.sampler.host_processes import ProcessCounters
-from harness.probes.sampler.host_system import SystemCounters
-from harness.probes.sampler.series import SampleSeries
+from harness.probes.sampler.counters import ProcessCounters, SystemCounters
+from harness.probes.sampler.messages import SampleSeries
 
 # Minimum nanoseconds between two full readings, and their maximum share of the time: a run with hundreds of threads
 # makes readings costly. PSS has the same limits, and is read between repetitions only.

@@ -1,10 +1,114 @@
-"""Define the messages between a run and its sampling process: one JSON line each. Samples follow an answer's line."""
+"""Define what a run and its sampling process exchange: settings, one JSON line per message, and packed samples.
+
+Samples follow an answer's line. They are packed by series, 16 bytes each, and unpacked in the run.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypedDict
+from array import array
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypedDict
 
-from harness.probes.sampler.series import SeriesHeader
+from harness.probes.probe import ProbeSettings
+from trainer.json_types import Json
+
+
+@dataclass(frozen=True)
+class SamplerSettings(ProbeSettings):
+    """Settings of the sampling process: its sources and its rate.
+
+    ``timeout_s``: time limit for NVML in seconds, less than ``sampler.ANSWER_S``; None: the default.
+    """
+
+    host: bool = True
+    nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
+    rate_hz: float = 10
+    timeout_s: int | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the settings as JSON.
+
+        A ``timeout_s`` of None is omitted, because another state of the code may not know it.
+        """
+        content = super().to_json()
+        if self.timeout_s is None:
+            del content["timeout_s"]
+        return content
+
+
+Key = tuple[str, str, str]  # source, metric, unit
+SeriesHeader = tuple[str, str, str, int]  # source, metric, unit, number of samples that follow; a list in JSON
+
+
+class SampleSeries:
+    """Samples in the sampling process, grouped by (source, metric, unit): times (CLOCK_MONOTONIC, ns) and values."""
+
+    def __init__(self) -> None:
+        self._packed: dict[Key, tuple[array[int], array[float]]] = {}
+
+    def add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        key = (source, metric, unit)
+        columns = self._packed.get(key)
+        if columns is None:
+            columns = self._packed[key] = (array("q"), array("d"))
+        columns[0].append(t_ns)
+        columns[1].append(value)
+
+    def take(self) -> tuple[list[SeriesHeader], bytes]:
+        """Return (header, payload) of all samples since the last call, and drop them here.
+
+        Header: (source, metric, unit, count) of each series. Payload: per series its times, then its values, 8 bytes
+        each.
+        """
+        packed, self._packed = self._packed, {}
+        # A value is added after its time: a thread between the two has not added its sample yet.
+        counts = {key: len(values) for key, (_, values) in packed.items()}
+        header = [(*key, count) for key, count in counts.items()]
+        payload = (
+            times[: counts[key]].tobytes() + values[: counts[key]].tobytes() for key, (times, values) in packed.items()
+        )
+        return header, b"".join(payload)
+
+
+class ClosableSeries(SampleSeries):
+    """Series that forwards samples to ``into`` until :meth:`shut`.
+
+    A driver call that returns after its timeout then adds nothing.
+    """
+
+    def __init__(self, into: SampleSeries) -> None:
+        super().__init__()
+        self._into = into
+        self._is_open = True
+
+    def shut(self) -> None:
+        self._is_open = False
+
+    def add(self, t_ns: int, source: str, metric: str, value: float, unit: str) -> None:
+        if self._is_open:
+            self._into.add(t_ns, source, metric, value, unit)
+
+
+class Unpacked:
+    """Samples table (``SAMPLE_COLUMNS``) in the run, built from successive results of :meth:`SampleSeries.take`."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, str, str, float, str]] = []
+
+    def add(self, header: list[SeriesHeader], payload: bytes) -> None:
+        start = 0
+        for source, metric, unit, count in header:
+            times, values = array("q"), array("d")
+            times.frombytes(payload[start : start + 8 * count])
+            values.frombytes(payload[start + 8 * count : start + 16 * count])
+            start += 16 * count
+            self._rows += [(t, source, metric, value, unit) for t, value in zip(times, values, strict=True)]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return all samples as {column: values}, sorted by time."""
+        rows = sorted(self._rows, key=lambda row: row[0])
+        names = ("t_ns", "source", "metric", "value", "unit")
+        return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
 class StartSampling(TypedDict):

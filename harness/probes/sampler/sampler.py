@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING, Self
 
 from harness.machine.processes import ranks_below
 from harness.probes.probe import Probe, ProbeReport
-from harness.probes.sampler.messages import SamplingAnswer, SamplingOrder
-from harness.probes.sampler.series import Unpacked
-from harness.probes.sampler.settings import SamplerSettings
+from harness.probes.sampler.messages import SamplerSettings, SamplingAnswer, SamplingOrder, Unpacked
 
 if TYPE_CHECKING:
     from harness.study.contract import Columns

@@ -17,9 +17,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Literal, Protocol
 
-from harness.probes.sampler.messages import SamplingAnswer, SamplingOrder
-from harness.probes.sampler.series import SampleSeries
-from harness.probes.sampler.settings import SamplerSettings
+from harness.probes.sampler.messages import SamplerSettings, SampleSeries, SamplingAnswer, SamplingOrder
 from trainer.errors import in_words
 
 LATE_NS = 1_000_000_000  # after a repetition: a later last reading would include other work
@@ -220,7 +218,7 @@ def main(settings: SamplerSettings, parent: int) -> int:
 
         collectors.append(HostCollector(series))
     if settings.nvml:
-        from harness.probes.nvml.timeout import open_with_timeout
+        from harness.probes.nvml.collector import open_with_timeout
 
         nvml, problems = open_with_timeout(series, settings.nvml, settings.timeout_s)
         collectors += [nvml] if nvml is not None else []

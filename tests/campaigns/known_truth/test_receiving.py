@@ -23,9 +23,8 @@ from harness.explain.policy import RECEIVED_SHARE
 from harness.explain.replay import parse_edits, predict
 from harness.explain.replay.recording import record
 from harness.launch.tables import RunTables
-from harness.probes.ledger.run_queue import RunQueue
-from harness.probes.ledger.stages import StageRecorder
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StageRecorder, StepRecorder
+from harness.probes.ledger.threads import RunQueue
 from harness.study.contract import RECEIVE, SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.records import RunFacts, RunRecord
 from harness.study.run_data import RunData

@@ -23,15 +23,15 @@ from typing import Any
 import yaml
 
 from harness.explain.statistics import from_blocks
-from harness.probes.ledger.run_queue import RunQueue
-from harness.probes.ledger.steps import StepRecorder
-from harness.probes.nvml.reader import Reader
+from harness.probes.ledger.recorders import StepRecorder
+from harness.probes.ledger.threads import RunQueue
+from harness.probes.nvml.cards import Reader
 from harness.probes.probe import Probe
 from harness.probes.profilers.py_spy import PySpy, PySpySettings
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from harness.probes.profilers.torch_session import TorchProfilerSettings
+from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler
-from harness.probes.sampler.settings import SamplerSettings
 from harness.study.store import StudyFolder
 from tests.gpu.jobs.commands import MESSAGE, failing_alone, harness
 from tests.gpu.lease.place import Place
@@ -231,7 +231,7 @@ def _counters(place: Place) -> None:
     """Add how long reading each of the card's counters takes."""
     import pynvml
 
-    from harness.probes.nvml.devices import find_cards
+    from harness.probes.nvml.cards import find_cards
     from harness.probes.nvml.metrics import make_readers
 
     try:

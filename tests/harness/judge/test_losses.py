@@ -19,7 +19,7 @@ from harness.judge.losses import Losses, compare_losses, loss_of, repeated_data
 from harness.judge.study import analyse
 from harness.judge.verdicts import judge
 from harness.launch.tables import step_columns
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.show.first_screen import first_screen
 from harness.show.text.doubts import confound_lines
 from harness.study.contract import STEP_COLUMNS, arrow_schema

@@ -23,7 +23,7 @@ from harness.launch.child import Run
 from harness.launch.opener import OpenTraining
 from harness.launch.probing import CLOSING_STEPS, CLOSING_WARMUP, OpenTime, open_ns, probes_of
 from harness.launch.tables import RunTables
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.run_probes import RunProbes
 from harness.scenario.model import ProbesConfig
 from harness.study.records import RunRecord

@@ -148,7 +148,7 @@ def test_a_process_of_one_state_never_finds_another_in_the_current_directory(tmp
     (tmp_path / "harness" / "__init__.py").write_text("raise RuntimeError('the code of the current directory')")
     script = """
 from harness.probes.sampler.sampler import Sampler
-from harness.probes.sampler.settings import SamplerSettings
+from harness.probes.sampler.messages import SamplerSettings
 sampler = Sampler(SamplerSettings(host=True, nvml=False), dict)
 sampler.wait()
 sampler.close()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from harness.launch.more_warmup import MAX_ADDED_STEPS, batches_needed, cycle_steps, lives_off_lead, most_extra_steps
-from harness.probes.ledger.recent import recent_batches
-from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP, UNPACKED
+from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP, UNPACKED, recent_batches
 from tests.studies import run_study
 from trainer.config import TrainerConfig
 from trainer.telemetry import BatchTrace

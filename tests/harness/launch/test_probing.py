@@ -9,7 +9,7 @@ from harness.launch.probing import probes_of
 from harness.probes.profilers.py_spy import PySpySettings
 from harness.probes.profilers.torch_session import TorchProfilerSettings
 from harness.probes.run_probes import RunProbes
-from harness.probes.sampler.settings import SamplerSettings
+from harness.probes.sampler.messages import SamplerSettings
 from harness.scenario.model import ProbesConfig
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch.multiprocessing
 
 from harness.launch.tables import RunTables
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import StepRecorder
 from harness.study.contract import RECEIVE, SPAN_COLUMNS
 from harness.study.tables import read_table
 from tests.trainer.data.own_queue import own_queue

@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from harness.probes.ledger.loader import attach_in_worker
-from harness.probes.ledger.stages import StageRecorder
+from harness.probes.ledger.recorders import StageRecorder, attach_in_worker
 from harness.probes.run_probes import RunProbes
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject

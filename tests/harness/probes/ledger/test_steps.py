@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from harness.explain.derived import with_derived
 from harness.explain.spans import COLUMNS, read_spans
 from harness.launch.tables import RunTables
-from harness.probes.ledger.bare import BareRecorder
-from harness.probes.ledger.run_queue import RunQueue, most_delayed_ns
-from harness.probes.ledger.stages import StageRecorder
-from harness.probes.ledger.steps import StepRecorder
+from harness.probes.ledger.recorders import BareRecorder, StageRecorder, StepRecorder
+from harness.probes.ledger.threads import RunQueue, most_delayed_ns
 from harness.study.contract import PHASES, SPAN_COLUMNS, STAGES, STEP_COLUMNS
 from harness.study.tables import read_table
 from tests.examples import examples
@@ -136,9 +134,9 @@ def test_portions_make_the_same_tables_as_all_at_once(tmp_path: Path, monkeypatc
     found = []
     for least_events in (10**9, 0):
         ticks = iter(times)
-        monkeypatch.setattr("harness.probes.ledger.steps.monotonic_ns", lambda ticks=ticks: next(ticks))
+        monkeypatch.setattr("harness.probes.ledger.recorders.monotonic_ns", lambda ticks=ticks: next(ticks))
         monkeypatch.setattr(f"{__name__}.monotonic_ns", lambda ticks=ticks: next(ticks))
-        monkeypatch.setattr("harness.probes.ledger.steps.thread_time_ns", lambda: 0)
+        monkeypatch.setattr("harness.probes.ledger.recorders.thread_time_ns", lambda: 0)
         recorder = StepRecorder()
         folder = tmp_path / str(least_events)
         tables = RunTables(recorder, folder, 1, 1, 0)
@@ -323,8 +321,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns, self.cpu_ns, self.delay_ns = 1_000_000, 0, 0
-        monkeypatch.setattr("harness.probes.ledger.steps.monotonic_ns", lambda: self.now_ns)
-        monkeypatch.setattr("harness.probes.ledger.steps.thread_time_ns", lambda: self.cpu_ns)
+        monkeypatch.setattr("harness.probes.ledger.recorders.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("harness.probes.ledger.recorders.thread_time_ns", lambda: self.cpu_ns)
 
     def read(self) -> tuple[bytes, ...]:
         return (f"{self.cpu_ns} {self.delay_ns} 1\n".encode(),)

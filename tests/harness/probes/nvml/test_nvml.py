@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.probes.machine_load import device_health, host_load
-from harness.probes.nvml.devices import visible
+from harness.probes.nvml.cards import visible
 from harness.probes.nvml.metrics import is_sibling
+from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler
-from harness.probes.sampler.settings import SamplerSettings
 from harness.show.machine import section
 from harness.study.contract import SAMPLE_COLUMNS, arrow_schema
 from harness.study.records import RunRecord

@@ -20,10 +20,15 @@ from pydantic import TypeAdapter
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.explain.probes.torch_profile import torch_profile
-from harness.probes.ledger.steps import StepRecorder
-from harness.probes.profilers.clocks import realtime_minus_monotonic
+from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.profilers.torch_profiler import TorchProfiler
-from harness.probes.profilers.torch_session import TorchProfilerSettings, describe, export, pack
+from harness.probes.profilers.torch_session import (
+    TorchProfilerSettings,
+    describe,
+    export,
+    pack,
+    realtime_minus_monotonic,
+)
 from harness.study.run_data import TorchProfilerRecord
 from harness.study.traces.kineto import STEP, header, read_profile, read_profiles
 from trainer import telemetry

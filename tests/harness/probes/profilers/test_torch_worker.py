@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from harness.probes.profilers.torch_profiler import TorchProfiler
+from harness.probes.profilers.torch_profiler import OVER, TorchProfiler, profile_worker
 from harness.probes.profilers.torch_session import TorchProfilerSettings, make_profiler
-from harness.probes.profilers.torch_worker import OVER, profile_worker
 from harness.study.traces.kineto import CUT, file_name, files, header, read_profiles
 from trainer.config import DataConfig
 from trainer.data.loader import open_batches
@@ -147,7 +146,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from harness.probes.profilers.torch_worker import profile_worker
+from harness.probes.profilers.torch_profiler import profile_worker
 from tests.harness.probes.profilers.test_torch_worker import SETTINGS
 from trainer import telemetry
 

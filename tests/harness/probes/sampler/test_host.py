@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.probes.sampler.counters import ProcessCounters
 from harness.probes.sampler.host import LEAST_SAMPLED_S, HostCollector, RepetitionLoad
-from harness.probes.sampler.host_processes import ProcessCounters
-from harness.probes.sampler.series import SampleSeries, Unpacked
+from harness.probes.sampler.messages import SampleSeries, Unpacked
 from trainer.inject import spend
 
 # Says what it had used, waits to be told, does its work, says what it had used then.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.probes.sampler.counters import SystemCounters
 from harness.probes.sampler.host import HostCollector
-from harness.probes.sampler.host_system import SystemCounters
-from harness.probes.sampler.series import SampleSeries, Unpacked
+from harness.probes.sampler.messages import SampleSeries, Unpacked
 
 STAT = "cpu  1000 100 200 5000 50 10 20 30 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n"
 MEMINFO = "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable:  600 kB\nBuffers: 5 kB\nCached:    300 kB\n"

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.probes.sampler.host import LEAST_SAMPLED_S, HostCollector
+from harness.probes.sampler.messages import SamplerSettings, SampleSeries
 from harness.probes.sampler.sampler import Sampler
 from harness.probes.sampler.sampling import LATE_NS, Deadlines, Sampling
-from harness.probes.sampler.series import SampleSeries
-from harness.probes.sampler.settings import SamplerSettings
 from trainer.inject import spend
 
 HOST = SamplerSettings(host=True, nvml=False, rate_hz=50)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.probes.sampler.series import ClosableSeries, SampleSeries, Unpacked
+from harness.probes.sampler.messages import ClosableSeries, SampleSeries, Unpacked
 
 
 def taken(series: SampleSeries) -> list[float]:

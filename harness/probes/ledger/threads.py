@@ -1,7 +1,6 @@
-"""Read run-queue delay: how long threads were runnable but had no core (Linux schedstat).
+"""Read from the kernel how threads used the cores: run-queue delay (Linux schedstat), and CPU time of other threads.
 
-The kernel keeps it per thread in ``/proc/self/task/TID/schedstat``, second field, nanoseconds
-(Documentation/scheduler/sched-stats.rst). Reading it is a system call per thread.
+Run-queue delay is the time in which a thread was runnable but had no core.
 """
 
 from __future__ import annotations
@@ -9,11 +8,13 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from time import process_time_ns, thread_time_ns
 
 MOST_COMPUTE_THREADS = 16  # each thread costs a reading per step, so more would distort the measurement
 # Ratio of waiting to running time above which a thread is not a compute thread: no step waits for a thread that wakes
 # up only now and then.
 IDLE_WAITS = 20
+STAGES = frozenset({"tokenize"})  # stages that may use other threads, while nothing else in this process runs
 SchedstatReading = tuple[bytes, ...]  # kernel's line of each thread; b"" if the thread has ended
 
 
@@ -94,3 +95,16 @@ def _delay_ns(before: bytes, after: bytes, must_compute: bool) -> int:
     waited_before_ns = int(before.split()[1])
     ran_ns, waited_ns, *_ = map(int, after.split())
     return 0 if must_compute and waited_ns > IDLE_WAITS * ran_ns else waited_ns - waited_before_ns
+
+
+def other_cpu_ns() -> int:
+    """Return the CPU time in ns of all threads of this process except the calling one, since the process began."""
+    return process_time_ns() - thread_time_ns()
+
+
+def other_cpu_since_ns(begun_ns: int) -> int:
+    """Return by how many ns :func:`other_cpu_ns` has grown since it returned ``begun_ns``.
+
+    At least 0, because the clocks of process and thread are not read at the same moment.
+    """
+    return max(0, other_cpu_ns() - begun_ns)

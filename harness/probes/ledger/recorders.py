@@ -1,0 +1,326 @@
+"""Record the step ledger: phases of the main thread, and the stages of every batch.
+
+A loader worker records its stages; each batch carries them to the main process. The bare recorder keeps only the start
+and end of each step: the ledger's own cost is measured against such runs.
+
+The ledger is always on, so it must cost next to nothing. On a busy machine, its code and data are evicted from the
+caches between calls. So it touches little of both: it reads clocks and counters, and appends them to one list.
+``probes.ledger.rows`` converts them to rows after the run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic_ns, thread_time_ns
+from typing import Any
+
+from harness.probes.ledger import threads
+from harness.probes.ledger.rows import (
+    ENTER,
+    EXIT,
+    MAIN,
+    PAUSE,
+    RECEIVED,
+    STEP,
+    TAKEN,
+    UNPACKED,
+    RecentBatches,
+    RowMaker,
+    Rows,
+    StepRow,
+    recent_batches,
+)
+from harness.probes.ledger.threads import RunQueue
+from harness.probes.run_probes import RunProbes
+from trainer import telemetry
+from trainer.lifetime import die_with_parent
+from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Validation
+
+# Nanoseconds within which a span reuses the last reading of the CPU time, which is a system call (the clock is not).
+# Spans follow one another closely, so most spans do. The error is at most this value.
+NEAR_NS = 20_000
+
+
+class StepRecorder:
+    """Recorder (``trainer.telemetry.Recorder``) of the step ledger in the trainer's main process.
+
+    The driver of the loop sets ``repetition`` and ``warmup``; each step takes their values when it begins.
+    """
+
+    def __init__(self, run_queue: RunQueue | None = None) -> None:
+        self.repetition = 0
+        self.warmup = True
+        self.losses: dict[int, float] = {}
+        self.learning_rates: dict[int, float] = {}
+        self.validations: list[Validation] = []
+        self.kernels: list[Kernel] = []
+        self.blocking: list[Blocked] = []
+        self.exchanges: list[tuple[str, int, int]] = []  # exchanges between ranks: name, start, end
+        self._run_queue = run_queue
+        self._pid = os.getpid()
+        self._tid = threading.get_native_id()
+        self._events: list[tuple[Any, ...]] = []  # see probes.ledger.rows
+        self._maker = RowMaker()
+        self._inline_batches = 0
+        self._read_ns = 0  # time of the last reading of the CPU time
+        self._others_ns = 0  # CPU time of other threads at the start of a stage that may use them
+
+    def rows(self) -> Rows:
+        """Return rows of all steps, phases and batches since the last :meth:`take_rows`, and keep them.
+
+        Call it only while no step is measured.
+        """
+        events, self._events = self._events, []
+        self._maker.add(events)
+        return self._maker.rows
+
+    def take_rows(self) -> Rows:
+        """Return rows of all steps, phases and batches since the last call, and drop them.
+
+        Call it only while no step is open.
+        """
+        self.rows()
+        return self._maker.take()
+
+    def take_device(self) -> tuple[list[Kernel], list[Blocked]]:
+        """Return (kernels of the device, host calls that waited for it) recorded since the last call.
+
+        Drop them here.
+        """
+        kernels, blocking = self.kernels, self.blocking
+        self.kernels, self.blocking = [], []
+        return kernels, blocking
+
+    def take_exchanges(self) -> list[tuple[str, int, int]]:
+        """Return the exchanges with other ranks since the last call as (name, start, end) in ns, and drop them."""
+        exchanges, self.exchanges = self.exchanges, []
+        return exchanges
+
+    def add(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Add events in the form of ``probes.ledger.rows`` that the agent recorded in another process, in order."""
+        self._events.extend(events)
+
+    @property
+    def pending_events(self) -> int:
+        """Number of events not yet converted to rows; each takes about 150 bytes."""
+        return len(self._events)
+
+    def recent(self, batches: int) -> RecentBatches:
+        """Return the times of the last ``batches`` batches, from the events not yet converted to rows.
+
+        The events are kept.
+        Call it only while no step is measured.
+        """
+        return recent_batches(self._events, batches)
+
+    def enter(self, name: str) -> None:
+        if name in threads.STAGES:
+            self._others_ns = threads.other_cpu_ns()
+        now = monotonic_ns()
+        if now - self._read_ns > NEAR_NS:
+            self._read_ns = now
+            self._events.append((ENTER, name, now, thread_time_ns()))
+        else:
+            self._events.append((ENTER, name, now, None))
+
+    def exit(self, name: str) -> None:
+        # A system call, unlike the clock: a busy machine may take the core away here, which still counts in the span.
+        cpu_ns = thread_time_ns()
+        self._read_ns = now = monotonic_ns()
+        if name in threads.STAGES:
+            self._events.append((EXIT, name, now, cpu_ns, threads.other_cpu_since_ns(self._others_ns)))
+        else:
+            self._events.append((EXIT, name, now, cpu_ns))
+
+    def step(self, index: int) -> None:
+        now = monotonic_ns()
+        reading = self._run_queue.read() if self._run_queue is not None else ()
+        self._events.append((STEP, now, reading, index, self.repetition, self.warmup))
+
+    def pause(self) -> None:
+        """Close the open step. Time until the next :meth:`step` belongs to no step."""
+        now = monotonic_ns()
+        self._events.append((PAUSE, now, self._run_queue.read() if self._run_queue is not None else ()))
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        self._events.append((RECEIVED, trace, tokens, trained_tokens, samples))
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self.learning_rates[step] = value
+
+    def validated(self, validation: Validation) -> None:
+        self.validations.append(validation)
+
+    def device(self, kernel: Kernel) -> None:
+        self.kernels.append(kernel)
+
+    def blocked(self, call: Blocked) -> None:
+        self.blocking.append(call)
+
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        self.exchanges.append((name, start_ns, end_ns))
+
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        self._events.append((UNPACKED, arrived_ns, unpacked_ns, waited))
+
+    def take(self) -> BatchTrace:
+        """Return the trace of a batch that the main process has just made, with its number and no spans.
+
+        When rows are made, they add the stages since the last call.
+        """
+        number = self._inline_batches
+        self._inline_batches = number + 1
+        self._events.append((TAKEN, number))
+        return BatchTrace(self._pid, self._tid, MAIN, number, ())
+
+
+class StageRecorder:
+    """Recorder (``trainer.telemetry.Recorder``) in one loader worker.
+
+    It records the stages of batches and nothing else.
+    ``role``: such as "loader-0". The loader passes the result of :meth:`take` on with each batch.
+    """
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._pid = os.getpid()
+        self._tid = threading.get_native_id()
+        self._starts: list[tuple[int, int]] = []
+        self._spans: list[RawSpan] = []
+        self._batches = 0
+        self._read_ns = self._cpu_ns = self._others_ns = 0
+
+    def enter(self, name: str) -> None:
+        if name in threads.STAGES:
+            self._others_ns = threads.other_cpu_ns()
+        now = monotonic_ns()
+        if now - self._read_ns > NEAR_NS:
+            self._cpu_ns, self._read_ns = thread_time_ns(), now
+        self._starts.append((now, self._cpu_ns))
+
+    def exit(self, name: str) -> None:
+        self._cpu_ns = cpu_now = thread_time_ns()  # before the clock: see StepRecorder
+        self._read_ns = now = monotonic_ns()
+        start, cpu = self._starts.pop()
+        others_ns = threads.other_cpu_since_ns(self._others_ns) if name in threads.STAGES else 0
+        self._spans.append((name, start, now, cpu_now - cpu + others_ns))
+
+    def step(self, index: int) -> None:
+        raise AssertionError("a loader worker has no steps")
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        raise AssertionError("a loader worker receives no batches")
+
+    def loss(self, step: int, value: float) -> None:
+        raise AssertionError("a loader worker has no loss")
+
+    def learning_rate(self, step: int, value: float) -> None:
+        raise AssertionError("a loader worker has no optimizer")
+
+    def pause(self) -> None:
+        raise AssertionError("a loader worker has no steps")
+
+    def validated(self, validation: Validation) -> None:
+        raise AssertionError("a loader worker has no model")
+
+    def device(self, kernel: Kernel) -> None:
+        raise AssertionError("a loader worker has no device")
+
+    def blocked(self, call: Blocked) -> None:
+        raise AssertionError("a loader worker has no device")
+
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        raise AssertionError("a loader worker exchanges nothing")
+
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        raise AssertionError("a loader worker receives no batches")
+
+    def take(self) -> BatchTrace:
+        spans, self._spans = tuple(self._spans), []
+        self._batches += 1
+        return BatchTrace(self._pid, self._tid, self._role, self._batches - 1, spans)
+
+
+class BareRecorder:
+    """Recorder (``trainer.telemetry.Recorder``) of a bare run: one clock read per step, no phases and no stages.
+
+    A bare run makes it instead of :class:`StepRecorder`, to measure the ledger's cost.
+    """
+
+    def __init__(self) -> None:
+        self.repetition = 0
+        self.warmup = True
+        self.steps: list[StepRow] = []
+        self.counts: list[tuple[int, int, int]] = []  # tokens, trained tokens and samples of each step
+        self.losses: dict[int, float] = {}
+        self.learning_rates: dict[int, float] = {}
+        self.validations: list[Validation] = []
+        self._open: tuple[int, int, bool, int] | None = None
+        self._counted = [0, 0, 0]
+
+    def step(self, index: int) -> None:
+        now = monotonic_ns()
+        self._close(now)
+        self._open = (index, self.repetition, self.warmup, now)
+
+    def pause(self) -> None:
+        """Close the open step. Time until the next :meth:`step` belongs to no step."""
+        self._close(monotonic_ns())
+
+    def _close(self, now: int) -> None:
+        if self._open is not None:
+            index, repetition, warmup, start = self._open
+            self.steps.append(StepRow(index, repetition, warmup, start, now - start, (), None))
+            self.counts.append((self._counted[0], self._counted[1], self._counted[2]))
+        self._open, self._counted = None, [0, 0, 0]
+
+    def rows(self) -> Rows:
+        return Rows(self.steps)
+
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        self._counted = [sum(pair) for pair in zip(self._counted, (tokens, trained_tokens, samples), strict=True)]
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self.learning_rates[step] = value
+
+    def validated(self, validation: Validation) -> None:
+        self.validations.append(validation)
+
+    def enter(self, name: str) -> None: ...
+
+    def exit(self, name: str) -> None: ...
+
+    def device(self, kernel: Kernel) -> None: ...
+
+    def blocked(self, call: Blocked) -> None: ...
+
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
+
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
+
+    def take(self) -> BatchTrace | None:
+        return None
+
+
+def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:
+    """Attach the run's probes in a loader worker; the loader's ``worker_init`` hook.
+
+    The worker ends when its parent ends.
+    ``parent``: see :func:`die_with_parent`. ``folder``: the run's folder.
+    Bind the first three arguments (functools.partial) before passing this to the loader.
+    """
+    die_with_parent(parent)
+    if not probes.ledger:
+        return
+    telemetry.attach(StageRecorder(f"loader-{worker_id}"))
+    for kind, settings in probes.chosen():
+        kind.load().attach_in_worker(settings, folder, worker_id, windows=probes.windows)
