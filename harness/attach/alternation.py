@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from harness.attach.command import MARK, AgentSettings, environment_of, start
+from harness.launch.channel import BudgetSpent, WaitLimits
 from harness.launch.diagnosis import diagnose, look_at
-from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import Keeper, descendants, with_variable
 from trainer.lifetime import die_with_parent
 

@@ -22,11 +22,11 @@ from harness.attach.command import AgentSettings, check_program
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import REPETITION_STEPS, write_tables
 from harness.attach.study import SCENARIO, record_of
+from harness.launch.channel import BudgetSpent, WaitLimits
 from harness.launch.ending import terminable
 from harness.launch.progress import Progress
 from harness.launch.quiet import LoadCheck
 from harness.launch.study import now
-from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_user_environment
 from harness.scenario.commands import (
     CommandArm,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from harness.launch.waiting import KILLED_S, LOOK_S, looks
+from harness.launch.channel import KILLED_S, LOOK_S, looks
 from trainer.errors import InputError
 from trainer.lifetime import die_with_parent
 

@@ -21,7 +21,6 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal
 
 from harness.launch.channel import Channel, Heartbeat
-from harness.launch.clocks import ClockOffset, align_tables, compare_clocks
 from harness.launch.diagnosis import diagnose, explain_end, look_at, with_fix
 from harness.launch.facts import check_unchanged, model_fingerprint, peak_device_bytes
 from harness.launch.more_warmup import (
@@ -36,7 +35,7 @@ from harness.launch.opener import Checkpoints, OpenTraining, Start, open_trainin
 from harness.launch.out_of_memory import advice_for_this_run
 from harness.launch.probing import OpenTime
 from harness.launch.protocol import DataMessage, MeetingPlace, RunEvent, RunOrder, StartMessage
-from harness.launch.ranks import EXCHANGE, OtherRanks, RankFailedError
+from harness.launch.ranks import EXCHANGE, ClockOffset, OtherRanks, RankFailedError, align_tables, compare_clocks
 from harness.probes.ledger.recorders import BareRecorder, StepRecorder
 from harness.probes.ledger.threads import RunQueue
 from harness.probes.profilers.torch_session import realtime_minus_monotonic

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.launch.channel import looks
 from harness.launch.code import OWN_FOLDER, environment_for
 from harness.launch.progress import announced
-from harness.launch.waiting import looks
 from harness.scenario.plan import Arm, Plan
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line

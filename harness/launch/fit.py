@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from harness.launch.memory import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
+from harness.launch.needs import FORCIBLE, MemoryUse, choose_interleave, memory_uses, need_of
 from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
 from harness.machine.checks.check import Check, count, fail, ok, warn

@@ -23,10 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
-from harness.launch.channel import readable
+from harness.launch.channel import KILLED_S, looks, readable
 from harness.launch.diagnosis import diagnose_process
 from harness.launch.protocol import OWN, ForkAnswer, ForkRequest, WaitRequest
-from harness.launch.waiting import KILLED_S, looks
 
 if TYPE_CHECKING:
     from harness.launch.code import Code

@@ -1,13 +1,322 @@
-"""Estimates what the runs of a block need besides memory: shared memory for batches, open files, processes."""
+"""Estimates what the runs of a block need: memory, shared memory for batches, open files, processes.
+
+Refuses runs that cannot fit in memory, and decides if the arms of a block fit side by side.
+
+    need of a run = weights + moments + the larger of gradients and activations + process + workers + batches in flight
+
+Between its repetitions a suspended run keeps weights, moments, workers and batches. So arms that alternate need all of
+these at once, plus the remaining memory of one arm.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from harness.machine.capacity import Needs
+from harness.machine.capacity import Needs, read_memory
+from harness.machine.cgroup import find_group, memory_limit
 from harness.machine.checks.capacity import check_needs
+from harness.machine.environment import available_memory_bytes, has_nvidia_driver
+from harness.machine.gpu import free_gpu_memory
 from trainer.config import DataConfig, TrainerConfig
+from trainer.devices.footprint import ByteRange, Footprint, batch_bytes, footprint
+from trainer.errors import InputError
+from trainer.model import shape_of
+
+MIB, GIB = 2**20, 2**30
+# Private memory of a run forked from the fork server, without the model (measured with tiny models: 50 to 260 MB
+# private; the 270 MB of torch and transformers are shared).
+PROCESS = ByteRange(50 * MIB, 300 * MIB)
+SHARED = ByteRange(0, 270 * MIB)  # pages of torch, if the resident pages of the process count as free for it
+WORKER = ByteRange(20 * MIB, 200 * MIB)  # private pages of a forked loader worker
+NO_BYTES = ByteRange(0, 0)
+CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # CUDA's kernels and libraries on the card
+MOST_OF_MEMORY = 0.7  # share of the free memory; the rest is for the page cache, which the sources read from
+FORCIBLE = ", or start it all the same with --force"
+MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a socket
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Memory in bytes that a run uses in one place (host or card).
+
+    It uses at least ``lasting_bytes`` while it is suspended, and ``peak`` during a step.
+    """
+
+    lasting_bytes: int
+    peak: ByteRange
+
+
+@dataclass(frozen=True)
+class RunNeed:
+    """Estimated memory that the run of one arm needs, split into parts. :func:`need_of` makes it."""
+
+    arm: str
+    computes_on: Literal["host", "cuda", "auto"]
+    """auto: a driver was found, so the run uses CUDA if torch supports it."""
+    training: Footprint | None
+    """None without a torch model, or if nothing is known about the model before it is built (a factory)."""
+    workers: int
+    batch: ByteRange
+    in_flight: int
+    """Number of batches built ahead; without workers, the one in use."""
+    ranks: int = 1
+    """Processes on one machine that each need all of this. On CUDA each has its own card."""
+    own_model: bool = False
+    """True if the model's size is not known in advance (a factory, or no formula): its memory is not included."""
+    checkpoint: ByteRange = NO_BYTES
+    """Weights and moments of all ranks that are copied into host memory for a checkpoint."""
+
+    @property
+    def in_memory(self) -> Holding:
+        """Host memory that all ranks of this machine need together.
+
+        A checkpoint is copied between two steps and written during the next ones; at the low end, before they begin.
+        """
+        holding = self._of_one_rank
+        lasting_bytes, peak = holding.lasting_bytes * self.ranks, holding.peak.times(self.ranks)
+        low_bytes = max(peak.low_bytes, lasting_bytes + self.checkpoint.low_bytes)
+        return Holding(lasting_bytes, ByteRange(low_bytes, peak.high_bytes + self.checkpoint.high_bytes))
+
+    @property
+    def _of_one_rank(self) -> Holding:
+        own = PROCESS + WORKER.times(self.workers) + self.batches
+        if self.training is None:
+            return Holding(own.low_bytes, own)
+        if self.computes_on == "host":
+            return Holding(own.low_bytes + self.training.lasting_bytes, own + self.training.peak)
+        built = 4 * self.training.parameters  # built on the host, then moved
+        return Holding(own.low_bytes, own + ByteRange(built, built))
+
+    @property
+    def on_card(self) -> Holding:
+        """Memory that a rank needs on its card; zero if it computes on the host. torch's allocator keeps its peak."""
+        if self.training is None or self.computes_on == "host":
+            return Holding(0, ByteRange(0, 0))
+        peak = CONTEXT + self.training.peak + self.batch
+        low_bytes = peak.low_bytes if self.computes_on == "cuda" else 0
+        return Holding(low_bytes, ByteRange(low_bytes, peak.high_bytes))
+
+    @property
+    def batches(self) -> ByteRange:
+        """Memory of the batches in flight.
+
+        The low end has one per worker, because a slow loader is never further ahead.
+        """
+        return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
+
+    @property
+    def _fewest(self) -> int:
+        return max(self.workers, 1)
+
+    def arithmetic(self) -> str:
+        """Return a text that lists the least memory (GiB) of every part, per rank."""
+        parts = []
+        if self.training is not None:
+            size, weights = self.training.bytes_per_value, self.training.weight_bytes
+            shared = f" / {self.training.shards} ranks" if self.training.shards > 1 else ""
+            parts = [
+                f"{self.training.parameters:,} parameters x {size} bytes{shared} = {_gib(weights)}",
+                f"two moments of AdamW {_gib(2 * weights)}",
+                f"gradients {_gib(weights)} or, if more, activations {_gib(self.training.activations.low_bytes)}",
+            ]
+        workers = f" and {self.workers} workers" if self.workers else ""
+        parts.append(f"process{workers} {_gib((PROCESS + WORKER.times(self.workers)).low_bytes)}")
+        batch_size = f"{self.batch.low_bytes / MIB:.1f} MiB"
+        batches = f"{self._fewest} batches of {batch_size}" if self._fewest > 1 else f"a batch of {batch_size}"
+        parts.append(f"{batches} {_gib(self.batches.low_bytes)}")
+        if self.checkpoint.low_bytes:
+            of_all = " of all ranks" if self.ranks > 1 else ""
+            copied = _gib(self.checkpoint.low_bytes)
+            parts.append(f"between two steps a checkpoint's copy of weights and moments{of_all} {copied}")
+        each_rank = f"{self.ranks} ranks, each " if self.ranks > 1 else ""
+        return f"{each_rank}{', '.join(parts)} GiB"
+
+
+def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: bool = False) -> RunNeed:
+    """Estimate the memory that a run of ``config`` needs, without importing torch.
+
+    ``arm``: its name. ``saved_at_end``: True for ``harness train``, which ends with a checkpoint.
+    """
+    data, device = config.data, config.compute.device
+    training, computes = None, config.compute.work == "model" and config.compute.emulated is None
+    shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
+    if shape is not None:
+        training = footprint(config, shape)
+    computes_on: Literal["host", "cuda", "auto"] = "host"
+    if device == "cuda":
+        computes_on = "cuda"
+    elif device == "auto" and has_nvidia_driver():
+        computes_on = "auto"
+    ahead = data.workers * (1 if data.replay else data.prefetch)  # A replayed batch is sent repeatedly.
+    own_model = config.model.factory is not None or (computes and shape is None)
+    ranks = config.ranks_of_a_node
+    copied = NO_BYTES if training is None else checkpoint_copy(config, training, computes_on, saved_at_end)
+    return RunNeed(arm, computes_on, training, data.workers, batch_bytes(data), max(ahead, 1), ranks, own_model, copied)
+
+
+def checkpoint_copy(
+    config: TrainerConfig,
+    training: Footprint,
+    computes_on: Literal["host", "cuda", "auto"] = "host",
+    saved_at_end: bool = False,
+) -> ByteRange:
+    """Return the host memory in bytes that the ranks of one machine need to copy a checkpoint.
+
+    Rank 0 copies the state that all ranks share. With fsdp each rank copies its own shards. Without ``asynchronous``,
+    state on the host and shards on a card are written without a copy. The low end is 0 if the steps of a study end
+    before a checkpoint is due. ``saved_at_end``: True for a training, which ends with a checkpoint.
+    """
+    if config.checkpoint is None:
+        return NO_BYTES
+    shared = training.shards > 1
+    copied = training.lasting_bytes * (config.ranks_of_a_node if shared else 1)
+    asynchronous = config.checkpoint.asynchronous
+    by_place = {"host": asynchronous, "cuda": asynchronous or not shared}
+    places = ("host", "cuda") if computes_on == "auto" else (computes_on,)
+    sizes = [copied if by_place[place] else 0 for place in places]
+    every_steps = config.checkpoint.every_steps
+    surely = saved_at_end or (every_steps is not None and every_steps <= config.warmup_steps + config.steps)
+    return ByteRange(min(sizes) if surely else 0, max(sizes))
+
+
+def choose_interleave(
+    asked: str, needs: Sequence[RunNeed], free_bytes: int | None = None, place: str = ""
+) -> tuple[str, str]:
+    """Return (interleave, reason): "slices" if the runs fit into memory together, else "runs". ``reason`` is a text.
+
+    ``asked``: the scenario's choice; only "auto" is decided here. The high ends of the needs count.
+    ``place``: where the runs are, if not on this machine. ``free_bytes``: free memory there (None: unknown).
+    """
+    if asked != "auto":
+        return asked, "as the scenario asks"
+    if len(needs) > MOST_ARMS:
+        return "runs", f"{len(needs)} arms are too many to keep alive side by side"
+    uses_gpu = any(need.computes_on == "cuda" for need in needs)
+    available = max(free_gpu_memory(), default=None) if uses_gpu else available_memory_bytes()
+    kind = "GPU memory" if uses_gpu else "memory"
+    if place:
+        available, kind = None if uses_gpu else free_bytes, f"{kind} {place}"
+    if available is None:
+        return "runs", f"free {kind} is unknown{'' if place else ' here'}"
+    total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
+    exclusion = " without the models whose size is not known (model.factory, or no formula)" * any(
+        need.own_model for need in needs
+    )
+    text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{exclusion}, "
+    text += f"{available / GIB:.1f} GiB {kind} is free"
+    return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text
+
+
+def free_host_bytes() -> int | None:
+    """Return the bytes available to new processes: MemAvailable, or less if a control group limits it.
+
+    None if unknown.
+    """
+    limit = memory_limit(find_group("memory"))
+    limits = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
+    return min((free for free in limits if free is not None), default=None)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Use of one kind of memory by runs that are alive together. ``where``: "memory" (host) or "GPU memory".
+
+    ``free_bytes``: free memory of this kind on this machine.
+    """
+
+    group: tuple[RunNeed, ...]
+    where: str
+    free_bytes: int
+
+    @property
+    def takes(self) -> ByteRange:
+        """Bytes that the runs need together: lasting memory of all, plus the additional memory of one run in a step.
+
+        The high end adds the peaks of all runs.
+        """
+        return _takes(self.group, self.where)
+
+    @property
+    def is_refused(self) -> bool:
+        """True if even the low end of the estimate is more than the free memory."""
+        return self.takes.low_bytes > self.free_bytes
+
+    @property
+    def may_not_fit(self) -> bool:
+        return self.takes.high_bytes > self.free_bytes
+
+    @property
+    def range_text(self) -> str:
+        """Text with both ends of the estimate, like "0.5 to 2.0 GiB of memory, 22.0 GiB is free"."""
+        low, high = _gib(self.takes.low_bytes), _gib(self.takes.high_bytes)
+        return f"{low} to {high} GiB of {self.where}, {_gib(self.free_bytes)} GiB is free"
+
+    @property
+    def name(self) -> str:
+        return f"arm {self.group[0].arm}" if len(self.group) == 1 else f"{len(self.group)} arms that alternate"
+
+    @property
+    def refusal(self) -> str:
+        """Text that says why the runs cannot fit: needed and free memory, and the parts of the largest run."""
+        largest = max(self.group, key=lambda need: _takes([need], self.where).low_bytes)
+        return (
+            f"{self.name}: needs at least {_gib(self.takes.low_bytes)} GiB of {self.where}, "
+            f"{_gib(self.free_bytes)} GiB is free: "
+            f"{f'the largest, arm {largest.arm}: ' if len(self.group) > 1 else ''}{largest.arithmetic()}"
+        )
+
+    @property
+    def advice(self) -> str:
+        alone_bytes = max(_takes([need], self.where).low_bytes for need in self.group)
+        if len(self.group) > 1 and alone_bytes <= self.free_bytes:
+            return f"give --interleave runs, which needs {_gib(alone_bytes)} GiB at a time"
+        return "make the model, data.batch_size, data.sequence_length or data.workers smaller"
+
+
+def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
+    """Yield the use of host and GPU memory by each group of runs that are alive together.
+
+    A kind of memory whose free bytes are unknown is left out. ``profiled``: arms whose runs are alone.
+    """
+    free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
+    together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
+    groups = [(need,) for need in needs if need not in together]
+    for group in [together, *groups] if together else groups:
+        for kind, free_bytes in free.items():
+            if free_bytes is not None:
+                yield MemoryUse(group, kind, free_bytes)
+
+
+def check_memory(
+    needs: Sequence[RunNeed], profiled: Container[str], interleave: str, force: bool | None = False
+) -> None:
+    """Raise InputError for runs that need more than the free memory even at the low end. The message lists the parts.
+
+    Print a warning if only the high end exceeds it, or if ``force`` starts runs that cannot fit. ``force`` is None for
+    commands without this option: their message does not advise it. ``profiled``: arms whose runs are alone.
+    """
+    for use in memory_uses(needs, profiled, interleave):
+        if use.is_refused and not force:
+            forcible = "" if force is None else FORCIBLE
+            raise InputError(f"{use.refusal}; {use.advice}{forcible}")
+        if use.may_not_fit:
+            print(f"warning: {use.name} may not fit: needs {use.range_text}", file=sys.stderr)
+
+
+def _takes(group: Sequence[RunNeed], where: str) -> ByteRange:
+    held = [need.in_memory if where == "memory" else need.on_card for need in group]
+    lasting_bytes = sum(holding.lasting_bytes for holding in held)
+    step_bytes = max(holding.peak.low_bytes - holding.lasting_bytes for holding in held)
+    return ByteRange(lasting_bytes + step_bytes, sum(holding.peak.high_bytes for holding in held))
+
+
+def _gib(amount_bytes: int) -> str:
+    return f"{amount_bytes / GIB:.1f}"
+
 
 VALUE_BYTES = 8  # token ids, labels and mask are int64
 PAGE_BYTES = 4096  # each tensor takes whole pages

@@ -21,9 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.launch.channel import Channel, readable
+from harness.launch.channel import KILLED_S, Channel, readable
 from harness.launch.protocol import MeetingPlace, NodeOrder, NodesMessage, StartMessage
-from harness.launch.waiting import KILLED_S
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 from trainer.json_types import JsonObject

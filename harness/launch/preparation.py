@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from harness.launch.code import Code
-from harness.launch.memory import RunNeed, need_of
+from harness.launch.needs import RunNeed, need_of
 from harness.launch.probing import probes_of
 from harness.launch.progress import announced
 from harness.launch.protocol import DataMessage

@@ -12,14 +12,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, NoReturn
 
-from harness.launch.channel import Channel
+from harness.launch.channel import KILLED_S, PROFILED_STEPS, BudgetSpent, Channel, WaitLimits, looks
 from harness.launch.code import Code
 from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone, ForkServerSilent
 from harness.launch.nodes import Nodes, nodes_of_record, ranks_of_a_node
 from harness.launch.out_of_memory import advice_for_a_killed_run
 from harness.launch.protocol import RECORD_FIELDS, DataMessage, RepetitionOrder, RunEvent, RunOrder, StartMessage
-from harness.launch.waiting import KILLED_S, PROFILED_STEPS, BudgetSpent, WaitLimits, looks
 from harness.machine.capacity import session_peak_bytes
 from harness.probes.run_probes import RunProbes
 from harness.study.contract import RANK_FILES, RUN_FILES

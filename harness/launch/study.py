@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from harness.launch.block import NO_REPETITIONS, Repetitions, modules_of, plan_repetitions, run_block
 from harness.launch.budget import Deadline
+from harness.launch.channel import BudgetSpent, WaitLimits
 from harness.launch.choose_workers import refuse_auto, with_workers_chosen
 from harness.launch.code import Code
 from harness.launch.ending import terminable
-from harness.launch.memory import check_memory, choose_interleave
 from harness.launch.more_warmup import most_extra_steps
-from harness.launch.needs import limit_warnings
+from harness.launch.needs import check_memory, choose_interleave, limit_warnings
 from harness.launch.nodes import Nodes, check_nodes, other_nodes
 from harness.launch.preparation import StudyData, check_devices, check_writable, prepare_data, recorded_configs
 from harness.launch.probing import probes_of
@@ -28,7 +28,6 @@ from harness.launch.process import RunProcess
 from harness.launch.progress import Progress
 from harness.launch.protocol import OWN
 from harness.launch.quiet import LoadCheck
-from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.environment import record_environment, record_user_environment
 from harness.scenario.model import LimitsConfig
 from harness.study.contract import PROFILED

@@ -29,7 +29,7 @@ from harness.launch.child import RunEnding
 from harness.launch.diagnosis import with_fix
 from harness.launch.ending import TERMINATING, Stopping
 from harness.launch.facts import model_fingerprint
-from harness.launch.memory import check_memory, need_of
+from harness.launch.needs import check_memory, need_of
 from harness.launch.opener import (
     OpenTraining,
     close_batches,

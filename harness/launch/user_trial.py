@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
 
+from harness.launch.channel import looks
 from harness.launch.code import OWN_FOLDER, Code, environment_for
 from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.progress import announced
-from harness.launch.waiting import looks
 from harness.machine.processes import with_variable
 from trainer.config import DataConfig, TrainerConfig
 from trainer.errors import InputError, one_line

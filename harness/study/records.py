@@ -119,7 +119,7 @@ class RunFacts:
     attached: str | None = None
     ranks: SmallCount | None = None  # ranks of its distributed program, or of this trainer
     nodes: SmallCount | None = None  # number of machines that the ranks were on, if several
-    # Possible error of times of ranks on other machines, on the clock of rank 0's machine (launch.clocks).
+    # Possible error of times of ranks on other machines, on the clock of rank 0's machine (launch.ranks).
     clock_error_ns: Annotated[int, Field(ge=0)] | None = None
     parallel: str | None = None  # ddp or fsdp, for this trainer's ranks
     # Time of the last checkpoint from the copy of its state until it was on the disk.

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from harness.launch.block import modules_of
-from harness.launch.channel import Channel
+from harness.launch.channel import BEAT_S, BEATS_PER_LIMIT, KILLED_S, Channel, looks
 from harness.launch.diagnosis import diagnose, killed_by, look_at
 from harness.launch.fork_server import ForkServer, ForkServerGone
 from harness.launch.protocol import TrialEvent, TrialStart
-from harness.launch.waiting import BEAT_S, BEATS_PER_LIMIT, KILLED_S, looks
 from harness.sweep.model import TrialLimits
 from trainer.json_types import JsonObject
 

@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.launch.ending import terminable
 from harness.launch.preparation import recorded_configs
+from harness.launch.slurm.batch import (
+    JobState,
+    SlurmSilent,
+    Submission,
+    batch_script,
+    check_slurm_here,
+    node_memory_bytes,
+    states,
+    submit,
+)
 from harness.launch.slurm.job import JobEnding, read_ending
-from harness.launch.slurm.queue import JobState, SlurmSilent, check_slurm_here, node_memory_bytes, states, submit
-from harness.launch.slurm.script import Submission, batch_script
 from harness.launch.study import Elsewhere, Outcome, begin_study, config_slurm, now, only_one, read_resumable
 from harness.study.records import RunRecord, StudyRecord, session_of
 from harness.study.store import StudyFolder, write_json

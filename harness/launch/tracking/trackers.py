@@ -1,10 +1,9 @@
-"""Lists the known trackers with their modules, and loads a tracker in its process."""
+"""Defines the interface of a tracker, lists the known ones, and opens a tracker in its process."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,21 +42,13 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class TrackerKind:
-    """Known tracker: its module, and the modules ``needs`` that the pip extra of the same name installs."""
-
-    module: str
-    needs: tuple[str, ...] = ()
-
-
-_HERE = "harness.launch.tracking"
-KINDS = {
-    "jsonl": TrackerKind(f"{_HERE}.jsonl"),
-    "mlflow": TrackerKind(f"{_HERE}.mlflow_store", ("mlflow", "sqlalchemy", "alembic")),
-    "tensorboard": TrackerKind(f"{_HERE}.tensorboard_files", ("tensorboard",)),
-    "wandb": TrackerKind(f"{_HERE}.wandb_offline", ("wandb",)),
-    "trackio": TrackerKind(f"{_HERE}.trackio_local", ("trackio",)),
+# Modules that each known tracker needs. The pip extra of the same name installs them.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "jsonl": (),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
 }
 
 
@@ -66,8 +57,7 @@ def missing(name: str) -> str | None:
 
     None if all are installed, and for a user's own tracker.
     """
-    kind = KINDS.get(name)
-    lacking = [module for module in kind.needs if find_spec(module) is None] if kind is not None else []
+    lacking = [module for module in NEEDS.get(name, ()) if find_spec(module) is None]
     if not lacking:
         return None
     return f"{', '.join(lacking)} not installed (pip install 'llm-training-harness[{name}]')"
@@ -80,7 +70,7 @@ def warn_of_missing(asked: Sequence[str]) -> None:
     """
     for name in asked:
         reason = missing(name)
-        if reason is None and name not in KINDS:
+        if reason is None and name not in NEEDS:
             try:
                 files("track", name)
             except InputError as error:
@@ -94,8 +84,9 @@ def open_tracker(name: str, folder: Path) -> Tracker:
 
     The user's own is named MODULE:FUNCTION; the function is called with ``folder``.
     """
-    kind = KINDS.get(name)
-    made: Tracker = (
-        call("track", name, {}, {"folder": str(folder)}) if kind is None else import_module(kind.module).make(folder)
-    )
-    return made
+    if name not in NEEDS:
+        own: Tracker = call("track", name, {}, {"folder": str(folder)})
+        return own
+    # Imported here, in the tracker's process only.
+    known: Tracker = import_module("harness.launch.tracking.stores").STORES[name](folder)
+    return known

@@ -1,4 +1,4 @@
-"""Runs one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :mod:`.feed`.
+"""Runs one tracker: ``python -m harness.launch.tracking.worker NAME FOLDER PARENT``, fed by :class:`TrackerFeed`.
 
 It reads one line of JSON per message and answers each with a line. A tracker may print, raise or hang: its output goes
 to stderr, its exceptions are sent as answers, and the parent ends this process.

@@ -22,8 +22,8 @@ from harness.attach.command import MARK, AgentSettings
 from harness.attach.comparison import plan_against
 from harness.explain.ledger import measure
 from harness.judge.study import analyse
+from harness.launch.channel import BudgetSpent, WaitLimits
 from harness.launch.quiet import LoadCheck
-from harness.launch.waiting import BudgetSpent, WaitLimits
 from harness.machine.processes import descendants, read_process, with_variable
 from harness.show.names import _command
 from harness.study.records import ComparisonRecord
@@ -467,7 +467,7 @@ import os, signal
 from pathlib import Path
 from harness.attach.command import AgentSettings
 from harness.attach.alternation import AlternatingCommand
-from harness.launch.waiting import WaitLimits
+from harness.launch.channel import WaitLimits
 from harness.machine.processes import descendants
 folder = Path({str(tmp_path)!r})
 one = AlternatingCommand({words!r}, folder / "raw", folder / "log", folder / "gate", WaitLimits(300, 300))

@@ -563,7 +563,7 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_cannot_fit_is_refused_before_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The kernel would end it without a word, once its weights fill the memory."""
     out, train = of_one_arm(tmp_path)
-    free = "harness.launch.memory.free_host_bytes"
+    free = "harness.launch.needs.free_host_bytes"
     with mock.patch(free, return_value=2**20):
         assert train() == 2
         (line,) = (one for one in capsys.readouterr().err.splitlines() if not one.startswith("preparing data"))

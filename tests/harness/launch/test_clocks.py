@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launch.clocks import EXCHANGES, ClockOffset, align_tables, aligned, compare_clocks
+from harness.launch.ranks import EXCHANGES, ClockOffset, align_tables, aligned, compare_clocks
 from harness.study.contract import SPAN_COLUMNS, STEP_COLUMNS
 from harness.study.tables import write_table
 

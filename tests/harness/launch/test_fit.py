@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import memory
+from harness.launch import needs
 from harness.launch.fit import check_fit
-from harness.launch.memory import GIB, check_memory, choose_interleave, need_of
+from harness.launch.needs import GIB, check_memory, choose_interleave, need_of
 from harness.machine.checks import Check
 from harness.scenario.load import load_scenario
 from harness.scenario.plan import Plan, make_plan
@@ -27,9 +27,9 @@ def _free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, host_gib: float | None, *cards_gib: float) -> None:
     size = None if host_gib is None else int(host_gib * GIB)
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda: size)
-    monkeypatch.setattr(memory, "free_host_bytes", lambda: size)
-    monkeypatch.setattr(memory, "free_gpu_memory", lambda: [int(card * GIB) for card in cards_gib])
+    monkeypatch.setattr(needs, "available_memory_bytes", lambda: size)
+    monkeypatch.setattr(needs, "free_host_bytes", lambda: size)
+    monkeypatch.setattr(needs, "free_gpu_memory", lambda: [int(card * GIB) for card in cards_gib])
 
 
 def plan(folder: Path, text: str) -> Plan:
@@ -66,9 +66,9 @@ def test_workers_of_arms_that_alternate_are_too_many(tmp_path: Path) -> None:
     assert line.finding.startswith("5 arms that alternate: needs at least 25.")
     assert "22.0 GiB is free: the largest, arm a: " in line.finding
     assert line.fix.startswith("give --interleave runs, which needs 5.")
-    needs = [need_of(arm.name, arm.config, 4096) for arm in plan(tmp_path, text).arms]
+    needed = [need_of(arm.name, arm.config, 4096) for arm in plan(tmp_path, text).arms]
     with pytest.raises(InputError) as refused:
-        check_memory(needs, (), "slices")
+        check_memory(needed, (), "slices")
     assert str(refused.value) == f"{line.finding}; {line.fix}"
 
 
@@ -122,10 +122,10 @@ def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "mine.py").write_text("")
     found = lines(tmp_path, one("model.factory: mine:make"))
     assert found["memory need"].finding.startswith("not known: nobody knows how large the model of arm one is")
-    needs = [need_of(arm.name, arm.config, 0) for arm in plan(tmp_path, one("model.factory: mine:make")).arms]
+    needed = [need_of(arm.name, arm.config, 0) for arm in plan(tmp_path, one("model.factory: mine:make")).arms]
     assert (
         "without the models whose size is not known (model.factory, or no formula)"
-        in choose_interleave("auto", needs)[1]
+        in choose_interleave("auto", needed)[1]
     )
 
 

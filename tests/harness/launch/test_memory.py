@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.launch import memory
-from harness.launch.memory import GIB, MIB, MOST_OF_MEMORY, ByteRange, RunNeed, check_memory, choose_interleave, need_of
+from harness.launch import needs
+from harness.launch.needs import GIB, MIB, MOST_OF_MEMORY, ByteRange, RunNeed, check_memory, choose_interleave, need_of
 from harness.launch.preparation import StudyData
 from tests.commands import harness
 from trainer.config import TrainerConfig
@@ -39,8 +39,8 @@ MEASURED: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-def needs(count: int, high_gib: float = 2.0) -> list[RunNeed]:
-    nothing = ByteRange(0, int(high_gib * GIB) - memory.PROCESS.high_bytes)
+def run_needs(count: int, high_gib: float = 2.0) -> list[RunNeed]:
+    nothing = ByteRange(0, int(high_gib * GIB) - needs.PROCESS.high_bytes)
     return [RunNeed(f"arm{number}", "host", None, 0, nothing, 1) for number in range(count)]
 
 
@@ -52,9 +52,9 @@ def config(**changes: Any) -> TrainerConfig:
 def free(monkeypatch: pytest.MonkeyPatch) -> Any:
     def say(host: float | None, *cards: float) -> None:
         size = None if host is None else int(host * GIB)
-        monkeypatch.setattr(memory, "available_memory_bytes", lambda: size)
-        monkeypatch.setattr(memory, "free_host_bytes", lambda: size)
-        monkeypatch.setattr(memory, "free_gpu_memory", lambda: [int(card * GIB) for card in cards])
+        monkeypatch.setattr(needs, "available_memory_bytes", lambda: size)
+        monkeypatch.setattr(needs, "free_host_bytes", lambda: size)
+        monkeypatch.setattr(needs, "free_gpu_memory", lambda: [int(card * GIB) for card in cards])
 
     return say
 
@@ -63,17 +63,17 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_arms_alternate_only_where_all_fit_into_memory(free: Any, room: int, expected: str) -> None:
     free(room)
     assert (MOST_OF_MEMORY * room >= 6) == (expected == "slices")
-    chosen, reason = choose_interleave("auto", needs(3))
+    chosen, reason = choose_interleave("auto", run_needs(3))
     assert chosen == expected
     assert reason == f"3 arms need about 6.0 GiB together, {room}.0 GiB memory is free"
 
 
 def test_memory_that_is_unknown_and_arms_that_are_many_run_one_after_the_other(free: Any) -> None:
     free(None)
-    assert choose_interleave("auto", needs(1)) == ("runs", "free memory is unknown here")
-    assert choose_interleave("auto", needs(65))[0] == "runs"
-    assert choose_interleave("slices", needs(65)) == ("slices", "as the scenario asks")
-    check_memory(needs(2, 1e6), (), "slices")  # nothing is known, so nothing is refused
+    assert choose_interleave("auto", run_needs(1)) == ("runs", "free memory is unknown here")
+    assert choose_interleave("auto", run_needs(65))[0] == "runs"
+    assert choose_interleave("slices", run_needs(65)) == ("slices", "as the scenario asks")
+    check_memory(run_needs(2, 1e6), (), "slices")  # nothing is known, so nothing is refused
 
 
 # The case: 53 GiB wanted, 22 free. It was started, and the kernel killed it.
@@ -211,7 +211,7 @@ def test_a_card_is_checked_and_the_host_that_builds_the_model(free: Any, monkeyp
         check_memory([need], (), "runs")
     free(1000, 12, 1000)
     check_memory([need], (), "runs")
-    monkeypatch.setattr(memory, "has_nvidia_driver", lambda: True)
+    monkeypatch.setattr(needs, "has_nvidia_driver", lambda: True)
     unknown = need_of("auto", config(model={"preset": "llama-8b"}, compute={"device": "auto"}), 4096)
     free(40, 80)
     check_memory([unknown], (), "runs")  # torch may have no CUDA, or the host too little: nobody knows which
@@ -221,13 +221,13 @@ def test_the_tightest_of_machine_and_control_group_counts(monkeypatch: pytest.Mo
     from harness.machine.capacity import Memory
     from harness.machine.cgroup import MemoryLimit
 
-    monkeypatch.setattr(memory, "read_memory", lambda: Memory(64 * GIB, 22 * GIB, 0, 0, None))
-    monkeypatch.setattr(memory, "find_group", lambda _controller: None)
-    monkeypatch.setattr(memory, "memory_limit", lambda _group: None)
-    assert memory.free_host_bytes() == 22 * GIB
+    monkeypatch.setattr(needs, "read_memory", lambda: Memory(64 * GIB, 22 * GIB, 0, 0, None))
+    monkeypatch.setattr(needs, "find_group", lambda _controller: None)
+    monkeypatch.setattr(needs, "memory_limit", lambda _group: None)
+    assert needs.free_host_bytes() == 22 * GIB
     limit = MemoryLimit(8 * GIB, 7 * GIB, GIB, None, Path("/"), 2, active_file_bytes=2 * GIB)
-    monkeypatch.setattr(memory, "memory_limit", lambda _group: limit)
-    assert memory.free_host_bytes() == 4 * GIB  # file pages are dropped before anything is killed
+    monkeypatch.setattr(needs, "memory_limit", lambda _group: limit)
+    assert needs.free_host_bytes() == 4 * GIB  # file pages are dropped before anything is killed
 
 
 def test_measured_peaks_lie_within_the_estimate() -> None:

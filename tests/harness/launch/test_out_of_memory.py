@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.launch import out_of_memory
-from harness.launch.memory import GIB
+from harness.launch.needs import GIB
 from harness.launch.out_of_memory import (
     advice,
     advice_for_a_killed_run,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch import code
-from harness.launch.packages import needed, packages_of
+from harness.launch.code import needed, packages_of
 
 PROJECT = '[project]\ndependencies = ["pydantic>=2.9", "matplotlib>=3.9"]\n'
 PINS = "# versions\nannotated-types==0.8.0\npydantic==2.14.3\npydantic_core==2.50.4\npytest==9.2.0\n"

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.launch.tracking import tracked_study
-from harness.launch.tracking.feed import MAX_WAITING_MESSAGES, TrackerFeed
-from harness.launch.tracking.tracked_study import NOTE, StudyTrackers, tracked
-from harness.launch.tracking.trackers import KINDS, TrackerKind, warn_of_missing
+from harness.launch.tracking.tracked_study import MAX_WAITING_MESSAGES, NOTE, StudyTrackers, TrackerFeed, tracked
+from harness.launch.tracking.trackers import NEEDS, warn_of_missing
 from harness.scenario.model import TRACKERS, Scenario
 from harness.study.records import StudyRecord
 from harness.study.store import StudyFolder
@@ -161,7 +160,7 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
     assert rebuilt == [1]
 
     # One that is not installed is not started.
-    monkeypatch.setitem(KINDS, "mlflow", TrackerKind("nowhere", ("json", "no_such_module_here")))
+    monkeypatch.setitem(NEEDS, "mlflow", ("json", "no_such_module_here"))
     study.write_study(replace(record, scenario_text={**record.scenario_text, "track": ["mlflow"]}))
     with tracked(path, lambda: rebuilt.append(2)):
         (note,) = tracking_notes(study)  # before the report is built, which shows it
@@ -173,7 +172,7 @@ def test_an_evaluated_study_and_what_its_trackers_keep_of_it(own: Path, monkeypa
 def test_a_tracker_that_cannot_start_is_named_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(KINDS, "mlflow", TrackerKind("nowhere", ("json", "no_such_module_here")))
+    monkeypatch.setitem(NEEDS, "mlflow", ("json", "no_such_module_here"))
     warn_of_missing(["jsonl", "mlflow", "no_such_trackers:make", "json:loads"])
     install = "no_such_module_here not installed (pip install 'llm-training-harness[mlflow]')"
     mlflow, own = capsys.readouterr().err.splitlines()
@@ -184,7 +183,7 @@ def test_a_tracker_that_cannot_start_is_named_before_anything_runs(
 def test_a_study_says_so_before_it_begins(own: Path) -> None:
     """It is refused here for want of memory: nothing runs."""
     (own / "tracked.yaml").write_text(SCENARIO.replace("own_trackers:fails", "nowhere:tracker"))
-    with mock.patch("harness.launch.memory.free_host_bytes", return_value=1):
+    with mock.patch("harness.launch.needs.free_host_bytes", return_value=1):
         done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)
     assert done.returncode == 2
     warning = "warning: track: nowhere:tracker will get nothing: no module nowhere in "
@@ -279,7 +278,7 @@ def test_a_loss_that_is_not_finite_stays_readable_json(own: Path) -> None:
 
 
 def test_every_tracker_of_the_scenario_is_known() -> None:
-    assert set(TRACKERS) == set(KINDS)
+    assert set(TRACKERS) == set(NEEDS)
     with pytest.raises(ValueError, match="allowed: jsonl, mlflow, tensorboard, wandb, trackio, or MODULE:FUNCTION"):
         Scenario.model_validate({"name": "x", "question": "?", "arms": {"a": None}, "track": ["mlfow"]})
 

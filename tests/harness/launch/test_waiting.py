@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.channel import Channel, Heartbeat
+from harness.launch.channel import Channel, Heartbeat, WaitLimits
 from harness.launch.process import RunProcess
 from harness.launch.protocol import RunEvent
-from harness.launch.waiting import WaitLimits
 from harness.probes.run_probes import RunProbes
 from harness.study.records import RunRecord
 from harness.study.store import StudyFolder

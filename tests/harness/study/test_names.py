@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from harness.launch.channel import WaitLimits
 from harness.launch.fork_server import ForkServer
 from harness.launch.probing import probes_of
 from harness.launch.process import RunProcess
-from harness.launch.waiting import WaitLimits
 from harness.regress import baselines
 from harness.study.files import folder_name
 from harness.study.records import RunRecord

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.preparation import recorded_configs
-from harness.launch.slurm import queue, study
+from harness.launch.slurm import batch, study
 from harness.study.store import StudyFolder
 from tests import slurm
 from tests.commands import ROOT, Done, harness
@@ -182,7 +182,7 @@ def test_a_wait_has_an_end_and_says_for_whom(
     nobody = tmp_path / "slurm.conf"
     nobody.write_text(conf.read_text().replace("SlurmctldPort=", "SlurmctldPort=1 #"))
     monkeypatch.setenv("SLURM_CONF", str(nobody))
-    monkeypatch.setattr(queue, "COMMAND_S", 0.5)
+    monkeypatch.setattr(batch, "COMMAND_S", 0.5)
     done = harness("run", "--resume", str(folder))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "launch.slurm: which jobs are in the queue is not known: squeue: no answer within 0.5 s" in done.stderr

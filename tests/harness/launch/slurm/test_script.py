@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.launch.slurm.batch import JobState
 from harness.launch.slurm.job import JobEnding, read_ending
-from harness.launch.slurm.queue import JobState
 from harness.launch.slurm.study import Jobs, why_lost
 from harness.launch.study import Sequential, run_study
 from harness.scenario.load import load_scenario
