@@ -156,7 +156,7 @@ def _way_on(trained: Trained) -> str:
 
 def _rate_of(place: str, sets: list[str]) -> float:
     """Return the learning rate that the sweep in ``place`` chose, and append it to ``sets`` as an override."""
-    from harness.sweep.chosen import chosen_rate
+    from harness.sweep.store import chosen_rate
 
     rate, folder = chosen_rate(place, "--rate-of")
     print(f"learning rate {rate:.4g}, chosen by {folder}", file=sys.stderr)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.sweep.fit import Edge, LearningRateOptimum, NoOptimum, fit_optimum
-from harness.sweep.power_law import Extrapolation
-from harness.sweep.projected import Projection, project
+from harness.sweep.power_law import Extrapolation, Projection, project
 from harness.sweep.sizes import ProjectionPlan
 from harness.sweep.trials import Trial
 

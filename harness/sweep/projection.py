@@ -1,6 +1,6 @@
 """Strategies that search small models or short trainings, and project the best rate to the sweep's own size.
 
-The findings (``harness.sweep.projected``) evaluate the optima of the sizes. They do not change the trials.
+The findings (``harness.sweep.power_law``) evaluate the optima of the sizes. They do not change the trials.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.sweep.grid import Draw, rates_of, shortened
-from harness.sweep.hyperband import brackets, hyperband
+from harness.sweep.searches import Draw, brackets, hyperband, rates_of, shortened
 from harness.sweep.sizes import (
     LEAST,
     SIZES,

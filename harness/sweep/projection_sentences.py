@@ -17,8 +17,8 @@ from harness.sweep.power_law import (
     NoExtrapolation,
     NoPowerLaw,
     PowerLaw,
+    Projection,
 )
-from harness.sweep.projected import Projection
 from harness.sweep.sizes import Unit
 
 _OF: dict[Unit, str] = {

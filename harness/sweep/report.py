@@ -18,9 +18,8 @@ from harness.sweep.fit import LearningRateOptimum
 from harness.sweep.journal import TrialJournal
 from harness.sweep.messages import rate
 from harness.sweep.model import SweepConfig
-from harness.sweep.picture import loss_over_rate, training_loss_over_rate
+from harness.sweep.picture import has_picture, loss_over_rate, rate_over_size, training_loss_over_rate
 from harness.sweep.projection import projection_of
-from harness.sweep.projection_picture import has_picture, rate_over_size
 from harness.sweep.store import SweepFolder, SweepRecord
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig

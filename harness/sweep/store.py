@@ -1,5 +1,7 @@
 """The folder of a sweep: the request, the journal of its trials, a training's folder for each, and the report.
 
+``chosen_rate`` reads the learning rate that a sweep chose from its report.
+
 DIR/sweep.json        the request, and the sweep's status
 DIR/trials.journal    Optuna's journal
 DIR/trials/0003/      the training of trial 3: see launch.training; result.json once it has ended
@@ -23,7 +25,7 @@ from harness.sweep.journal import FILE
 from harness.sweep.trial_run import RESULT
 from harness.sweep.trials import Trial
 from trainer.errors import InputError
-from trainer.files import read_json, write_text
+from trainer.files import expanded, read_json, shell_word, write_text
 from trainer.json_types import Json, JsonObject
 
 SWEEP_SCHEMA = 1
@@ -179,3 +181,40 @@ class SweepFolder:
         changed = replace(record, **changes)  # type: ignore[arg-type]  # checked by its dataclass's readers
         self.write(changed)
         return changed
+
+
+def chosen_rate(place: str, option: str) -> tuple[float, Path]:
+    """Return the learning rate that a sweep chose, and the sweep's folder.
+
+    ``place``: that folder, or a folder with several sweeps, of which the newest counts. Raises InputError, which names
+    ``option``, if there is no sweep, if it is not done, or if it chose no rate.
+    """
+    root = expanded(place)
+    folders = (
+        [root] if _summary(root).is_file() else sorted(path for path in root.glob("*") if _summary(path).is_file())
+    )
+    if not folders:
+        raise InputError(
+            f"{option} {place}: no sweep with a report lies there; give the folder that harness sweep names"
+        )
+    folder = folders[-1]  # Folder names begin with the time of the sweep's start.
+    try:
+        summary = cast(JsonObject, read_json(_summary(folder)))
+        status, chosen = summary["status"], cast("JsonObject | None", summary["chosen"])
+        rate = None if chosen is None else float(cast(float, chosen["learning_rate"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{_summary(folder)}: no report of a sweep ({error})") from error
+    if status != "done":
+        raise InputError(
+            f"{option} {folder}: the sweep is not done ({status}); complete it: harness sweep --resume "
+            f"{shell_word(folder)}"
+        )
+    if rate is None:
+        raise InputError(
+            f"{option} {folder}: the sweep chose no learning rate; its {SweepFolder(folder).summary_md.name} says why"
+        )
+    return rate, folder
+
+
+def _summary(folder: Path) -> Path:
+    return SweepFolder(folder).summary_json

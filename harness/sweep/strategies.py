@@ -1,19 +1,151 @@
-"""Lists the strategies. A new one is a class with its settings as fields and the methods of ``trials.Strategy``."""
+"""Lists the strategies, and runs the trials that a user's function yields. The sweep file names it as MODULE:FUNCTION.
+
+    def upward(space, factor=2.0):
+        best = yield space.low  # a learning rate: a trial of the sweep's steps and its first seed
+        while (rate := best.plan.learning_rate * factor) <= space.high:
+            if (trial := (yield rate)).score >= best.score:
+                return
+            best = trial
+
+The function is a generator, like every strategy (``harness.sweep.trials``). It yields a learning rate or a
+``TrialPlan``, and receives the ``Trial`` when that has ended. A resumed sweep sends it the trials in the journal. Its
+plans must therefore depend only on these trials and on ``space``. Learning rates lie in the sweep's range, from
+``space.low`` to ``space.high``. Before a sweep starts, the function runs up to its first ``yield``.
+
+A new strategy of the harness is a class with its settings as fields and the methods of ``trials.Strategy``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from harness.scenario.errors import did_you_mean, shown
-from harness.sweep.greedy import GreedyStrategy
-from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy
-from harness.sweep.hyperband import HyperbandStrategy
-from harness.sweep.own_strategy import OwnStrategy
 from harness.sweep.projection import DataScalingStrategy, HybridStrategy, ModelScalingStrategy, MupStrategy
+from harness.sweep.searches import EarlyStoppingStrategy, GreedyStrategy, GridStrategy, HyperbandStrategy
+from harness.sweep.trials import SearchSpace, Trial, TrialPlan, Trials, TrialStage
+from trainer import user_code
 from trainer.config import Config
+from trainer.errors import InputError
+from trainer.json_types import Json
+
+KEY = "strategy"
+MAX_STRATEGY_STEPS = 10_000_000  # steps that a sweep file allows
+RATE_ROUNDING = 1e-9  # share by which a computed learning rate may pass a limit of the range
+
+
+class OwnStrategy(Config):
+    """A function of your own, which yields one trial after the other."""
+
+    name: Annotated[str, AfterValidator(user_code.named_function)]
+    """MODULE:FUNCTION: a generator function of (space), importable from where harness is called."""
+    trials: int = Field(10, ge=1, le=10_000)
+    """Maximum number of trials. The search ends earlier if the function does."""
+    arguments: dict[str, Json] = Field(default_factory=dict)
+    """Further arguments of the function, by name."""
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        """Return a single stage.
+
+        A budget assumes the sweep's steps for each trial, because only the function knows their length. Raises
+        InputError if the function yields no valid first trial.
+        """
+        asking = self._begun(space)
+        try:
+            self._next(asking, None, space)
+        except StopIteration:
+            raise InputError(f"{KEY}: {self.name} yielded nothing, so there is no trial; {_allowed(space)}") from None
+        self._close(asking)
+        return [TrialStage("own", self.trials, space.steps, exact=False)]
+
+    def search(self, space: SearchSpace) -> Trials:
+        asking, ended = self._begun(space), None
+        for _ in range(self.trials):
+            try:
+                plan = self._next(asking, ended, space)
+            except StopIteration:
+                return
+            ended = yield plan
+        self._close(asking)
+
+    def _next(
+        self, asking: Generator[object, Trial | None, object], ended: Trial | None, space: SearchSpace
+    ) -> TrialPlan:
+        """Send the ended trial to the user's function and return the next plan that it yields.
+
+        Raises StopIteration if the function has ended, InputError if it fails or yields something else.
+        """
+        try:
+            proposal = asking.send(ended)
+        except StopIteration:
+            raise
+        except SystemExit as error:
+            raise self._exited(error) from error
+        except Exception as error:
+            raise user_code.failed(KEY, self.name, error) from error
+        return self._plan(proposal, space)
+
+    def _close(self, asking: Generator[object, Trial | None, object]) -> None:
+        try:
+            asking.close()
+        except SystemExit as error:
+            raise self._exited(error) from error
+        except Exception as error:
+            raise user_code.failed(KEY, self.name, error) from error
+
+    def _exited(self, error: SystemExit) -> InputError:
+        return InputError(
+            f"{KEY}: {self.name} called sys.exit({error.code!r:.40}), which would end the sweep; "
+            "allowed: return to end the search, or raise an exception"
+        )
+
+    def _begun(self, space: SearchSpace) -> Generator[object, Trial | None, object]:
+        """Call the user's function and return its generator.
+
+        Raises InputError if that fails or returns something else.
+        """
+        try:
+            generator = user_code.call(KEY, self.name, self.arguments, {"space": space})
+        except SystemExit as error:
+            raise self._exited(error) from error
+        if not isinstance(generator, Generator):
+            raise InputError(
+                f"{KEY}: {self.name} returned {generator!r:.60}, no generator; give a function that yields learning "
+                "rates or TrialPlans"
+            )
+        return generator
+
+    def _plan(self, found: object, space: SearchSpace) -> TrialPlan:
+        if isinstance(found, int | float) and not isinstance(found, bool) and _in_range(found, space):
+            return TrialPlan(float(found), space.steps, space.seeds[0])
+        if not isinstance(found, TrialPlan):
+            raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {_allowed(space)}")
+        steps = found.steps
+        try:
+            json.dumps(asdict(found))  # The journal stores plans as JSON.
+            is_allowed = isinstance(steps, int) and 0 < steps <= MAX_STRATEGY_STEPS
+            is_sound = is_allowed and _in_range(found.learning_rate, space)
+        except (TypeError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise InputError(f"{KEY}: {self.name} yielded {found!r:.60}; {_allowed(space)}")
+        return replace(found, learning_rate=float(found.learning_rate))
+
+
+def _in_range(rate: float, space: SearchSpace) -> bool:
+    return space.low * (1 - RATE_ROUNDING) <= rate <= space.high * (1 + RATE_ROUNDING)
+
+
+def _allowed(space: SearchSpace) -> str:
+    return (
+        f"allowed: a learning rate from {space.low:g} to {space.high:g}, or a TrialPlan with one and with 1 to "
+        f"{MAX_STRATEGY_STEPS:,} steps"
+    )
+
 
 SETTINGS: Mapping[str, type[Config]] = {
     "grid": GridStrategy,

@@ -1,16 +1,20 @@
-"""Defines a trial, and the protocol of strategies, which decide which trials run.
+"""Defines a trial, its milestones, and the protocol of strategies, which decide which trials run.
 
 A strategy is a generator: it yields the plan of its next trial and receives the trial when that has ended. So one
 strategy can use another (``yield from``), and a killed sweep is resumed by sending the trials of its journal. A
 strategy must therefore not read a clock, nor draw anything that its seed does not determine.
+
+At a milestone a trial ends if it has fallen behind the others of its group.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
 from typing import Literal, Protocol, TypeAlias
 
 from trainer.config import TrainerConfig
@@ -137,3 +141,30 @@ class Strategy(Protocol):
         Raises InputError if the settings are not possible.
         """
         ...
+
+
+MILESTONE_PARTS = 10  # number of parts of a trial; a milestone lies between two parts
+EARLIEST_END = 0.3  # share of the steps; before it, a high rate that learns fast looks better than it ends
+MIN_PEERS = 3  # A median of fewer trials is not reliable.
+
+
+def milestones(steps: int) -> list[int]:
+    """Return the numbers of steps after which a trial reports its loss, without the end of the trial."""
+    return sorted({ceil(steps * part / MILESTONE_PARTS) for part in range(1, MILESTONE_PARTS)} - {steps})
+
+
+def is_behind(plan: TrialPlan, steps: int, loss: float, others: Sequence[Trial]) -> bool:
+    """Return True if a trial should end early, because its mean loss at this milestone is above the others' median.
+
+    Only trials that may end early are ended, not before :data:`EARLIEST_END` of their steps, and not with fewer than
+    :data:`MIN_PEERS` others. ``others``: of any group; those like ``plan`` count.
+    """
+    if not plan.ends_behind or steps < EARLIEST_END * plan.steps:
+        return False
+    kind = (plan.group, plan.steps, plan.seed, plan.role)
+    peers = [
+        trial.milestones[steps]
+        for trial in others
+        if (trial.plan.group, trial.plan.steps, trial.plan.seed, trial.plan.role) == kind and steps in trial.milestones
+    ]
+    return len(peers) >= MIN_PEERS and loss > median(peers)

@@ -12,7 +12,7 @@ import pytest
 from harness.launch import progress
 from harness.launch.progress import Progress, TextProgress, announced
 from harness.launch.training_progress import Goal, TrainingProgress
-from harness.sweep.progress import SweepProgress
+from harness.sweep.messages import SweepProgress
 from harness.sweep.trials import Trial, TrialPlan, TrialStage
 from tests.harness.launch.running import wait_for
 

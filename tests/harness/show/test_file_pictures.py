@@ -20,8 +20,8 @@ from harness.show.curves import PlottedRun, loss_figure
 from harness.show.drawing import NARROW, TEXT, THEME, WIDE, Sheet, drawn, narrow_name, picture_link, write_picture
 from harness.sweep import picture as rates
 from harness.sweep.findings import findings
-from harness.sweep.grid import grid
-from harness.sweep.projection_picture import size_figure
+from harness.sweep.picture import size_figure
+from harness.sweep.searches import grid
 from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.test_sweep import HIDDEN
 from tests.harness.sweep.test_projection import answering, body, found, space, strategy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.sweep.findings import findings
-from harness.sweep.hyperband import hyperband
+from harness.sweep.searches import hyperband
 from harness.sweep.trials import SearchSpace, Trial
 from trainer.config import TrainerConfig
 

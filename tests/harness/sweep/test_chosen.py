@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep.chosen import chosen_rate
+from harness.sweep.store import chosen_rate
 from tests.commands import harness
 from tests.harness.commands.test_train import SCENARIO
 from tests.trainer.data.conftest import make_texts, write_parquet

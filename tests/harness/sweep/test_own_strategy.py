@@ -8,8 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from harness.sweep.load import load_sweep
-from harness.sweep.own_strategy import OwnStrategy
-from harness.sweep.strategies import StrategySettings
+from harness.sweep.strategies import OwnStrategy, StrategySettings
 from harness.sweep.trials import TrialPlan
 from tests.commands import harness
 from tests.harness.sweep.test_load import SWEEP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.sweep.progress import SweepProgress
+from harness.sweep.messages import SweepProgress
 from harness.sweep.trials import Trial, TrialPlan, TrialStage
 
 TRIAL = Trial(0, TrialPlan(1e-3, 100))

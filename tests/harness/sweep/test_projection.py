@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.sweep import projection_sentences
 from harness.sweep.findings import SweepFindings, findings
-from harness.sweep.hyperband import brackets
+from harness.sweep.picture import has_picture, rate_over_size, size_figure
 from harness.sweep.power_law import Extrapolation, NoExtrapolation, NoPowerLaw
 from harness.sweep.projection import (
     DataScalingStrategy,
@@ -23,7 +23,7 @@ from harness.sweep.projection import (
     MupStrategy,
     projection_of,
 )
-from harness.sweep.projection_picture import has_picture, rate_over_size, size_figure
+from harness.sweep.searches import brackets
 from harness.sweep.sizes import ModelSize, model_sizes
 from harness.sweep.strategies import StrategySettings
 from harness.sweep.trials import SearchSpace, Trial, TrialPlan, TrialStatus

@@ -13,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from harness.sweep.greedy import GreedyStrategy, doubled
-from harness.sweep.grid import EarlyStoppingStrategy, GridStrategy, grid, log_uniform, spread
-from harness.sweep.hyperband import HyperbandStrategy, brackets
-from harness.sweep.milestones import is_behind, milestones
+from harness.sweep.searches import (
+    EarlyStoppingStrategy,
+    GreedyStrategy,
+    GridStrategy,
+    HyperbandStrategy,
+    brackets,
+    doubled,
+    grid,
+    log_uniform,
+    spread,
+)
 from harness.sweep.strategies import StrategySettings
-from harness.sweep.trials import SearchSpace, Strategy, Trial, TrialPlan, TrialStatus
+from harness.sweep.trials import SearchSpace, Strategy, Trial, TrialPlan, TrialStatus, is_behind, milestones
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
