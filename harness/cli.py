@@ -48,9 +48,19 @@ GROUPS = {
     "Check what is there": {
         "doctor": Command("harness.commands.doctor:doctor", "check that this machine is fit for studies, with fixes"),
         "audit": Command("harness.commands.audit:audit", "check a published results table against itself"),
-        "list": Command("harness.commands.list:list_shipped", "list the shipped scenarios, sweeps and tables"),
-        "schema": Command("harness.commands.schema:schema", "print the JSON Schema of scenario files"),
-        "completion": Command("harness.commands.completion:completion", "print a script that completes these commands"),
+        "list": Command(
+            "harness.commands.reference:list_shipped",
+            "list the shipped scenarios, sweeps and tables",
+            "add_list_arguments",
+        ),
+        "schema": Command(
+            "harness.commands.reference:schema", "print the JSON Schema of scenario files", "add_schema_arguments"
+        ),
+        "completion": Command(
+            "harness.commands.reference:completion",
+            "print a script that completes these commands",
+            "add_completion_arguments",
+        ),
     },
     "Train a model": {
         "train": Command("harness.commands.train:train", "train one arm to its end, with checkpoints, or resume it"),
@@ -59,7 +69,9 @@ GROUPS = {
         "evaluate": Command("harness.commands.evaluate:evaluate", "ask a trained model multiple-choice questions"),
         "generate": Command("harness.commands.generate:generate", "generate text with a trained model"),
         "plot": Command("harness.commands.plot:plot", "draw losses and multiple choice of several runs"),
-        "spent": Command("harness.commands.spent:spent", "add up the time and money that trainings have taken"),
+        "spent": Command(
+            "harness.commands.cost:spent", "add up the time and money that trainings have taken", "add_spent_arguments"
+        ),
     },
     "Data in and out": {
         "data": Command("harness.commands.data:data", "tokenize, convert, deduplicate and verify data"),
@@ -75,7 +87,7 @@ FIRST = "Start with: harness exec -- python train.py\nArguments of a command: ha
 class _Parser(argparse.ArgumentParser):
     """Argument parser of one command. It raises InputError instead of exiting, and adds its arguments on first use.
 
-    ``command``: a :class:`Command` or an action, whose ``module()`` has ``add_arguments``; None for the main parser.
+    ``command``: a :class:`Command` or an action; None for the main parser.
     """
 
     def __init__(self, command: Any = None, **settings: Any) -> None:
@@ -91,7 +103,7 @@ class _Parser(argparse.ArgumentParser):
         """Import the command's module and add its arguments to this parser. Later calls do nothing."""
         if self._command is not None:
             command, self._command = self._command, None
-            command.module().add_arguments(self)
+            command.add_arguments(self)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")

@@ -12,11 +12,13 @@ class Command(NamedTuple):
     """Place of the code of a command, or of one of its actions, and its ``help`` text.
 
     ``place`` is ``module:function``. The function takes the parsed arguments and the whole command line, and returns
-    the exit code. The module also has ``add_arguments(parser)``, and ``ACTIONS`` if the command has several.
+    the exit code. ``arguments`` is the function of the module that adds the arguments to a parser. The module also has
+    ``ACTIONS`` if the command has several.
     """
 
     place: str
     help: str
+    arguments: str = "add_arguments"
 
     def module(self) -> Any:
         """Import the command's module, and return it."""
@@ -26,6 +28,10 @@ class Command(NamedTuple):
         """Import the command's module, and return the function that runs the command."""
         function: Callable[[argparse.Namespace, list[str]], int] = getattr(self.module(), self.place.partition(":")[2])
         return function
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Import the command's module, and add the command's arguments to ``parser``."""
+        getattr(self.module(), self.arguments)(parser)
 
 
 def add_actions(parser: argparse.ArgumentParser, actions: Mapping[str, Command]) -> None:

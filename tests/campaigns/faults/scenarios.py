@@ -68,7 +68,7 @@ def options() -> list[tuple[str, str, str | None]]:
     found = []
     for name, command in COMMANDS.items():
         one = argparse.ArgumentParser()
-        command.module().add_arguments(one)
+        command.add_arguments(one)
         found += [(name, *place) for place in _of(one, "")]
     return found
 

@@ -83,26 +83,22 @@ def test_the_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     assert module_of(name) in modules
     assert not tops(modules) & NOT_FOR_HELP
     shared = {"baseline": {"compare"}, "run": {"report"}}  # what prints alike
-    others = {other for other in COMMANDS if other != name and module_of(other) in modules}
+    others = {other for other in COMMANDS if module_of(other) != module_of(name) and module_of(other) in modules}
     assert others == shared.get(name, set())
 
 
 def test_every_command_of_the_table_is_there_and_every_file_of_the_folder_in_it() -> None:
     for command in COMMANDS.values():
         assert callable(command.function())
-        assert callable(command.module().add_arguments)
+        assert callable(getattr(command.module(), command.arguments))
     folder = ROOT / "harness" / "commands"
     shared = {"__init__", "actions", "api", "arguments", "budgets", "data_needs", "durations", "exit_codes", "output"}
     files = {path.stem for path in folder.glob("*.py")} - shared
-    actions = {
-        f"{name}_{action.replace('-', '_')}": found
-        for name in ("data", "export", "import")
-        for action, found in COMMANDS[name].module().ACTIONS.items()
-    }
-    assert files == {module_of(name).rpartition(".")[2] for name in COMMANDS} | set(actions)
-    for action in actions.values():
+    actions = [found for name in ("data", "export", "import") for found in COMMANDS[name].module().ACTIONS.values()]
+    assert files == {command.place.partition(":")[0].rpartition(".")[2] for command in (*COMMANDS.values(), *actions)}
+    for action in actions:
         assert callable(action.function())
-        assert callable(action.module().add_arguments)
+        assert callable(getattr(action.module(), action.arguments))
 
 
 @pytest.mark.slow
@@ -414,6 +410,6 @@ def test_a_write_that_fails_names_the_file_and_not_its_temporary_name(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary_path(tmp_path / "stats.json")))
 
-    monkeypatch.setattr("harness.commands.list.list_shipped", full)
+    monkeypatch.setattr("harness.commands.reference.list_shipped", full)
     done = harness("list")
     assert (done.returncode, done.stderr) == (1, f"harness: {tmp_path}/stats.json: No space left on device\n")
