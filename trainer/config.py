@@ -1,7 +1,7 @@
 """Defines the trainer's whole configuration without importing torch, so that plans can be checked quickly.
 
 Every key has a dotted path (``data.batch_size``). A wrong value is refused with that path. The larger sections have
-files of their own (``config_model.py``, ``config_data.py``, ``config_compute.py``, ``config_launch.py``).
+files of their own (``config_model.py``, ``config_data.py``, ``config_compute.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from trainer.config_base import BEFORE, Config, How, Milliseconds
-from trainer.config_compute import ComputeConfig, ComputeInject, Device, EmulatedDevice, KernelCounts, KernelDurations
+from trainer.config_compute import (
+    ComputeConfig,
+    ComputeInject,
+    Device,
+    EmulatedDevice,
+    KernelCounts,
+    KernelDurations,
+    LaunchConfig,
+    SlurmConfig,
+    Torchrun,
+)
 from trainer.config_data import CorpusConfig, DataConfig, DataInject, TokenizerConfig, TrainTokenizer
-from trainer.config_launch import LaunchConfig, SlurmConfig, Torchrun
 from trainer.config_model import DEFAULT_PRESET, DIMENSIONS, PRESET_VOCABULARY, PRESETS, ModelConfig, Objective
 from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function

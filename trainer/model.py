@@ -14,7 +14,11 @@ from trainer.model_files import ModelFiles, model_files
 if TYPE_CHECKING:
     import torch
 
-FAMILIES = ("gpt2", "llama", "distilbert")  # families whose parameters a formula counts (see trainer/devices/flops.py)
+FAMILIES = (
+    "gpt2",
+    "llama",
+    "distilbert",
+)  # families whose parameters a formula counts (see trainer/devices/estimates.py)
 
 
 @dataclass(frozen=True)

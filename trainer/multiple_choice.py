@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.compute.likelihood import EndingRow
+from trainer.compute.scores import EndingRow
 from trainer.config import MultipleChoiceConfig, Objective
 from trainer.data.questions import ENDINGS, TextQuestion, TokenQuestion, is_bin, read_bin, read_jsonl
 from trainer.errors import InputError

@@ -7,25 +7,159 @@ The files at a place tell its kind:
     a folder of transformers  config.json, *.safetensors
     a model file of llm.c     model_*.bin
 
-The place may be a URL (s3://BUCKET/FOLDER), from which it is copied first.
+The place may be a URL (s3://BUCKET/FOLDER), from which it is copied first. The copy exists as long as this process
+runs.
 """
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from trainer import checkpoint_folder
+from trainer.checkpoint_folder import ABOUT
 from trainer.config import ModelConfig
+from trainer.data.corpus.places import filesystem_of, is_remote, local
 from trainer.data.pretrained import import_tokenizer
+from trainer.data.tokenizers import FOLDER as KEPT
 from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
-from trainer.errors import InputError
+from trainer.errors import InputError, one_line
+from trainer.files import expanded
 from trainer.model_files import CONFIG, WEIGHTS, ModelFiles, objective_of, pretrained_files
-from trainer.remote_model import CHECKPOINTS, located
 
 if TYPE_CHECKING:
     import torch
+
+
+CHECKPOINTS = "checkpoints"  # folder in a training's folder
+# Entries of a run's folder that a plot does not read.
+NO_TABLES = (CHECKPOINTS, KEPT, "plots", "trials", "timeline.json.gz")
+Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
+"""Function that returns the folder to copy from, and the files to copy with their sizes in bytes."""
+
+
+def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """Select the files of a training or a study that a plot reads, without checkpoints and pictures.
+
+    Return their common folder, and the size in bytes of each by its path in that folder.
+    """
+    base, sizes = _whole_folder(filesystem, root)
+    return base, {name: size for name, size in sizes.items() if name.split("/")[0] not in NO_TABLES}
+
+
+def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """Select the files of a model at ``root``, a file or a folder.
+
+    A training's are its newest checkpoint and its tokenizer. Return their common folder, and the size in bytes of each
+    by its path in that folder.
+    """
+    base, sizes = _whole_folder(filesystem, root)
+    if base != root:
+        return base, sizes
+    # a single checkpoint; its tokenizer is in the training's folder
+    if ABOUT in sizes and root.parent.name == CHECKPOINTS:
+        training = root.parent.parent
+        files = {f"{CHECKPOINTS}/{root.name}/{name}": size for name, size in sizes.items()}
+        return training, files | {f"{KEPT}/{name}": size for name, size in _below(filesystem, training / KEPT).items()}
+    # A checkpoint is complete once its last file exists.
+    complete = {
+        name.split("/")[1] for name in sizes if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{ABOUT}")
+    }
+    if complete:
+        newest = max(complete, key=lambda name: (len(name), name))
+        prefixes = f"{CHECKPOINTS}/{newest}/", f"{KEPT}/"
+        sizes = {name: size for name, size in sizes.items() if name.startswith(prefixes)}
+    return root, sizes
+
+
+def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
+    """Return a local copy of the files that ``needed`` selects from the file or folder at ``url``.
+
+    The copy is removed when this process ends, because loaded files may be read until then. Raises InputError, naming
+    ``key``, if there is nothing or it cannot be read.
+    """
+    filesystem, root = filesystem_of(url.rstrip("/"), key)
+    try:
+        base, names = needed(filesystem, PurePosixPath(root))
+        if not names:
+            raise InputError(f"{key}: {url}: there is no such file or folder")
+        total_mb = sum(names.values()) / 1e6
+        print(f"fetching {url}: {len(names):,} file{'s' * (len(names) > 1)}, {total_mb:,.1f} MB", file=sys.stderr)
+        place = _temporary_folder() / base.name
+        for name in names:
+            _copy(filesystem, str(base / name), place / name)
+    except InputError:
+        raise
+    except Exception as error:  # Each filesystem has its own errors.
+        raise InputError(f"{key}: {url}: cannot be fetched ({one_line(error):.300})") from error
+    return place / PurePosixPath(root).relative_to(base)
+
+
+@contextmanager
+def brought_here(place: str, key: str, needed: Needed = model_of_run) -> Iterator[Path]:
+    """Yield the local path of ``place``, a path or a URL. The content of a URL is copied once per process.
+
+    ``needed``: selects the files to copy. InputErrors that name the copy are raised again with ``place`` instead.
+    """
+    path = _located_once(place, key, needed)
+    try:
+        yield path
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), place)) from error
+
+
+def located(place: str, key: str, needed: Needed = model_of_run) -> Path:
+    """Return the local path of ``place``, a path or a URL. The content of a URL is copied by :func:`fetched`."""
+    return fetched(place, key, needed) if is_remote(place) else expanded(local(place))
+
+
+_located_once = cache(located)
+
+
+def _whole_folder(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
+    """Return the folder of a file and that file, or a folder and all files below it.
+
+    Files have their sizes in bytes.
+    """
+    import pyarrow.fs as fs
+
+    info = filesystem.get_file_info(str(root))
+    if info.type == fs.FileType.File:
+        return root.parent, {root.name: info.size or 0}
+    return root, _below(filesystem, root)
+
+
+def _below(filesystem: Any, folder: PurePosixPath) -> dict[str, int]:
+    import pyarrow.fs as fs
+
+    infos = filesystem.get_file_info(fs.FileSelector(str(folder), recursive=True, allow_not_found=True))
+    return {
+        PurePosixPath(info.path).relative_to(folder).as_posix(): info.size or 0
+        for info in infos
+        if info.type == fs.FileType.File
+    }
+
+
+def _copy(filesystem: Any, source: str, target: Path) -> None:
+    import pyarrow.fs as fs
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fs.copy_files(source, str(target), filesystem, fs.LocalFileSystem(), use_threads=False)
+
+
+def _temporary_folder() -> Path:
+    place = tempfile.mkdtemp(prefix="harness-model-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Path(place)
+
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json")  # files that show a tokenizer in a folder
 _SENTENCEPIECE = "tokenizer.model"

@@ -10,7 +10,7 @@ from harness.audit.flops import Convention
 from harness.audit.policy import ODD_FIXED_RATIO
 from harness.audit.solve import FittedReading
 from harness.audit.table import AuditRow, Table
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES, NORM_PASSES
 
 # Reads and writes of parameter-sized tensors for the gradient norm (trainer/roofline.py counts the optimizer's).

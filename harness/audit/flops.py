@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.devices.flops import flops_per_token, lookups, parameters
+from trainer.devices.estimates import flops_per_token, lookups, parameters
 from trainer.model import Shape
 
 Attention = Literal["full", "half", "none"]
@@ -40,7 +40,8 @@ class Convention:
 def conventions(shape: Shape) -> list[Convention]:
     """Return all distinct formulas for a model's FLOPs per token, PaLM's first.
 
-    PaLM's formula (trainer/flops.py) counts the output projection and full attention, but no embedding lookups.
+    PaLM's formula (trainer/devices/estimates.py) counts the output projection and full attention, but no embedding
+    lookups.
     """
     distinct: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))

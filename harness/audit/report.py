@@ -12,7 +12,7 @@ from harness.audit.result import Audit, RowAudit
 from harness.audit.table import AuditRow, Declared, Table
 from harness.show.tables import NOT_MEASURED, Markdown, bulleted, cell, column_table, joined, percent_cell, safe, table
 from harness.show.words import count
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 
 SHORT = {
     "consistent": "consistent",

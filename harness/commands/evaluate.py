@@ -51,8 +51,7 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
         raise InputError(f"--most: {arguments.most}; allowed: 1 or more")
     from harness.commands.data_needs import given_tokenizer
     from trainer.compute.build import torch_device
-    from trainer.compute.likelihood import log_likelihoods
-    from trainer.compute.scores import evaluating
+    from trainer.compute.scores import evaluating, log_likelihoods
     from trainer.config import MultipleChoiceConfig
     from trainer.data.questions import is_bin
     from trainer.multiple_choice import load_choices

@@ -19,7 +19,7 @@ from trainer.user_code import fingerprint
 
 if TYPE_CHECKING:
     from trainer.data.prepare import Prepared
-    from trainer.devices.facts import ProfileFacts
+    from trainer.devices.calibrate import ProfileFacts
 
 
 def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, model: str | None) -> RunFacts:
@@ -32,7 +32,7 @@ def facts_of_run(config: TrainerConfig, compute: Compute, prepared: Prepared, mo
     from trainer.compute.emulated import assumptions
     from trainer.data.dataset import iterable_sources
     from trainer.data.manifest import read_manifest
-    from trainer.devices.flops import flops_per_token, parameters
+    from trainer.devices.estimates import flops_per_token, parameters
     from trainer.model import shape_of
 
     computed = config.compute.work == "model"  # Without a model there are no FLOPs to report.
@@ -89,7 +89,7 @@ def _device_profile(config: TrainerConfig, compute: Compute) -> ProfileFacts:
     """Return peak FLOP/s and price of the run's device from its device profile, or the reason why they are unknown."""
     import torch
 
-    from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
+    from trainer.devices.calibrate import ProfileFacts, facts_of, profile_facts
     from trainer.devices.profiles import load_profile
 
     precision = config.compute.precision

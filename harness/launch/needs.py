@@ -22,7 +22,7 @@ from harness.machine.checks.capacity import check_needs
 from harness.machine.environment import available_memory_bytes, has_nvidia_driver
 from harness.machine.gpu import free_gpu_memory
 from trainer.config import DataConfig, TrainerConfig
-from trainer.devices.footprint import ByteRange, Footprint, batch_bytes, footprint
+from trainer.devices.estimates import ByteRange, Footprint, batch_bytes, footprint
 from trainer.errors import InputError
 from trainer.model import shape_of
 

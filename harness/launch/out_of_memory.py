@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.launch.needs import PROCESS, SHARED, WORKER, checkpoint_copy, free_host_bytes
 from harness.machine.environment import has_nvidia_driver
 from trainer.config import PRESET_VOCABULARY, TrainerConfig
-from trainer.devices.footprint import ByteRange, footprint
+from trainer.devices.estimates import ByteRange, footprint
 from trainer.errors import InputError
 from trainer.json_types import Json
 from trainer.model import Shape, shape_of

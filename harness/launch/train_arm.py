@@ -66,7 +66,7 @@ def train_arm(
         raise cannot_write(f"--out {out}", error, "give a folder that can be written") from error
     if config.resume is not None and not (begun and resume):
         from trainer.llmc_model import read_header
-        from trainer.remote_model import brought_here
+        from trainer.trained_model import brought_here
 
         with brought_here(config.resume.llmc, "resume.llmc") as path:
             read_header(path)  # Checked before the data of the earlier steps are read.

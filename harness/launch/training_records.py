@@ -19,7 +19,7 @@ from trainer.config import ResumeConfig, TrainerConfig
 from trainer.data.cache import file_fingerprint
 from trainer.errors import InputError
 from trainer.json_types import JsonObject
-from trainer.remote_model import brought_here
+from trainer.trained_model import brought_here
 
 if TYPE_CHECKING:
     from harness.scenario.plan import Arm

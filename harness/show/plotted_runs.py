@@ -26,7 +26,7 @@ from trainer.data.corpus.places import is_remote
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 from trainer.llmc_log import LlmcLog, read_log
-from trainer.remote_model import brought_here, tables_of_run
+from trainer.trained_model import brought_here, tables_of_run
 
 if TYPE_CHECKING:
     from harness.study.run_data import RunData

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from harness.sweep.trials import SearchSpace
 from trainer.config import Config, ModelConfig
-from trainer.devices.flops import flops_per_token
+from trainer.devices.estimates import flops_per_token
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject
 from trainer.model import Shape, resolve_shape

@@ -13,7 +13,7 @@ from harness.scenario.yaml import dotted
 from harness.sweep.model import SweepConfig, TokensOfATrial
 from harness.sweep.trials import SearchSpace, TrialPlan
 from trainer.config import EvaluationConfig, TrainerConfig
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 from trainer.errors import InputError
 from trainer.json_types import Json, JsonObject
 from trainer.model import shape_of

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from trainer import telemetry
 from trainer.checkpoint import in_host_memory
 from trainer.checkpoint_ranks import RanksSaver, make_saver
-from trainer.compute.sharded_state import SHARDED
+from trainer.compute.parallel import SHARDED
 from trainer.config import CheckpointConfig
 from trainer.ranks import Rank, join, leave, meeting_place
 

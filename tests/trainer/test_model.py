@@ -11,7 +11,7 @@ from tests.examples import examples
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import PRESETS, ModelConfig, TrainerConfig
 from trainer.data.batch import Batch
-from trainer.devices.flops import flops_per_token, parameters
+from trainer.devices.estimates import flops_per_token, parameters
 from trainer.errors import InputError
 from trainer.model import build_model, resolve_shape
 

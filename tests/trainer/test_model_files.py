@@ -11,7 +11,7 @@ import torch
 
 from trainer.compute.build import build_compute
 from trainer.config import ModelConfig, TrainerConfig
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 from trainer.errors import InputError
 from trainer.model import build_model, resolve_shape, shape_of
 from trainer.model_files import MASKED_ALONE, MASKED_OR_DECODER, model_files, objective_of

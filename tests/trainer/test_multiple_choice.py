@@ -16,7 +16,7 @@ from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE, QUESTIONS, write_bin
 from trainer import telemetry
 from trainer.compute.build import build_compute
-from trainer.compute.likelihood import EndingRow
+from trainer.compute.scores import EndingRow
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import MultipleChoiceConfig, TrainerConfig
 from trainer.data.loader import open_batches

@@ -14,8 +14,8 @@ from transformers.optimization import (
     get_wsd_schedule,
 )
 
+from trainer.compute.optimizer import rate_factor
 from trainer.config import TrainerConfig
-from trainer.schedule import rate_factor
 
 WARMUP, TOTAL = 5, 40
 

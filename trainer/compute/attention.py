@@ -1,16 +1,31 @@
-"""Chooses the implementation of attention for the device, and restricts torch to its flash kernel on request."""
+"""Chooses the implementation of attention, and keeps the documents of a packed row apart.
+
+Implementation: chosen for the device, or restricted to torch's flash kernel on request.
+
+Packed rows: given position_ids and no attention mask, ``masking_utils.find_packed_sequence_indices`` of transformers
+checks if positions start again within a row. Its ``.all()`` of a tensor on the device makes the host wait for all
+queued work. A batch already has this on the host, which passes it on (:func:`known`). A compiled model cannot check:
+transformers then assumes that all rows are packed, and computes attention with a mask, which the fastest kernels do not
+support.
+
+Separation (``data.documents: separated``): transformers builds a block-diagonal causal mask from position_ids that
+start again within a row, if it gets no attention mask and no cache. Models do not declare if they do so, and a model
+that does not would train on without an error. So a trial checks it (:func:`check_separation`).
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
 
 _FLASH_FROM = (8, 0)  # compute capability: Ampere (torch/nn/attention, SDPBackend.FLASH_ATTENTION)
 _HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel supports on CUDA
@@ -71,3 +86,97 @@ def _check_flash(config: TrainerConfig, device: torch.device) -> None:
             f"model.attention: flash takes half precision alone on CUDA, not {config.compute.precision}; allowed: "
             "compute.precision bf16 or pure-bf16, or model.attention auto, sdpa, eager"
         )
+
+
+# Value for the current forward pass; a process runs one at a time. None: transformers checks by itself. A plain global,
+# because code that torch.compile traces reads it.
+_several: bool | None = None
+_look: Any = None
+
+
+@contextmanager
+def known(several: bool | None) -> Iterator[None]:
+    """Context that tells transformers if rows hold several documents.
+
+    None: transformers checks the positions by itself.
+    """
+    global _several
+    _several = several
+    try:
+        yield
+    finally:
+        _several = None
+
+
+def several_documents(position_ids: torch.Tensor) -> bool:
+    """Return True if positions of shape (rows, length), in the host's memory, start again within any row."""
+    return bool((position_ids[:, 1:] - position_ids[:, :-1] != 1).any())
+
+
+def teach_transformers() -> None:
+    """Make transformers use :func:`known`. Does nothing in a version that does not look for packed rows."""
+    global _look
+    from transformers import masking_utils
+
+    look = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if look is None or look is _find:
+        return
+    _look = look
+    masking_utils.find_packed_sequence_indices = _find
+
+
+def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
+    """Replacement for transformers' function: return the number of each position's document within its row.
+
+    None if every row is one document, and then no mask is needed.
+    """
+    import torch
+
+    if _several is None:
+        result: torch.Tensor | None = _look(position_ids)
+        return result
+    if not _several:
+        return None
+    return (torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+
+
+_FIRST, _SECOND = 3, 4  # tokens of the two trial documents
+_TOLERANCE = 1e-4  # share of the largest logit that other documents may change
+
+
+def check_separation(config: TrainerConfig, model: torch.nn.Module) -> None:
+    """Raise InputError if, in a trial of ``model``, the second document of a row depends on the first."""
+    name = config.model.factory or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if (reason := _why_not(model)) is not None:
+        raise InputError(f"data.documents: separated, but {name} {reason}; allowed with it: joined")
+
+
+def _why_not(model: torch.nn.Module) -> str | None:
+    import torch
+
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except ValueError:
+        parameters = {}  # type: ignore[assignment]
+    if "position_ids" not in parameters:
+        return "takes no position_ids"
+    device = next(model.parameters()).device
+    second = [1, 2, 3, 4]
+    ids = torch.tensor([[5, 6, 7, *second], [8, 9, 5, *second]], device=device)
+    places = torch.tensor([[*range(_FIRST), *range(_SECOND)]], device=device).expand(2, -1)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(input_ids=ids, position_ids=places)
+    except Exception as error:  # The user's own code may raise anything.
+        return f"cannot be given position_ids that begin anew ({type(error).__name__})"
+    finally:
+        model.train(training)
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        return "gives no logits, so nobody can tell whether it keeps documents apart"
+    first_row, second_row = logits[:, _FIRST:].float()
+    if float((first_row - second_row).abs().max()) > _TOLERANCE * float(first_row.abs().max()):
+        return "lets a document attend to those before it, whatever its position_ids are"
+    return None

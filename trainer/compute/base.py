@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.data.batch import Batch
 
 if TYPE_CHECKING:
-    from trainer.compute.likelihood import EndingRow
-    from trainer.compute.scores import Scores
+    from trainer.compute.scores import EndingRow, Scores
     from trainer.generate import Generated, TokenChoice
 
 Loss = Any  # output of forward: a device scalar for torch, None if nothing is computed

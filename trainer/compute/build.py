@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,9 +11,8 @@ from trainer.compute.attention import implementation
 from trainer.compute.base import Compute
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
-from trainer.compute.host_memory import keep_freed_memory
 from trainer.compute.injected import InjectedCompute, NoCompute
-from trainer.compute.mup import scale_initial_weights
+from trainer.compute.optimizer import scale_initial_weights
 from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
@@ -20,7 +20,7 @@ from trainer.errors import InputError
 from trainer.model import build_model, resolve_shape, shape_of
 from trainer.model_files import model_files, objective_of
 from trainer.ranks import ALONE, Rank, device_of
-from trainer.remote_model import brought_here
+from trainer.trained_model import brought_here
 from trainer.user_code import call
 
 if TYPE_CHECKING:
@@ -161,3 +161,26 @@ def torch_device(name: str, key: str = "compute.device") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+# mallopt(3). Setting one of them ends glibc's own adjustment of both, so both are set. Larger allocations than the
+# second get their own pages and return them when freed. It is set to glibc's maximum, which limits its own adjustment,
+# too.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER = -1
+_MOST_BYTES = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)  # DEFAULT_MMAP_THRESHOLD_MAX of malloc/malloc.c
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory in this process. Return False if the C library is not glibc.
+
+    A step frees its activations and gradients. glibc then returns the top of its heap to the system
+    (``M_TRIM_THRESHOLD``). The next forward pass takes a page fault for every 4 KiB of it, which the kernel must fill
+    with zeros first. Losses do not change. Peak memory hardly changes: a step as large as the last one needs as much
+    again anyway.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):  # musl has a mallopt that does nothing.
+        return False
+    trim, mapped = library.mallopt(_M_TRIM_THRESHOLD, _NEVER), library.mallopt(_M_MMAP_THRESHOLD, _MOST_BYTES)
+    return bool(trim and mapped)

@@ -22,8 +22,7 @@ from trainer.telemetry import Blocked, Kernel
 
 if TYPE_CHECKING:
     from trainer.compute.base import Compute, Stateful
-    from trainer.compute.likelihood import EndingRow
-    from trainer.compute.scores import Scores
+    from trainer.compute.scores import EndingRow, Scores
     from trainer.generate import Generated, TokenChoice
 
 AUDITED_STEP = 1  # step whose unannounced blocking calls are reported too; step 0 also has those of the start-up

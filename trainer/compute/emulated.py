@@ -19,17 +19,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
 from trainer.compute.base import Stateful, call_site
 from trainer.compute.host_lead import HostLead
-from trainer.compute.in_flight import InFlight
-from trainer.compute.likelihood import EndingRow
-from trainer.compute.repeated_rows import RepeatedRows
-from trainer.compute.scores import Scores
+from trainer.compute.scores import EndingRow, Scores
 from trainer.config import How, KernelDurations, TrainerConfig
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, InFlight
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
 from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
@@ -38,6 +35,11 @@ from trainer.generate import Generated, TokenChoice
 from trainer.inject import spend, wait_until
 from trainer.model import Shape
 from trainer.telemetry import Blocked, Kernel
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 # The host does not wait for copies "from host to device of a memory block of 64 KB or less" (CUDA C++ Programming
 # Guide, asynchronous concurrent execution). It may wait for larger copies from pageable memory, and here it does. Each
@@ -312,3 +314,62 @@ def _recorded(path: str) -> dict[str, list[float]]:
 
 def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 60_000
+
+
+COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
+
+
+class RepeatedRows:
+    """Counts the rows of one run that it has trained on before, by digests of their token ids.
+
+    A batch that is trained four times is cheap to make, and no other figure of an emulated device shows it. Arms
+    without a loss are compared by this count.
+    """
+
+    def __init__(self, *, by_epoch: bool) -> None:
+        """Start counting. ``by_epoch``: a row counts as new in each epoch, because a corpus has each document once an
+        epoch.
+        """
+        self._by_epoch = by_epoch
+        self._seen: set[tuple[int, int]] = set()
+        self._rows = self._repeated = 0
+        self._counts: list[int] = []
+        self._weights: dict[int, NDArray[np.int64]] = {}
+
+    def add(self, batch: Batch) -> None:
+        """Count the rows of a batch, at about 1 ns a token. Rows after the first COUNTED_ROWS_MAX are ignored."""
+        if self._rows >= COUNTED_ROWS_MAX:
+            return
+        epoch = self._epoch(batch)
+        for digest in self._digests(batch):
+            self._rows += 1
+            self._repeated += (epoch, digest) in self._seen
+            self._seen.add((epoch, digest))
+            if self._rows & (self._rows - 1) == 0:
+                self._counts.append(self._repeated)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of repeated rows among the first 1, 2, 4, ... rows. Runs of any length share some of these counts."""
+        return tuple(self._counts)
+
+    def _epoch(self, batch: Batch) -> int:
+        position = batch.position
+        if not self._by_epoch or position is None or not position.per_epoch:
+            return 0
+        return max(0, position.document - 1) // position.per_epoch  # last document with a part in the batch
+
+    def _digests(self, batch: Batch) -> list[int]:
+        """Return one 64-bit digest per row: the sum of its ids times random odd numbers, modulo 2**64.
+
+        Equal rows have equal digests.
+        """
+        import numpy as np
+
+        ids = batch.input_ids.numpy()
+        width = ids.shape[1]
+        if width not in self._weights:
+            numbers = np.random.default_rng(0).integers(-(2**62), 2**62, width, dtype=np.int64)
+            self._weights[width] = np.asarray(numbers * 2 + 1)
+        digests: list[int] = (ids @ self._weights[width]).tolist()
+        return digests

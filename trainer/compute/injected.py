@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.compute.base import Compute, Loss, Stateful
-from trainer.compute.likelihood import EndingRow
-from trainer.compute.scores import Scores
+from trainer.compute.scores import EndingRow, Scores
 from trainer.config import ComputeInject
 from trainer.data.batch import Batch
 from trainer.generate import Generated, TokenChoice

@@ -10,23 +10,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
+from trainer.compute.attention import check_separation, known, several_documents, teach_transformers
 from trainer.compute.base import Loss, Stateful
-from trainer.compute.gradients import GradientClipping
-from trainer.compute.in_flight import InFlight
-from trainer.compute.likelihood import EndingRow, log_likelihoods
 from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone, loss_function
-from trainer.compute.mup import learning_rate_factors, parameter_groups
-from trainer.compute.packed_rows import known, several_documents, teach_transformers
+from trainer.compute.optimizer import GradientClipping, learning_rate_factors, parameter_groups, rate_factor
 from trainer.compute.parallel import Parallel
 from trainer.compute.precision import NormCheck, Precision
-from trainer.compute.scores import Scores, evaluating, validate
-from trainer.compute.separation import check_separation
+from trainer.compute.scores import EndingRow, Scores, evaluating, log_likelihoods, validate
 from trainer.config import TrainerConfig
-from trainer.data.batch import IGNORED, Batch
+from trainer.data.batch import IGNORED, Batch, InFlight
 from trainer.errors import InputError
 from trainer.generate import Generated, TokenChoice, generate
 from trainer.model_files import objective_of
-from trainer.schedule import rate_factor
 from trainer.trained_model import TrainedModel
 
 if TYPE_CHECKING:

@@ -1,7 +1,13 @@
-"""Defines ``Batch``, which every data path yields and the training loop consumes."""
+"""Defines ``Batch``, which every data path yields and the training loop consumes, and keeps batches during copies.
+
+The memory of a batch may be reused as soon as nothing holds it (:mod:`trainer.data.buffers`). An asynchronous copy from
+page-locked memory returns at once and reads it later, without a reference in Python. So :class:`InFlight` holds it.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +16,7 @@ from trainer.telemetry import BatchTrace
 
 if TYPE_CHECKING:
     import torch
+
 
 IGNORED = -100  # label that cross entropy ignores (PyTorch's ignore_index default)
 
@@ -52,3 +59,22 @@ class Batch:
         if self.position_ids is not None:
             self.position_ids = self.position_ids.pin_memory()
         return self
+
+
+class InFlight:
+    """Holds batches while they are copied to a device, so that their memory is not reused.
+
+    They are in the order in which their copies end.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[Callable[[], bool], Batch]] = deque()
+
+    def hold(self, batch: Batch, is_done: Callable[[], bool]) -> None:
+        """Keep ``batch`` until ``is_done()`` returns True. Drop earlier batches whose copies are done."""
+        while self._held and self._held[0][0]():
+            self._held.popleft()
+        self._held.append((is_done, batch))
+
+    def __len__(self) -> int:
+        return len(self._held)

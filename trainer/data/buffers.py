@@ -3,7 +3,7 @@
 A tensor made of a numpy array holds the array until its last alias is gone: a view, a copy of the ``Batch``, a tensor
 that autograd or the user kept, an item in a worker's queue. Python's count of references to the array therefore shows
 whether its memory may be written again. Nothing waits: if all buffers are held, another one is allocated. Code that
-starts an asynchronous copy must hold the batch until the copy is done (``trainer.compute.in_flight``).
+starts an asynchronous copy must hold the batch until the copy is done (``trainer.data.batch``).
 """
 
 from __future__ import annotations

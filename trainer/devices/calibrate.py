@@ -11,13 +11,14 @@ import datetime
 import importlib.metadata
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from trainer.data.cache import cache_root, fingerprint
 from trainer.devices.cpu_rates import FASTEST, WAITED, Effort, Rate, measure
-from trainer.devices.profiles import DeviceProfile, read_profile
+from trainer.devices.profiles import DeviceProfile, find_profile, matmul_dtype, profile_names, read_profile
 from trainer.errors import InputError, cannot_write
 from trainer.files import write_text
 from trainer.json_types import Json
@@ -132,3 +133,52 @@ def _store(path: Path, text: str) -> None:
         write_text(path, text)
     except OSError as error:
         raise cannot_write(path, error, "HARNESS_CACHE=DIR chooses another cache") from error
+
+
+@dataclass(frozen=True)
+class ProfileFacts:
+    """Facts of a device's profile for one precision.
+
+    Without a profile or peak there is only ``profile_reason``, which says why.
+    """
+
+    profile: str | None = None  # name of the profile
+    profile_reason: str | None = None  # reason for a missing profile
+    peak_flops_per_s: float | None = None
+    dtype: str | None = None  # number format of the peak
+    peak_source: str | None = None
+    peak_measured: bool | None = None
+    price_per_hour_usd: float | None = None  # missing without a price in the profile
+
+
+def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
+    """Return the facts of the device called ``device_name``, or of this CPU with ``threads``.
+
+    Without a known peak they have only the reason, and MFU stays null.
+    """
+    profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
+    if profile is None:
+        names = ", ".join(profile_names())
+        unknown = f"no device profile names {device_name!r}; there are: {names}"
+        return ProfileFacts(profile_reason=not_calibrated(threads) if device_is_cpu else unknown)
+    return facts_of(profile, precision)
+
+
+def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
+    """Return the facts of ``profile`` for one precision, for example of an emulated device.
+
+    Without a peak they have only the reason.
+    """
+    dtype = matmul_dtype(precision)
+    try:
+        peak = profile.peak_flops_per_s(dtype)
+    except InputError as error:
+        return ProfileFacts(profile_reason=str(error))
+    return ProfileFacts(
+        profile=profile.name,
+        peak_flops_per_s=peak,
+        dtype=dtype,
+        peak_source=profile.peak_source(dtype),
+        peak_measured=profile.measured,
+        price_per_hour_usd=profile.price_per_hour_usd,
+    )

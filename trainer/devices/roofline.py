@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainer.config import EmulatedDevice, TrainerConfig
-from trainer.devices.flops import flops_per_token, parameters
+from trainer.devices.estimates import flops_per_token, parameters
 from trainer.devices.profiles import DeviceProfile, matmul_dtype
 from trainer.errors import InputError
 from trainer.model import Shape

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from trainer.config import TrainerConfig
-from trainer.devices.footprint import footprint
+from trainer.devices.estimates import footprint
 from trainer.model import shape_of
 
 MIB = 2**20
@@ -132,7 +132,7 @@ def page(rows: list[Row]) -> str:
         f"{torch.__version__}, fp32, one thread; not run on a GPU.",
         "MiB: *measured* is the peak of the process's resident memory in two steps, above what it had before the "
         "model was built; *arithmetic* is",
-        "`trainer/devices/footprint.py`: weights and two moments, then the larger of gradients and activations (low) "
+        "`trainer/devices/estimates.py`: weights and two moments, then the larger of gradients and activations (low) "
         "or both (high).",
         "",
         "| shape | batch x length | activations | weights + moments | gradients | activations low to high "

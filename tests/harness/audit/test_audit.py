@@ -17,7 +17,7 @@ from harness.audit.result import RowAudit
 from harness.audit.solve import Excluded, FittedReading, NamedPeak
 from harness.audit.table import AuditRow, Declared, Optimizer, Peak, Table
 from tests.examples import examples
-from trainer.devices.flops import flops_per_token, parameters
+from trainer.devices.estimates import flops_per_token, parameters
 from trainer.model import Shape, build_model
 
 PUBLISHED = Path(__file__).parents[3] / "profiles" / "published"

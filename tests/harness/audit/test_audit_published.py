@@ -14,7 +14,7 @@ from harness.audit.gains import Incomparable, NotComparable, unexplained
 from harness.audit.load import load_published
 from harness.audit.result import Audit
 from tests.harness.audit.test_audit import LLAMA_8B, PEAKS
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 
 PUBLISHED = Path(__file__).parents[3] / "profiles" / "published"
 

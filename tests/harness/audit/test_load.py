@@ -16,7 +16,7 @@ from harness.audit.load import (
     load_published,
 )
 from harness.audit.table import Table
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 from trainer.errors import InputError
 
 FOLDER = Path(__file__).parents[3] / "profiles" / "published"

@@ -18,7 +18,7 @@ from tests.harness.commands.test_plot import training
 from tests.harness.commands.test_train import SCENARIO
 from tests.harness.sweep.test_run import SWEEP
 from tests.trainer.data.conftest import make_texts, write_parquet
-from trainer import checkpoint_folder, remote_model
+from trainer import checkpoint_folder, trained_model
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def test_a_run_that_lies_there_is_plotted_beside_one_that_lies_here(
     (there / "checkpoints/step-00000002").mkdir(parents=True)
     (there / "checkpoints/step-00000002/weights").write_bytes(bytes(100))
     fs.copy_files(str(there), "bucket/runs/one", fs.LocalFileSystem(), place.filesystem)
-    monkeypatch.setattr(remote_model, "_temporary_folder", lambda: tmp_path / "fetched")
+    monkeypatch.setattr(trained_model, "_temporary_folder", lambda: tmp_path / "fetched")
     here_too, out = training(tmp_path / "here", [4.0, 2.0]), tmp_path / "out"
     done = harness("plot", f"{place.url}/runs/one", str(here_too), "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def test_text_is_generated_from_what_lies_there(place: Place, tmp_path: Path, mo
     words = ("train", str(tmp_path / "small.yaml"), "--arm", "plain", "--steps", "4", "--out", str(out))
     done = harness(*words, "--upload", url)
     assert done.returncode == 0, done.stderr
-    monkeypatch.setattr(remote_model, "_temporary_folder", lambda: tmp_path / "fetched")
+    monkeypatch.setattr(trained_model, "_temporary_folder", lambda: tmp_path / "fetched")
     fetched = tmp_path / "fetched/small"
     newest = "checkpoints/step-00000004"
 

@@ -8,7 +8,7 @@ from harness.judge.study import analyse
 from harness.show import numbers
 from harness.show.names import ArmNames
 from tests.harness.synthetic import Arm, build
-from trainer.devices.flops import Convention
+from trainer.devices.estimates import Convention
 
 
 def page(*trained: int) -> str:

@@ -11,7 +11,7 @@ from harness.sweep.load import load_sweep
 from harness.sweep.space import TrialConfigs
 from harness.sweep.trials import TrialPlan
 from tests.commands import harness
-from trainer.devices.flops import parameters
+from trainer.devices.estimates import parameters
 from trainer.errors import InputError
 from trainer.model import resolve_shape
 

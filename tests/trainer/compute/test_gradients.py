@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.compute.gradients import GradientClipping
+from trainer.compute.optimizer import GradientClipping
 
 SIZES = (1, 17, 300)
 

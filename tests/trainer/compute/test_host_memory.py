@@ -9,7 +9,7 @@ import pytest
 # Allocates 160 MB as a step does, from many blocks, and frees it; prints the page faults of the third time.
 STEPS = """
 import ctypes, resource, sys
-from trainer.compute.host_memory import keep_freed_memory
+from trainer.compute.build import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 library = ctypes.CDLL(None)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from trainer.compute.emulated import EmulatedCompute
-from trainer.compute.in_flight import InFlight
 from trainer.config import TrainerConfig
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, InFlight
 from trainer.data.buffers import BatchBuffer, BatchBuffers
 from trainer.devices.profiles import load_profile
 from trainer.inject import wait_until

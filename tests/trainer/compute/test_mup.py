@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.compute.build import build_compute
-from trainer.compute.mup import learning_rate_factors, parameter_groups, weight_factors
+from trainer.compute.optimizer import learning_rate_factors, parameter_groups, weight_factors
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch

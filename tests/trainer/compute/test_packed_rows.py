@@ -10,9 +10,9 @@ import torch
 from torch._inductor import cpp_builder
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.compute.attention import known, several_documents
 from trainer.compute.build import build_compute
 from trainer.compute.modes import compilations
-from trainer.compute.packed_rows import known, several_documents
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 

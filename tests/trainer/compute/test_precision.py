@@ -20,8 +20,8 @@ from trainer.compute.precision import (
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
-from trainer.devices.facts import facts_of
-from trainer.devices.footprint import footprint
+from trainer.devices.calibrate import facts_of
+from trainer.devices.estimates import footprint
 from trainer.devices.profiles import DeviceProfile, load_profile
 from trainer.devices.roofline import kernels
 from trainer.errors import InputError

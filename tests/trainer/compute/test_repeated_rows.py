@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trainer.compute.build import build_compute
-from trainer.compute.repeated_rows import RepeatedRows
+from trainer.compute.emulated import RepeatedRows
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.data.position import Position

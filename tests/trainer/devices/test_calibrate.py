@@ -9,9 +9,16 @@ import pytest
 import torch
 
 from trainer.devices import cpu_rates
-from trainer.devices.calibrate import calibrate, core_count, cpu_identity, cpu_profile, profile_path
+from trainer.devices.calibrate import (
+    ProfileFacts,
+    calibrate,
+    core_count,
+    cpu_identity,
+    cpu_profile,
+    profile_facts,
+    profile_path,
+)
 from trainer.devices.cpu_rates import FASTEST, Effort, Timing, Work, measure, rate_of
-from trainer.devices.facts import ProfileFacts, profile_facts
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config import ModelConfig
-from trainer.devices.flops import flops_per_token, lookups, parameters
+from trainer.devices.estimates import flops_per_token, lookups, parameters
 from trainer.model import build_model, resolve_shape, shape_of
 from trainer.model_files import model_files
 from trainer.transformers_models import build_from_files

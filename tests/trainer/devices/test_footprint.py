@@ -9,8 +9,7 @@ import torch
 
 from trainer.compute.modes import keep_layer_inputs_alone
 from trainer.config import TrainerConfig
-from trainer.devices.flops import is_tied, parameters
-from trainer.devices.footprint import footprint
+from trainer.devices.estimates import footprint, is_tied, parameters
 from trainer.model import Shape, build_model, shape_of
 from trainer.model_files import model_files
 from trainer.transformers_models import build_from_files

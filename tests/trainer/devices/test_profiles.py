@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.devices.facts import ProfileFacts, facts_of, profile_facts
+from trainer.devices.calibrate import ProfileFacts, facts_of, profile_facts
 from trainer.devices.profiles import DeviceProfile, Figure, find_profile, load_profile, matmul_dtype, profile_names
 from trainer.errors import InputError
 
@@ -339,7 +339,7 @@ def test_facts_of_a_run_on_an_unknown_device() -> None:
 @pytest.mark.slow
 def test_profiles_need_no_torch() -> None:
     code = (
-        "import sys; from trainer.devices.facts import profile_facts\n"
+        "import sys; from trainer.devices.calibrate import profile_facts\n"
         "from trainer.devices.profiles import find_profile\n"
         "find_profile('x'); profile_facts('cpu', True, 'fp32', 1); sys.exit('torch' in sys.modules)"
     )

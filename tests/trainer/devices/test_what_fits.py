@@ -9,7 +9,7 @@ import pytest
 
 from harness.launch.out_of_memory import GIB, what_fits
 from trainer.config import TrainerConfig
-from trainer.devices.footprint import ByteRange, Footprint, footprint
+from trainer.devices.estimates import ByteRange, Footprint, footprint
 from trainer.model import resolve_shape
 
 

@@ -1,7 +1,13 @@
-"""Scales initial weights and learning rates by maximal update parametrization (mup), for Adam.
+"""Decides the steps of the optimizer: schedule of the learning rate, clipping of gradients, and mup.
 
-Yang et al. 2022, "Tensor Programs V: Tuning Large Neural Networks via Zero-Shot Hyperparameter Transfer", table 8,
-which allows an output projection tied to the input embedding. With m = width / base width, and d the width of a head:
+Schedule: linear warmup, then the configured schedule. Progress runs from 0 at the end of the warmup to 1 after the
+schedule's last step, as in nanoGPT and transformers.
+
+Clipping by the global norm of the gradients: Pascanu et al. 2013, section 3.2.
+
+Maximal update parametrization (mup), for Adam: Yang et al. 2022, "Tensor Programs V: Tuning Large Neural Networks via
+Zero-Shot Hyperparameter Transfer", table 8, which allows an output projection tied to the input embedding. With
+m = width / base width, and d the width of a head:
 
                      initial std       learning rate     multiplier
     embeddings       1                 1                 1
@@ -24,15 +30,95 @@ AdamW multiplies weight decay by the learning rate. So it is divided by the same
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from trainer.config import OptimizerConfig
+from trainer.config import OptimizerConfig, TrainerConfig
 from trainer.config_model import MupConfig
 
 if TYPE_CHECKING:
     import torch
+
+
+def schedule_steps(config: TrainerConfig) -> int:
+    """Return the number of optimizer steps over which the schedule runs: the configured one, or that of this
+    training.
+    """
+    return config.optimizer.schedule_steps or config.warmup_steps + config.steps
+
+
+def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
+    """Return the function for ``LambdaLR`` of torch: from the steps trained here to the factor on the learning rate.
+
+    The factor is between 0 and 1. The steps of the training that this one continues (``resume``) are added.
+    """
+    optimizer, total = config.optimizer, schedule_steps(config)
+    warmup, first_step = optimizer.lr_warmup_steps, config.first_step
+
+    def factor(trained: int) -> float:
+        step = first_step + trained
+        if step + 1 <= warmup:
+            return (step + 1) / warmup
+        if optimizer.schedule == "constant":
+            return 1.0
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        return optimizer.final_fraction + (1 - optimizer.final_fraction) * _left(optimizer, step, total, progress)
+
+    return factor
+
+
+def _left(optimizer: OptimizerConfig, step: int, total: int, progress: float) -> float:
+    """Return the share (1 to 0) of the difference between full and final learning rate that is left at ``step``.
+
+    ``total``: steps of the schedule. ``progress``: share of them that is done, without the warmup.
+    """
+    if optimizer.schedule == "linear":
+        return 1 - progress
+    if optimizer.schedule == "cosine":  # Loshchilov and Hutter 2017, without restarts
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    decay = max(1, round(optimizer.decay_fraction * total))  # warmup-stable-decay: Hu et al. 2024 (MiniCPM), linear
+    return min(1.0, max(0.0, (total - step) / decay))
+
+
+_EPSILON = 1e-6  # epsilon of torch.nn.utils.clip_grads_with_norm_; this module must compute the same coefficient
+
+
+class GradientClipping:
+    """Clips exactly like torch.nn.utils.clip_grad_norm_, without unnecessary work.
+
+    torch also multiplies gradients by a coefficient of 1, because testing it would block the host on a GPU. On a CPU
+    the norm is known at once, so small gradients stay unchanged, which saves a pass over all of them.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], limit: float | None) -> None:
+        """List the parameters once, because walking a module is slow.
+
+        ``limit``: largest allowed norm; None never clips.
+        """
+        import torch
+
+        self._utils: Any = torch.nn.utils
+        self._parameters = list(parameters)
+        self._limit = math.inf if limit is None else limit
+        # False for shares (DTensor), whose norm is a share too.
+        self._known_at_once = not any(
+            parameter.is_cuda or hasattr(parameter, "full_tensor") for parameter in self._parameters
+        )
+
+    def __call__(self) -> torch.Tensor:
+        """Clip the gradients in place, and return their global norm before clipping."""
+        norm: torch.Tensor
+        if not self._known_at_once:
+            norm = self._utils.clip_grad_norm_(self._parameters, self._limit)
+            return norm
+        norm = self._utils.get_total_norm(
+            [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        )
+        if not self._limit / (norm + _EPSILON) >= 1:  # A norm that is NaN makes the gradients NaN, too.
+            self._utils.clip_grads_with_norm_(self._parameters, self._limit, norm)
+        return norm
+
 
 _EMBEDDINGS = ("wte.weight", "wpe.weight", "embed_tokens.weight", "lm_head.weight")
 _LAST_NORMS = ("transformer.ln_f.weight", "transformer.ln_f.bias", "model.norm.weight")
