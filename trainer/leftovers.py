@@ -1,7 +1,11 @@
-"""Names temporary files and folders after the process that writes them, and removes those whose process has ended."""
+"""Names temporary files and folders after the process that writes them, and removes those whose process has ended.
+
+A new folder (:func:`new_folder`) has such a name until it is whole.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -9,13 +13,19 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from trainer.errors import InputError, cannot_write
 
 # Age limit for files of processes that are not visible here (another machine or container, before a reboot, an earlier
 # version of this code). A file in use is written more often.
 _FOREIGN_S = 24 * 3600.0
 _ABANDONED_S = 7 * 24 * 3600.0  # age limit of partial work from which another process could resume
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REMEDY = "--out DIR chooses another folder"
 _PARTIAL = ".partial"
 _OWNED = re.compile(r"\..+\.(?P<place>[0-9a-f]{8})\.(?P<pid>[0-9]+)\.[0-9]+\.tmp")
 
@@ -112,3 +122,38 @@ def _place() -> str:
     except OSError:
         pass  # Outside of Linux only the host's name counts.
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def check_new(out: Path) -> None:
+    """Raise InputError if ``out`` exists and is not an empty folder."""
+    if out.is_dir() and not out.is_symlink() and not os.listdir(out):  # noqa: PTH208
+        return
+    if out.exists() or out.is_symlink():
+        raise InputError(f"--out {out}: is there already; give a folder that is not, or an empty one")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which gets the name ``out`` if the block ends without an error.
+
+    Temporary folders of killed processes are removed first.
+    """
+    remove_leftovers_of(out)
+    folder = temporary_path(out)
+    try:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise cannot_write(out, error, _REMEDY) from error
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno in _FULL:
+                error.filename = str(out)  # shows which disk is full
+            raise
+        try:
+            folder.rename(out)
+        except OSError as error:
+            raise cannot_write(out, error, _REMEDY) from error
+    finally:
+        remove(folder)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from harness.show.drawing import CURVES, LOSS, NARROW, WIDE, Picture, Sheet, drawn, fitted, picture_link, title
 from harness.show.tables import NOT_MEASURED, code, column_table, joined, plain_json, record_json, table
 from harness.show.words import count, listing, percent
-from trainer.data.corpus.dedup.components import KEPT_RULE
 from trainer.data.corpus.dedup.labelled import DUPLICATES
-from trainer.data.corpus.dedup.pairs import BEFORE
+from trainer.data.corpus.dedup.pairs import BEFORE, KEPT_RULE
 from trainer.data.corpus.dedup.quality import ClusterQuality, KindCount, Quality
 from trainer.data.corpus.dedup.run import DedupResult
 from trainer.data.corpus.dedup.shingles import Shingling

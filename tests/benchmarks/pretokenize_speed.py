@@ -25,8 +25,7 @@ from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
 from trainer.data import cache
 from trainer.data.corpus import iter_texts, prepare_corpus
 from trainer.data.corpus.reading import pieces
-from trainer.data.formats.flat import token_type
-from trainer.data.formats.journal import TokenJournal
+from trainer.data.formats.flat import TokenJournal, token_type
 from trainer.data.pretokenize import pretokenize
 from trainer.data.token_groups import corpus_groups, text_groups
 from trainer.data.tokenizers import load_tokenizer, prepare_tokenizer

@@ -22,8 +22,7 @@ import numpy as np
 from trainer.data import cache
 from trainer.data.corpus import Corpus, check_unchanged
 from trainer.data.formats.exchange import document_chunks
-from trainer.data.formats.flat import TOKENS, FlatTokens, token_type
-from trainer.data.formats.journal import TokenJournal
+from trainer.data.formats.flat import TOKENS, FlatTokens, TokenJournal, token_type
 from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
 from trainer.data.manifest import (
     MANIFEST,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.campaigns.faults.common import Counts, finish, harness_words, kill_all, run, start, tree, workplace
-from trainer.data.formats.journal import JOURNAL
+from trainer.data.formats.flat import JOURNAL
 from trainer.leftovers import partial_path
 
 FORMATS = ("flat", "token-list", "padded")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# flat: tokens.bin of harness data pretokenize; it has no scenario key, see trainer.data.corpus.pretokenized
+# flat: tokens.bin of harness data pretokenize; it has no scenario key, see trainer.data.corpus.columns
 Format = Literal["parquet", "jsonl", "text", "arrow", "flat"]
 Identity = str | list[str | int]  # a local file's fingerprint, or places.identity of a remote file
 Content = Literal["text", "tokens", "chat"]  # strings; lists of token ids; lists of messages, rendered by a template

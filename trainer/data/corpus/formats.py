@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, cast, get_args
 
-from trainer.data.corpus import finding, lines, places
+from trainer.data.corpus import finding, places
 from trainer.data.corpus.base import Format, PassedOver
 from trainer.data.corpus.finding import Matched
+from trainer.data.corpus.text import open_stream, read_bytes
 from trainer.errors import InputError, literal
 
 _KEY = "data.corpus.format"
@@ -98,8 +99,8 @@ def format_of(name: str) -> Format:
 
 
 def _by_content(name: str) -> Format:
-    with lines.open_stream(name) as stream:
-        head = lines.read(name, stream, _PEEKED)
+    with open_stream(name) as stream:
+        head = read_bytes(name, stream, _PEEKED)
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
@@ -181,8 +182,8 @@ def _holds_rows(name: str, column: str) -> bool:
 
     The file is then read as JSON Lines.
     """
-    with lines.open_stream(name) as stream:
-        head = lines.read(name, stream, _FIRST_ROW)
+    with open_stream(name) as stream:
+        head = read_bytes(name, stream, _FIRST_ROW)
     first = next((line for line in head.split(b"\n") if line.strip()), b"")
     try:
         row = json.loads(first.decode("utf-8-sig"))
@@ -250,8 +251,8 @@ def _rows_of_split(info: str, split: object) -> int | None:
 
 
 def _json(name: str) -> object:
-    with lines.open_stream(name) as stream:
-        content = lines.read(name, stream, 2**24)
+    with open_stream(name) as stream:
+        content = read_bytes(name, stream, 2**24)
     try:
         return cast(object, json.loads(content))
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.data.corpus import lines
+from trainer.data.corpus import text
 from trainer.data.corpus.base import Content
 from trainer.errors import InputError, one_line
 from trainer.json_types import JsonObject
@@ -26,7 +26,7 @@ def content(name: str, column: str) -> Content:
     """
     keys: list[str] = []
     lists = False
-    for block in lines.blocks(name):
+    for block in text.blocks(name):
         for row, record in _objects(name, block, 0):
             keys = keys or list(record)[:_SHOWN_KEYS]
             value = record.get(column)
@@ -47,7 +47,7 @@ def content(name: str, column: str) -> Content:
 
 def has(name: str, column: str) -> bool:
     """Return True if the name ``column`` in double quotes occurs in the file, so that a row may have that key."""
-    return any(f'"{column}"'.encode() in block for block in lines.blocks(name))
+    return any(f'"{column}"'.encode() in block for block in text.blocks(name))
 
 
 def read(name: str, column: str, content: Content) -> Iterator[Any]:
@@ -56,7 +56,7 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
     Chats are lists of messages instead.
     """
     row = 0
-    for block in lines.blocks(name):
+    for block in text.blocks(name):
         values = None if content == "chat" else _parsed(block, column, content)
         if values is None:
             values = _values(name, block, row, column, content)
@@ -67,7 +67,7 @@ def read(name: str, column: str, content: Content) -> Iterator[Any]:
 def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
     """Yield (row, object) for each line. Raises InputError for a line without an object."""
     first = 0
-    for block in lines.blocks(name):
+    for block in text.blocks(name):
         for row, record in _objects(name, block, first):
             yield row, record
             first = row + 1
@@ -76,7 +76,7 @@ def objects(name: str) -> Iterator[tuple[int, JsonObject]]:
 def rows(name: str) -> Iterator[list[bytes]]:
     """Yield lists of lines, unchanged and without line ends. Blank lines are left out."""
     first = True
-    for block in lines.blocks(name):
+    for block in text.blocks(name):
         yield [line for line in (block.removeprefix(_BOM) if first else block).split(b"\n") if line.strip()]
         first = False
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config import CorpusConfig
 from trainer.data import cache, python_docs
-from trainer.data.corpus import chat, columns, finding, formats, places, pretokenized
+from trainer.data.corpus import chat, columns, finding, formats, places
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, Content, Corpus, Format, Identity
 from trainer.data.corpus.reading import check_unchanged, identities, pieces
 from trainer.data.formats.flat import PLACES
@@ -99,7 +99,7 @@ def check_there(config: CorpusConfig) -> None:
     if config.path is not None:
         if places.is_remote(config.path):
             places.check_scheme(config.path)
-        elif not pretokenized.find(config.path):
+        elif not columns.find_pretokenized(config.path):
             formats.choose(config.path, config.format, config.column)
     if config.chat_template is not None:
         chat.load_template(config.chat_template)
@@ -118,7 +118,7 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
             _print_files(config.parquet, corpus, _PARQUET)
         return corpus, _PARQUET, identities(matched.files)
     assert config.path is not None
-    if folders := pretokenized.find(config.path):
+    if folders := columns.find_pretokenized(config.path):
         corpus = _of_pretokenized(config, folders)
         return corpus, places.KEY, identities(corpus.files)
     chosen = formats.choose(config.path, config.format, config.column)
@@ -207,7 +207,7 @@ def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corp
     if files were changed.
     """
     first = made[0]
-    column = pretokenized.COLUMNS[first.manifest.format]
+    column = columns.TOKEN_COLUMNS[first.manifest.format]
     options = {
         "format": config.format != "auto",
         "split": config.split != "file",

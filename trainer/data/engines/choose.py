@@ -17,7 +17,7 @@ from typing import Any
 from trainer.config import TokenizerConfig
 from trainer.data import cache
 from trainer.data.corpus import Corpus, iter_texts
-from trainer.data.engines import hard_set, sample
+from trainer.data.engines import proof_texts
 from trainer.data.engines.base import Engine
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.data.engines.proof import Proof, prove
@@ -86,8 +86,8 @@ def choose(
     versions = [f"{name} {version(name)}" for name in (own, *candidates)]
     remembered = [
         CHOICE_VERSION,
-        hard_set.HARD_SET_VERSION,
-        sample.SAMPLE_VERSION,
+        proof_texts.HARD_SET_VERSION,
+        proof_texts.SAMPLE_VERSION,
         versions,
         key,
         corpus.fingerprint,
@@ -188,7 +188,7 @@ def _proof(own: str, candidates: list[str], build: Build, corpus: Corpus, *, who
             refused[name] = f"it cannot be imported ({one_line(error)})"
     if not engines:
         return Proof(refused=refused)
-    pieces = sample.whole(corpus) if whole else sample.sample(corpus)
+    pieces = proof_texts.whole(corpus) if whole else proof_texts.sample(corpus)
     proof = prove(own, build(own), engines, pieces)
     return replace(proof, refused={**refused, **proof.refused})
 

@@ -17,9 +17,8 @@ from time import process_time_ns
 import numpy as np
 
 from trainer.data.engines.base import Encoded, Engine, concatenated, joined, utf8_bytes
-from trainer.data.engines.hard_set import HARD, special_cases
 from trainer.data.engines.own import Reference
-from trainer.data.engines.sample import Excerpt, parts
+from trainer.data.engines.proof_texts import HARD, Excerpt, parts, special_cases
 from trainer.errors import InputError, literal
 
 _REPEATED_BYTES = 4_000_000  # text that several threads encode a second time at once

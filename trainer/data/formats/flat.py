@@ -2,11 +2,19 @@
 
 A folder holds ``tokens.bin`` (little-endian uint16, or uint32 if the vocabulary is larger than 65,536) and
 ``documents.bin`` (little-endian int64, documents + 1 of them): document i is tokens[places[i]:places[i + 1]].
+
+They are written with a journal, so that finished groups of documents survive a kill. The journal has a line after each
+group: the numbers of documents and tokens so far, and the digests of both files up to there. The next process reads the
+groups whose digests agree, cuts off the rest, and continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,9 +22,12 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.errors import InputError
+from trainer.json_types import JsonObject
+from trainer.leftovers import remove
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 TOKENS = "tokens.bin"
 PLACES = "documents.bin"
@@ -93,3 +104,145 @@ class FlatWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+JOURNAL = "journal.jsonl"
+_VERSION = 1
+
+
+class TokenJournal:
+    """Flat tokens in ``folder``, written group by group, after the groups that a killed process left there.
+
+    ``origin``: description of the source; a journal of another source is removed. Read all of :meth:`kept` before the
+    first :meth:`add`.
+    """
+
+    def __init__(self, folder: Path, origin: JsonObject, dtype: np.dtype[Any]) -> None:
+        self.documents = self.tokens = 0
+        self._folder, self._dtype = folder, dtype
+        header = json.dumps({"version": _VERSION, "origin": origin, "token_type": dtype.name}, sort_keys=True)
+        lines = self._lines()
+        if lines[:1] != [header]:
+            remove(folder)
+            folder.mkdir()
+            (folder / JOURNAL).write_text(header + "\n")
+            lines = [header]
+        self._kept = lines[1:]
+        self._journal = (folder / JOURNAL).open("r+b")
+        self._journal.seek(len(header.encode()) + 1)
+        self._tokens, self._places = _open(folder / TOKENS), _open(folder / PLACES)
+        self._hashes = [hashlib.sha256(), hashlib.sha256()]
+        first = np.zeros(1, "<i8").tobytes()
+        self._places.write(first)
+        self._hashes[1].update(first)
+
+    def kept(self) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Yield (token ids, lengths) of each intact group of an earlier process, then cut off the data after them."""
+        for line in self._kept:
+            group = self._read(line)
+            if group is None:
+                break
+            yield group
+        for file in (self._tokens, self._places, self._journal):
+            file.seek(0, os.SEEK_CUR)  # required between reading and writing
+            file.truncate()
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Append a group of documents: their ids end to end, and the length of each.
+
+        It then survives a kill of the process.
+        """
+        ids = np.ascontiguousarray(ids, self._dtype)
+        places = (self.tokens + np.cumsum(lengths)).astype("<i8")
+        for file, digest, values in zip((self._tokens, self._places), self._hashes, (ids, places), strict=True):
+            content = values.data.cast("B") if len(values) else memoryview(b"")
+            file.write(content)
+            file.flush()
+            digest.update(content)
+        self.documents += len(lengths)
+        self.tokens += len(ids)
+        self._journal.write(self._line().encode())
+        self._journal.flush()
+
+    def finish(self) -> dict[str, str]:
+        """Close the files and put both into the parent of the journal's folder.
+
+        Return the SHA-256 of each, by file name.
+        """
+        self.close()
+        digests = {}
+        for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
+            _put(self._folder / name, self._folder.parent / name)
+            digests[name] = digest.hexdigest()
+        return digests
+
+    def close(self) -> None:
+        """Close the files; they stay."""
+        for file in (self._tokens, self._places, self._journal):
+            with suppress(OSError):  # The next process cuts off what a full disk left half written.
+                file.close()
+
+    def __enter__(self) -> TokenJournal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _lines(self) -> list[str]:
+        try:
+            content = (self._folder / JOURNAL).read_text(errors="replace")
+        except OSError:
+            return []
+        return content.split("\n")[:-1]  # The last one is empty or half written.
+
+    def _line(self) -> str:
+        digests = [digest.hexdigest() for digest in self._hashes]
+        return json.dumps([self.documents, self.tokens, *digests]) + "\n"
+
+    def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+        """Return (token ids, lengths) of the next group, which ``line`` describes.
+
+        None, with nothing read, if the files differ from the line.
+        """
+        try:
+            documents, tokens = (int(value) for value in json.loads(line)[:2])
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            return None
+        files = self._tokens, self._places
+        positions = [file.seek(0, os.SEEK_CUR) for file in files]
+        previous = self.documents, self.tokens, self._hashes
+        sizes = (tokens - self.tokens) * self._dtype.itemsize, (documents - self.documents) * 8
+        available = [
+            os.fstat(file.fileno()).st_size - position for file, position in zip(files, positions, strict=True)
+        ]
+        if all(0 <= size <= most for size, most in zip(sizes, available, strict=True)):
+            contents = [file.read(size) for file, size in zip(files, sizes, strict=True)]
+            self._hashes = [digest.copy() for digest in self._hashes]
+            for digest, content in zip(self._hashes, contents, strict=True):
+                digest.update(content)
+            self.documents, self.tokens = documents, tokens
+            if self._line() == line + "\n":
+                self._journal.seek(len(line.encode()) + 1, os.SEEK_CUR)
+                places = np.frombuffer(contents[1], "<i8")
+                return np.frombuffer(contents[0], self._dtype), np.diff(places, prepend=previous[1])
+        for file, position in zip(files, positions, strict=True):
+            file.seek(position)
+        self.documents, self.tokens, self._hashes = previous
+        return None
+
+
+def _open(path: Path) -> IO[bytes]:
+    path.touch()
+    return path.open("r+b")
+
+
+def _put(path: Path, place: Path) -> None:
+    """Give the file ``path`` a second name ``place``.
+
+    The first name stays, so that the journal is valid until the folder is whole.
+    """
+    remove(place)
+    try:
+        place.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        path.rename(place)

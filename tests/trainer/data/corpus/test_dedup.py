@@ -21,15 +21,16 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.trainer.data.corpus.corpora import arrow, compressed, jsonl, parquet, texts_in_files
 from trainer.config import CorpusConfig
-from trainer.data.corpus import Corpus, lines, prepare_corpus
+from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.corpus.dedup import pairs, shingles, sketches
-from trainer.data.corpus.dedup.components import components, removals
 from trainer.data.corpus.dedup.labelled import DUPLICATES, labelled, write_labelled
 from trainer.data.corpus.dedup.minhash import Banding, MinHash, banding_for, digests, given_banding
+from trainer.data.corpus.dedup.pairs import components, removals
 from trainer.data.corpus.dedup.quality import Labels, quality_of, read_labels
 from trainer.data.corpus.dedup.run import DedupOutcome, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingler, ShingleSets, Shingling
 from trainer.data.corpus.dedup.sketches import DedupSettings
+from trainer.data.corpus.text import blocks
 from trainer.errors import InputError
 
 SETTINGS = DedupSettings(Shingling("word", 3), 0.8, banding_for(0.8))
@@ -304,7 +305,7 @@ def kept_rows(out: Path) -> pa.Table:
 def kept_lines(out: Path) -> list[bytes]:
     """Of a corpus of JSON Lines."""
     paths = sorted((out / "kept").iterdir())
-    return [line for path in paths for block in lines.blocks(str(path)) for line in block.splitlines(keepends=True)]
+    return [line for path in paths for block in blocks(str(path)) for line in block.splitlines(keepends=True)]
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,14 @@ from tests.trainer.data.test_spark import needs_spark
 from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.corpus.dedup import spark, spark_tasks
-from trainer.data.corpus.dedup.components import components
 from trainer.data.corpus.dedup.labelled import write_labelled
 from trainer.data.corpus.dedup.minhash import banding_for
+from trainer.data.corpus.dedup.pairs import components
+from trainer.data.corpus.dedup.rows import schema_of
 from trainer.data.corpus.dedup.run import DedupOutcome, DedupResult, SparkOptions, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingling
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Sets, sketched
 from trainer.data.corpus.dedup.spark import DedupWork, SparkStage
-from trainer.data.corpus.dedup.whole_rows import schema_of
 from trainer.errors import InputError
 
 SETTINGS = DedupSettings(Shingling(), 0.8, banding_for(0.8))

@@ -127,7 +127,7 @@ def test_what_a_document_of_a_text_file_is(
     config = CorpusConfig.model_validate({"path": str(tmp_path / "a.txt"), "split": split})
     assert texts_of(config) == expected
     for block in range(1, 40):  # wherever blocks are cut
-        monkeypatch.setattr("trainer.data.corpus.lines.BLOCK", block)
+        monkeypatch.setattr("trainer.data.corpus.text.BLOCK", block)
         assert texts_of(config) == expected
     assert texts_of(
         CorpusConfig.model_validate({"path": str(compressed(tmp_path / "a.txt", ".gz")), "split": split})
@@ -139,7 +139,7 @@ def test_json_lines_are_cut_wherever_blocks_end(
 ) -> None:
     path = jsonl(tmp_path, texts)
     path.write_text("\n\n" + path.read_text().replace("\n", "\r\n", 5).rstrip("\n"))  # blank lines are no rows
-    monkeypatch.setattr("trainer.data.corpus.lines.BLOCK", 64)
+    monkeypatch.setattr("trainer.data.corpus.text.BLOCK", 64)
     assert texts_of(CorpusConfig(path=str(path))) == texts
 
 

@@ -22,9 +22,9 @@ from trainer.data import tokenizers as loaded
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.engines import choose, proof
 from trainer.data.engines.base import lists
-from trainer.data.engines.hard_set import HARD, special_cases
 from trainer.data.engines.others import OTHERS
 from trainer.data.engines.own import Fast
+from trainer.data.engines.proof_texts import HARD, special_cases
 from trainer.data.pretokenize import pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
@@ -251,14 +251,14 @@ def test_one_that_is_wrong_is_refused_and_auto_does_without(corpus: Corpus, monk
 def test_only_the_whole_corpus_shows_what_a_sample_does_not_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer.data.engines import sample
+    from trainer.data.engines import proof_texts
 
     def make(location: str, *, special_as_text: bool) -> Wrong:
         return Wrong(
             Fast(location, special_as_text=special_as_text), changed(lambda text: text.startswith("number 33 "))
         )
 
-    monkeypatch.setattr(sample, "SAMPLE_BYTES", 1000)
+    monkeypatch.setattr(proof_texts, "SAMPLE_BYTES", 1000)
     stand_in(monkeypatch, "tiktoken", make)
     texts = [f"number {number} of the texts" for number in range(100)]
     corpus = prepare_corpus(CorpusConfig(parquet=str(write_parquet(tmp_path / "a.parquet", texts))))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.formats.flat import PLACES, TOKENS, open_flat
-from trainer.data.formats.journal import JOURNAL, TokenJournal
+from trainer.data.formats.flat import JOURNAL, PLACES, TOKENS, TokenJournal, open_flat
 
 DTYPE = np.dtype("<u2")
 GROUPS = [[[1, 2, 3], [4]], [[]], [[5, 6], [], [7, 8, 9, 10]], [[11] * 40]]

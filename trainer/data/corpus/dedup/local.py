@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpus.dedup import pairs
-from trainer.data.corpus.dedup.components import Removals, first_of_runs, removals
-from trainer.data.corpus.dedup.parts import write_parts
+from trainer.data.corpus.dedup.pairs import Removals, first_of_runs, removals
+from trainer.data.corpus.dedup.rows import RowStream, write_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
-from trainer.data.corpus.dedup.whole_rows import RowStream
 from trainer.data.corpus.reading import iter_texts
 
 _KEYS = np.dtype([("key", "<u8"), ("row", "<i8")])

@@ -17,11 +17,11 @@ import numpy as np
 from trainer.data import cache
 from trainer.data.corpus import arrow, formats, jsonl, parquet
 from trainer.data.corpus.base import Corpus, first_line
-from trainer.data.corpus.dedup.components import components
 from trainer.data.corpus.dedup.labelled import DUPLICATES
 from trainer.data.corpus.dedup.local import Edges
+from trainer.data.corpus.dedup.pairs import components
+from trainer.data.corpus.dedup.rows import LINE, rows_from, schema_of
 from trainer.data.corpus.dedup.sketches import Integers
-from trainer.data.corpus.dedup.whole_rows import LINE, rows_from, schema_of
 from trainer.errors import InputError, literal
 from trainer.json_types import JsonObject
 

@@ -13,12 +13,10 @@ import numpy as np
 from trainer.data.corpus.base import Corpus
 from trainer.data.corpus.dedup import local
 from trainer.data.corpus.dedup.local import Edges
-from trainer.data.corpus.dedup.new_folder import check_new, new_folder
-from trainer.data.corpus.dedup.parts import COLUMNS, KEPT, REMOVED, check_parts
+from trainer.data.corpus.dedup.rows import COLUMNS, KEPT, REMOVED, check_parts, schema_of
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Integers
-from trainer.data.corpus.dedup.whole_rows import schema_of
 from trainer.errors import InputError
-from trainer.leftovers import remove
+from trainer.leftovers import check_new, new_folder, remove
 
 Engine = Literal["local", "spark"]
 _WORK = ".work"

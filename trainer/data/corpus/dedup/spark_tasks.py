@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from trainer.data.corpus.dedup import pairs
-from trainer.data.corpus.dedup.components import Removals
-from trainer.data.corpus.dedup.parts import write_parts
+from trainer.data.corpus.dedup.pairs import Removals
+from trainer.data.corpus.dedup.rows import RowStream, write_parts
 from trainer.data.corpus.dedup.sketches import DedupJob, Integers, Sets, TextStream, sketched
-from trainer.data.corpus.dedup.whole_rows import RowStream
 from trainer.data.shares import documents
 
 Task = Callable[[Iterator[Any]], Iterator[Any]]
