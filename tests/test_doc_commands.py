@@ -12,9 +12,8 @@ import yaml
 
 from harness.cli import COMMANDS, _parse
 from harness.scenario.commands import open_scenario
-from harness.scenario.load import load_scenario
+from harness.scenario.load import SCENARIOS, find_file, load_scenario
 from harness.scenario.plan import make_plan
-from harness.scenario.shipped import SCENARIOS, find
 from tests.test_docs import DOCUMENTS, ROOT
 from trainer.errors import InputError
 
@@ -76,7 +75,7 @@ def test_the_documents_show_commands() -> None:
 def test_a_shown_command_is_one(words: list[str]) -> None:
     arguments = _parse(words[1:])
     if arguments.command in SCENARIO_COMMANDS and arguments.scenario is not None:
-        path = ROOT / find(arguments.scenario, SCENARIOS) if not arguments.scenario.isupper() else ROOT
+        path = ROOT / find_file(arguments.scenario, SCENARIOS) if not arguments.scenario.isupper() else ROOT
         if path.is_file():  # not one of the reader's own
             arms = [arguments.arm] if isinstance(arguments.arm, str) else arguments.arm or []
             make_plan(load_scenario(path, arguments.set), str(path), arms)

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from harness.attach.callbacks import TrainingRecording
+from harness.attach.hooks import TrainingRecording
 
 
 class AccelerateTracker(GeneralTracker):  # type: ignore[misc]  # as with transformers

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from harness.attach.callbacks import TrainingRecording
+from harness.attach.hooks import TrainingRecording
 
 
 class LightningCallback(Callback):  # type: ignore[misc]  # as with transformers

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from harness.attach.callbacks import TrainingRecording
+from harness.attach.hooks import TrainingRecording
 
 
 class HarnessCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types

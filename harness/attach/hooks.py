@@ -13,13 +13,14 @@ This runs in the user's process. It imports nothing named ``trainer``, because t
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -120,3 +121,28 @@ def _make_study(raw: str, out: str | Path) -> Path | None:
     print(done.stdout, end="")
     last = done.stdout.splitlines()[-1:]
     return Path(last[0].removeprefix("study: ")) if last and last[0].startswith("study: ") else None
+
+
+class TrainingRecording:
+    """Recording of one training run, held by a framework's callback between :meth:`begin` and :meth:`end`.
+
+    If the training fails, the steps up to the failure are written when the process ends.
+    """
+
+    def __init__(self, out: str | Path, warmup: int) -> None:
+        self._out, self._warmup = out, warmup
+        self._stack = ExitStack()
+        self._block: RecordedBlock | None = None
+        atexit.register(self.end)
+
+    @property
+    def study(self) -> Path | None:
+        """Folder of the study after the training. None before, if no step was seen, or under ``harness exec``."""
+        return None if self._block is None else self._block.study
+
+    def begin(self) -> None:
+        if self._block is None:
+            self._block = self._stack.enter_context(record(self._out, warmup=self._warmup))
+
+    def end(self) -> None:
+        self._stack.close()

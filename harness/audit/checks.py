@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
-from harness.audit.figures import Interval, common
 from harness.audit.flops import Convention
-from harness.audit.table import AuditRow, Declared
+from harness.audit.table import AuditRow, Declared, Interval, common
 
 TOKENS, TFLOPS, MFU, STEP = "tokens/s", "TFLOP/s", "MFU", "step time"
 DURATION = "duration against steps x step time"

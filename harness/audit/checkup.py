@@ -1,6 +1,6 @@
 """Checks a published results table against itself: rows, readings, ceilings, inferences.
 
-A pure function from Table to Audit. Every tolerance follows from the printed digits (figures.py). Every firm claim
+A pure function from Table to Audit. Every tolerance follows from the printed digits (table.py). Every firm claim
 follows from the scatter of the rows and from the number of equally good readings (judge.py).
 """
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.audit.checks import setting_of, step_s, tokens_per_step
-from harness.audit.figures import AuditedFigure, Interval
-from harness.audit.table import AuditRow, Noise, Table
+from harness.audit.table import AuditedFigure, AuditRow, Interval, Noise, Table
 
 GainVerdict = Literal[
     "not comparable",

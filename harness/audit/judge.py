@@ -12,7 +12,6 @@ from functools import cached_property
 from math import comb, prod
 
 from harness.audit.checks import AuditCheck, AuditStatus, Setting
-from harness.audit.figures import AuditedFigure, Interval
 from harness.audit.flops import Convention
 from harness.audit.policy import (
     AS_FAR_OFF_RATIO,
@@ -36,7 +35,7 @@ from harness.audit.scatter import (
 )
 from harness.audit.solve import Excluded, FittedReading, UnknownKind
 from harness.audit.specificity import Readings
-from harness.audit.table import AuditRow, Peak
+from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from harness.audit.figures import AuditedFigure, read_duration, read_figure
 from harness.audit.policy import TABLE_ROWS_MAX
-from harness.audit.table import AuditRow, Declared, Noise, Optimizer, Table
+from harness.audit.table import AuditedFigure, AuditRow, Declared, Noise, Optimizer, Table, read_duration, read_figure
 from harness.scenario.errors import Problem, did_you_mean, first_error, problems_of, section_at
 from harness.scenario.yaml import read_document
 from trainer.config import PRESET_VOCABULARY, PRESETS, ModelConfig

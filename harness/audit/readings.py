@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
-from harness.audit.figures import AuditedFigure, Interval, common
 from harness.audit.flops import Convention
 from harness.audit.policy import AVERAGE_WITHIN
 from harness.audit.solve import Excluded, FittedReading, NamedPeak, devices, sequences
-from harness.audit.table import AuditRow, Peak
+from harness.audit.table import AuditedFigure, AuditRow, Interval, Peak, common
 
 # Factors on the FLOPs if a publication counts only a part of the work, or more than the model needs.
 SCALES = {"forward": 1 / 3, "backward": 2 / 3, "recomputation": 4 / 3, "fused": 1 / 2, "twice": 2.0}

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.audit.checks import AuditCheck, AuditStatus, Setting
-from harness.audit.figures import Interval
 from harness.audit.fits import Clue, Fit, Traffic
 from harness.audit.flops import Convention
 from harness.audit.gains import Gain, Incomparable
 from harness.audit.scatter import Scatter
 from harness.audit.solve import Excluded, FittedReading
-from harness.audit.table import Table
+from harness.audit.table import Interval, Table
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.audit.checks import STEP, TOKENS, Setting, rates, witnesses
-from harness.audit.figures import Interval
 from harness.audit.policy import COMMON_FACTOR_SPREAD, INCONSISTENT_CHANCE, USUAL_SCATTER, WITNESS_ROWS_MIN
-from harness.audit.table import AuditRow
+from harness.audit.table import AuditRow, Interval
 
 Distances = NDArray[np.float64]
 PER_DEVIATION = 1.4826  # standard deviations in the median distance of normal scatter

@@ -12,10 +12,9 @@ from math import ceil, floor, log2, sqrt
 from typing import Literal
 
 from harness.audit.checks import MFU, STEP, TFLOPS, TOKENS, Setting, fits, rates, witnesses
-from harness.audit.figures import Interval, common
 from harness.audit.flops import Convention
 from harness.audit.policy import LENGTH_STEP, SEQUENCE_SHORTEST, VALUES_TRIED_MAX
-from harness.audit.table import AuditRow
+from harness.audit.table import AuditRow, Interval, common
 
 UnknownKind = Literal[
     "formula", "scale", "sequence", "devices", "total", "unit", "peak", "padding", "average", "duration"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import floor, log10
 
 from harness.audit.checks import DURATION, AuditCheck, CheckReason
-from harness.audit.figures import Interval
 from harness.audit.fits import Clue, Fit, Traffic
 from harness.audit.flops import Attention, Convention, Weights
 from harness.audit.gains import Gain, GainVerdict, Incomparable, NotComparable, unexplained
@@ -15,7 +14,7 @@ from harness.audit.policy import COARSE_DIGITS, LENGTH_STEP, READINGS_NAMED, ROW
 from harness.audit.result import Audit, RowAudit
 from harness.audit.scatter import Scatter
 from harness.audit.solve import SOLVED_ROUNDING, Excluded, FittedReading, NamedPeak, UnknownKind
-from harness.audit.table import Table
+from harness.audit.table import Interval, Table
 from harness.show.words import capitalised, count, listing, percent, ratio
 
 PALM = "as PaLM does"

@@ -113,9 +113,9 @@ def name_file(given: str) -> None:
     """Print on stderr which file is used, if ``given`` names a scenario without its path and suffix (mine:
     mine.yaml).
     """
-    from harness.scenario.shipped import SCENARIOS, find
+    from harness.scenario.load import SCENARIOS, find_file
 
-    path = find(given, SCENARIOS)
+    path = find_file(given, SCENARIOS)
     if not path.is_absolute() and path != Path(given):
         print(visible(f"{given}: the file {path} of this folder"), file=sys.stderr)
 

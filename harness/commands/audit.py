@@ -22,9 +22,9 @@ def audit(arguments: argparse.Namespace, _command: list[str]) -> int:
     from harness.audit.checkup import audit as check
     from harness.audit.load import load_published
     from harness.audit.report import as_json, as_text
-    from harness.scenario.shipped import PUBLISHED, find
+    from harness.scenario.load import PUBLISHED, find_file
 
-    table = load_published(find(arguments.file, PUBLISHED))
+    table = load_published(find_file(arguments.file, PUBLISHED))
     result = check(table, known_peaks())
     if arguments.json:
         say(as_json(result).removesuffix("\n"))

@@ -20,8 +20,7 @@ def add_list_arguments(_parser: argparse.ArgumentParser) -> None:
 def list_shipped(_arguments: argparse.Namespace, _command: list[str]) -> int:
     """Print every shipped scenario and sweep with its question, and every published table with its title."""
     from harness.audit.load import load_published
-    from harness.scenario.load import load_scenario
-    from harness.scenario.shipped import PUBLISHED, SCENARIOS, SWEEPS, shipped
+    from harness.scenario.load import PUBLISHED, SCENARIOS, SWEEPS, load_scenario, shipped
     from harness.sweep.load import load_sweep
 
     scenarios, sweeps, tables = shipped(SCENARIOS), shipped(SWEEPS), shipped(PUBLISHED)

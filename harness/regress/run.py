@@ -20,10 +20,9 @@ from harness.regress.decision import Limits, StateComparison, WhyUndecided, is_l
 from harness.regress.gate import comparisons
 from harness.regress.policy import HOPELESS_BLOCKS, MOST_BLOCKS_PLANNED
 from harness.scenario.errors import did_you_mean
-from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import flatten, has, lookup, merge
-from harness.scenario.plan import CONTROLS, Arm, Plan, make_plan
+from harness.scenario.plan import CONTROLS, Arm, Plan, Variant, make_plan, variants
 from harness.study.records import ArmRecord, ComparisonRecord, OtherDefault, StudyRecord
 from harness.study.store import StudyFolder
 from trainer.config import BEFORE, TrainerConfig

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, dotted_keys, problems_of
-from harness.scenario.matrix import Variant, count_arms, points, value_name, variants
 from harness.scenario.model import Claim, Compare, Scenario
 from harness.scenario.overrides import DottedKeyError, edit_texts, expand, flatten, has
+from harness.scenario.plan import Variant, count_arms, points, value_name, variants
 from harness.scenario.yaml import MAX_ARMS, KeyPath
 from trainer.config import TrainerConfig
 from trainer.errors import InputError

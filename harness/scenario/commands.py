@@ -28,9 +28,8 @@ from pydantic import AfterValidator, Field, ValidationError
 from harness.scenario.checks import pair_problems
 from harness.scenario.errors import Problem, first_error, problems_of
 from harness.scenario.load import LOOP, check_scenario, key_of_commands, read_overridden
-from harness.scenario.matrix import MatrixPoint, points
 from harness.scenario.model import Compare, LimitsConfig, Name, Scenario
-from harness.scenario.plan import DOSE_TIMES
+from harness.scenario.plan import DOSE_TIMES, MatrixPoint, points
 from harness.scenario.yaml import MAX_ARMS, Document, KeyPath
 from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config

@@ -1,9 +1,13 @@
-"""Loads a scenario: merges files and options into one document (``extends``, dotted keys, ``--set``) and checks it."""
+"""Loads a scenario: merges files and options into one document (``extends``, dotted keys, ``--set``) and checks it.
+
+A name such as ``quickstart`` is quickstart.yaml in the current folder, else a shipped file.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,11 +16,40 @@ from harness.scenario.checks import problems
 from harness.scenario.errors import Problem, first_error, problems_of, shown
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import DottedKeyError, Nested, expand, flatten, merge
-from harness.scenario.shipped import SCENARIOS, find
 from harness.scenario.yaml import Document, Mark, dotted, parse_document, read_document
 from harness.study.records import COMMAND
 from trainer.errors import InputError, one_line
 from trainer.json_types import Json, JsonObject, section
+
+_ROOT = Path(__file__).parents[2]
+SCENARIOS, SWEEPS, PUBLISHED = _ROOT / "scenarios", _ROOT / "sweeps", _ROOT / "profiles" / "published"
+
+
+def shipped(folder: Path) -> dict[str, Path]:
+    """Return the YAML files of ``folder``, by name without suffix."""
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_file(given: str | Path, folder: Path) -> Path:
+    """Return the file ``given``, ``given``.yaml in the current folder, or the file of that name in ``folder``.
+
+    They are tried in this order. Raises InputError for a plain name (no suffix, no folder) that is none of them.
+    Other paths are returned unchecked.
+    """
+    path = Path(given)
+    if len(path.parts) != 1 or path.suffix or path.is_file():
+        return path
+    if (local := path.with_suffix(".yaml")).is_file():
+        return local
+    paths = shipped(folder)
+    if path.name in paths:
+        return paths[path.name]
+    if path.exists():  # a folder; the reader of the path refuses it
+        return path
+    near = get_close_matches(path.name, paths, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    raise InputError(f"{path}: no such file{hint} shipped: {', '.join(paths) or 'none'}")
+
 
 FILE_ONLY = ("extends", "arms", "matrix", "compare", "claims", "whatif", "requires", "isolated_baseline")
 SETTABLE = tuple(name for name in Scenario.model_fields if name not in (*FILE_ONLY, "base"))
@@ -49,7 +82,7 @@ def read_overridden(
 
     It is not checked yet.
     """
-    document = read_merged(find(path, SCENARIOS))
+    document = read_merged(find_file(path, SCENARIOS))
     for text in sets:
         apply_set(document, text)
     for option, value in (("repeats", repeats), ("interleave", interleave)):

@@ -1,8 +1,11 @@
-"""Plans every run of a scenario: arms with their controls, comparisons, and the order of each block."""
+"""Plans every run of a scenario: arms at every matrix point with their controls, comparisons, order of each block."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -11,7 +14,6 @@ from typing import Literal
 
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
-from harness.scenario.matrix import Variant, variants
 from harness.scenario.model import Control, ProbesConfig, Scenario
 from harness.scenario.overrides import DOSES, Dosed, Nested, expand, flatten, lookup, lookup_number, merge
 from harness.scenario.yaml import MAX_ARMS
@@ -20,6 +22,73 @@ from harness.study.records import ComparisonRecord
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line, visible
 from trainer.json_types import Json, JsonObject
+
+
+@dataclass(frozen=True)
+class MatrixPoint:
+    """One combination of the matrix values.
+
+    ``suffix`` (``@batch_size=8``) is appended to an arm's name; ``values`` are nested.
+    """
+
+    suffix: str
+    values: Nested
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One arm at one matrix point; :func:`variants` makes it. ``name``: the arm's name with the point's suffix.
+
+    ``declared``: the point's and the arm's own keys, nested. ``nested``: the whole configuration.
+    """
+
+    name: str
+    arm: str
+    point: MatrixPoint
+    declared: Nested
+    nested: Nested
+
+
+def count_arms(scenario: Scenario) -> int:
+    """Return the number of arms times matrix points, without controls. Nothing is built."""
+    return len(scenario.arms) * math.prod(len(values) for values in scenario.matrix.values())
+
+
+def points(matrix: Mapping[str, Sequence[Json]]) -> Iterator[MatrixPoint]:
+    """Yield every combination of the matrix values, the last key varying fastest; one empty point without a matrix."""
+    last_parts = [key.rpartition(".")[2] for key in matrix]
+    labels = [key if last_parts.count(part) > 1 else part for key, part in zip(matrix, last_parts, strict=True)]
+    for values in itertools.product(*matrix.values()):
+        named = [f"{label}={value_name(value)}" for label, value in zip(labels, values, strict=True)]
+        suffix = f"@{','.join(named)}" if named else ""
+        yield MatrixPoint(suffix, expand(dict(zip(matrix, values, strict=True))))
+
+
+def variants(scenario: Scenario) -> Iterator[Variant]:
+    """Yield every arm at every matrix point, arms in the outer loop.
+
+    Each configuration merges the defaults, then base, then the point, then the arm's own overrides.
+    """
+    # The base starts from the defaults, so that `data.corpus.documents: 40` means the first 40 of the default corpus.
+    base = merge(TrainerConfig().model_dump(), expand(scenario.base))
+    combinations = list(points(scenario.matrix))
+    for arm, overrides in scenario.arms.items():
+        arm_values = expand(overrides or {})
+        for point in combinations:
+            nested = merge(merge(base, point.values), arm_values)
+            yield Variant(f"{arm}{point.suffix}", arm, point, merge(point.values, arm_values), nested)
+
+
+def value_name(value: Json) -> str:
+    """Format a matrix value as part of a folder name: at most 40 safe characters, or longer for a mapping."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return (
+            "-".join(f"{key.rpartition('.')[2]}-{value_name(leaf)}" for key, leaf in flatten(value).items()) or "empty"
+        )
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-.")[-40:] or "empty"
+
 
 # Overrides of each control. ideal-data: no data cost. data-only: no compute. a-a: no change. The control "dose" is not
 # listed: it is several arms that repeat one kind of work (a key of DOSES), each by one of DOSE_TIMES.

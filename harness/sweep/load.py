@@ -10,11 +10,10 @@ from typing import NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from harness.scenario.errors import Problem, did_you_mean, first_error, problems_of
-from harness.scenario.load import load_scenario, read_merged
+from harness.scenario.load import SCENARIOS, SWEEPS, find_file, load_scenario, read_merged
 from harness.scenario.model import Scenario
 from harness.scenario.overrides import DottedKeyError, expand, flatten, has, merge
 from harness.scenario.plan import make_plan
-from harness.scenario.shipped import SCENARIOS, SWEEPS, find
 from harness.scenario.yaml import Document, Mark, parse_document
 from harness.sweep.model import SweepBudget, SweepConfig
 from harness.sweep.projection import MupStrategy
@@ -54,7 +53,7 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
     ``sets``: ``key=value`` texts, with keys of the sweep (``strategy=greedy``) or dotted keys of its base. Raises
     InputError with one line: file, line, dotted key, allowed values.
     """
-    file = find(path, SWEEPS)
+    file = find_file(path, SWEEPS)
     document = read_merged(file, "a sweep", "name, learning_rate, strategy and steps")
     for text in sets:
         apply_sweep_set(document, text)
@@ -215,7 +214,7 @@ def _check_mup(settings: SweepConfig, config: TrainerConfig, document: Document)
 def _scenario_arm(scenario: str, arm: str | None, document: Document, file: Path) -> _Base:
     mark = document.nearest(("scenario",))
     relative = Path(os.path.normpath(file.parent / scenario))
-    place = relative if relative.exists() else find(scenario, SCENARIOS)
+    place = relative if relative.exists() else find_file(scenario, SCENARIOS)
     try:
         loaded = load_scenario(place)
         plan = make_plan(loaded, str(place), [] if arm is None else [arm])

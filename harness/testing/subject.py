@@ -87,7 +87,7 @@ class Subject:
 
     def _judge(self, other: str, within: str | None, budget: str, memory: str, startup: str) -> StateComparison:
         from harness.scenario.commands import CommandScenario, open_scenario
-        from harness.scenario.matrix import variants
+        from harness.scenario.plan import variants
 
         base = self.config.getoption("--harness-base")
         scenario = open_scenario(self.path, self.sets)

@@ -7,11 +7,13 @@ library may encode a list of texts in threads while the caller waits. Their CPU 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+from collections.abc import Callable
 from time import monotonic_ns, process_time_ns
 from typing import Any
 
-from _harness_agent import boundaries, guard, imports, stages
+from _harness_agent import boundaries, guard, stages
 
 # Module: (class, encoding methods)
 ENCODERS = {
@@ -34,7 +36,7 @@ _loose = _Loose()
 def patch() -> None:
     """Wrap the encoding methods of each library in :data:`ENCODERS`, now or when the library is imported."""
     for module, (kind, methods) in ENCODERS.items():
-        imports.after(module, functools.partial(_wrap, kind, methods))
+        _after_import(module, functools.partial(_wrap, kind, methods))
 
 
 def _wrap(kind: str, methods: tuple[str, ...], module: Any) -> None:
@@ -79,3 +81,52 @@ def _timed(before: Any) -> Any:
 
     encode._harness_seam = True  # type: ignore[attr-defined]
     return encode
+
+
+def _after_import(name: str, action: Callable[[Any], None]) -> None:
+    """Call ``action(module)`` as soon as the module ``name`` is imported; at once if it already is."""
+    module = sys.modules.get(name)
+    if module is not None:
+        guard.carefully(action, module)
+        return
+    _finder.wanted.setdefault(name, []).append(action)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+class _Finder:
+    def __init__(self) -> None:
+        self.wanted: dict[str, list[Callable[[Any], None]]] = {}
+        self._asking: set[str] = set()  # prevents two finders from asking each other for ever
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.wanted or name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                find = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if find is not None and finder is not self else None
+                if spec is not None:
+                    if spec.loader is not None:
+                        self._follow(name, spec.loader)
+                    return spec
+        finally:
+            self._asking.discard(name)
+        return None
+
+    def _follow(self, name: str, loader: Any) -> None:
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            for action in self.wanted.pop(name, []):
+                guard.carefully(action, module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader with slots cannot be changed
+            pass
+
+
+_finder = _Finder()

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from harness.audit.figures import AuditedFigure, read_figure
 from harness.audit.flops import conventions
-from harness.audit.table import AuditRow, Declared, Peak, Table
+from harness.audit.table import AuditedFigure, AuditRow, Declared, Peak, Table, read_figure
 from harness.audit.text import convention
 from trainer.model import Shape
 

@@ -10,12 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.audit.checkup import audit
-from harness.audit.figures import AuditedFigure, read_duration, read_figure
 from harness.audit.flops import Convention, conventions
 from harness.audit.gains import Incomparable
 from harness.audit.result import RowAudit
 from harness.audit.solve import Excluded, FittedReading, NamedPeak
-from harness.audit.table import AuditRow, Declared, Optimizer, Peak, Table
+from harness.audit.table import AuditedFigure, AuditRow, Declared, Optimizer, Peak, Table, read_duration, read_figure
 from tests.examples import examples
 from trainer.devices.estimates import flops_per_token, parameters
 from trainer.model import Shape, build_model

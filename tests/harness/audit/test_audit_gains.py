@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from harness.audit.checkup import audit
-from harness.audit.figures import read_figure
 from harness.audit.gains import NotComparable
 from harness.audit.result import Audit
-from harness.audit.table import AuditRow, Declared, Noise, Table
+from harness.audit.table import AuditRow, Declared, Noise, Table, read_figure
 from harness.audit.text import gain_sentence
 
 ISOLATED = {"slow": read_figure("10.0"), "fast": read_figure("2.0")}

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from harness.audit import judge
-from harness.audit.figures import Interval, read_figure
 from harness.audit.fits import FixedPart
 from harness.audit.load import load_published
 from harness.audit.readings import averages
 from harness.audit.scatter import Relation, scatters
 from harness.audit.solve import plausible_lengths
 from harness.audit.specificity import Readings, _covered
-from harness.audit.table import AuditRow
+from harness.audit.table import AuditRow, Interval, read_figure
 from harness.audit.text import _rows_line, change, short
 from trainer.errors import InputError
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario.load import load_scenario
+from harness.scenario.load import PUBLISHED, SCENARIOS, SWEEPS, load_scenario, shipped
 from harness.scenario.plan import make_plan
-from harness.scenario.shipped import PUBLISHED, SCENARIOS, SWEEPS, shipped
 from tests.commands import harness
 from trainer.errors import InputError
 

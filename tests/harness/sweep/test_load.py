@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario.shipped import SCENARIOS, SWEEPS, find, shipped
+from harness.scenario.load import SCENARIOS, SWEEPS, find_file, shipped
 from harness.sweep.load import load_sweep
 from harness.sweep.space import TrialConfigs
 from harness.sweep.trials import TrialPlan
@@ -134,7 +134,7 @@ def test_an_arm_of_a_scenario_is_the_base(file: Path) -> None:
 def test_a_machine_costs_a_sweep_what_it_costs_its_scenario(file: Path) -> None:
     small = file.with_name("scenario.yaml")
     small.write_text(
-        f"extends: {find('quickstart', SCENARIOS).resolve()}\nname: small\nprice_usd_per_hour: 2.0\n"
+        f"extends: {find_file('quickstart', SCENARIOS).resolve()}\nname: small\nprice_usd_per_hour: 2.0\n"
         "budget: {usd: 1}\nupload: file:///nowhere\n"
     )
     text = SWEEP.replace("base:\n", f"scenario: {small.name}\narm: tokens-padded\nbase:\n", 1)
