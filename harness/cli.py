@@ -20,8 +20,7 @@ from harness import __version__
 from harness.commands.actions import Command
 from harness.launch import ending
 from trainer.errors import MACHINE_FAULTS, InputError, visible
-from trainer.files import check_utf8
-from trainer.leftovers import final_name
+from trainer.files import check_utf8, final_name
 
 SIGPIPE_EXIT = 141  # 128 + SIGPIPE, as in shells
 MAX_ERROR_CHARACTERS = 500  # maximum characters of a text that cannot be encoded

@@ -24,8 +24,8 @@ from trainer.checkpoint_folder import Checkpoint, Store
 from trainer.compute.base import Stateful
 from trainer.epoch_interval import EpochInterval, Epochs
 from trainer.errors import InputError, one_line
+from trainer.files import remove, remove_leftovers
 from trainer.json_types import Json, JsonObject
-from trainer.leftovers import remove, remove_leftovers
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig, TrainerConfig

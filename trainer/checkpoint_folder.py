@@ -24,9 +24,8 @@ from typing import Any, Protocol
 
 from trainer.data.cache import DIGESTS
 from trainer.errors import InputError, one_line
-from trainer.files import naming, read_json
+from trainer.files import naming, read_json, remove, temporary_path
 from trainer.json_types import JsonObject, integer, section
-from trainer.leftovers import remove, temporary_path
 
 CHECKPOINT_SCHEMA = 1
 ABOUT, STATE, WEIGHTS, CONFIG = "checkpoint.json", "state.pt", "model.safetensors", "config.json"

@@ -27,9 +27,8 @@ from trainer.checkpoint_folder import CONFIG, WEIGHTS
 from trainer.data import cache
 from trainer.data.kept_tokenizer import write as write_tokenizer
 from trainer.errors import InputError, literal
-from trainer.files import expanded, write_atomically
+from trainer.files import expanded, remove_leftovers_of, write_atomically
 from trainer.json_types import Json
-from trainer.leftovers import remove_leftovers_of
 
 if TYPE_CHECKING:
     import torch

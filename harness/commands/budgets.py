@@ -166,7 +166,7 @@ def _predicted(
     from harness.launch.preparation import check_writable
     from harness.show.cost import amounts_text
     from harness.show.words import duration
-    from trainer.leftovers import remove, remove_leftovers_of, temporary_path
+    from trainer.files import remove, remove_leftovers_of, temporary_path
 
     scenario = plan.scenario
     if limit.usd is not None and scenario.price_usd_per_hour is None and not all(map(_may_have_price, plan.arms)):

@@ -116,7 +116,7 @@ def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
 def _make(arguments: argparse.Namespace) -> int:
     from harness.launch.progress import announced
     from trainer.data.corpus.dedup.labelled import CORPUS_FILE, LABELS_FILE, check_count, write_labelled
-    from trainer.leftovers import check_new
+    from trainer.files import check_new
 
     for name, value in vars(arguments).items():
         if name in _OTHERS and value != arguments.parser.get_default(name):
@@ -184,7 +184,7 @@ def _dedup(arguments: argparse.Namespace, settings: DedupSettings, spark: SparkO
     from trainer.data.corpus import prepare_corpus
     from trainer.data.corpus.dedup.quality import Labels, cluster_quality, quality_of, read_labels
     from trainer.data.corpus.dedup.run import deduplicate
-    from trainer.leftovers import check_new
+    from trainer.files import check_new
 
     out = Path(arguments.out)
     check_new(out)

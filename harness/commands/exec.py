@@ -134,7 +134,7 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     from harness.launch.preparation import check_writable
     from harness.launch.study import create_folder, now
     from harness.study.contract import RAW
-    from trainer.leftovers import remove
+    from trainer.files import remove
 
     check_writable(Path(arguments.out))
     if arguments.recorded is not None and not Path(arguments.recorded).is_dir():
@@ -236,7 +236,7 @@ def run_commands(
     from harness.commands.report import print_first_screen
     from harness.launch.preparation import check_writable
     from harness.launch.study import create_folder
-    from trainer.leftovers import remove
+    from trainer.files import remove
 
     check_writable(out)
     folder = create_folder(out, name)
@@ -286,7 +286,7 @@ def _report(
     """
     from harness.attach.study import make_study
     from harness.commands.report import print_first_screen
-    from trainer.leftovers import remove
+    from trainer.files import remove
 
     code = 0 if ended is None else ended.code
     study = make_study(folder, raw, program, command, code, begun_utc, ended)

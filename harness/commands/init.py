@@ -242,8 +242,7 @@ def _ask(one: Question) -> str:
 def _check(path: Path, text: str) -> None:
     """Write the scenario ``text`` to ``path`` if it is valid. Otherwise raise InputError, and write nothing."""
     from harness.scenario.commands import CommandScenario, open_scenario
-    from trainer.files import write_text
-    from trainer.leftovers import temporary_path
+    from trainer.files import temporary_path, write_text
     from trainer.user_code import fingerprint
 
     draft = temporary_path(path)

@@ -12,7 +12,7 @@ from harness.launch.needs import FORCIBLE, MemoryUse, choose_interleave, memory_
 from harness.launch.out_of_memory import largest_vocabulary
 from harness.launch.preparation import check_devices
 from harness.machine.checks.check import Check, count, fail, ok, warn
-from harness.machine.slurm import missing_commands
+from harness.machine.software import missing_commands
 from harness.scenario.plan import Plan
 from harness.study.contract import PROFILED
 from trainer.config import TrainerConfig

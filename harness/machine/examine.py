@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.machine import capacity, cgroup, cpu, gpu, slurm, software, tracing
+from harness.machine import capacity, cgroup, cpu, gpu, software, tracing
 from harness.machine.capacity import Needs
 from harness.machine.checks import capacity as capacity_checks
-from harness.machine.checks import gpus, processors
+from harness.machine.checks import devices, processors
 from harness.machine.checks import software as software_checks
 from harness.machine.checks.check import Check, judge
 from harness.machine.files import ROOT, read_mounts
@@ -43,7 +43,7 @@ class Examination:
         self.nvml = Look(gpu.read_nvml, gpu.NVIDIA_SMI_LIMIT_S + FILE_READ_LIMIT_S)
         self.py_spy = Look(tracing.try_py_spy, 2 * tracing.TRACE_TRY_LIMIT_S + FILE_READ_LIMIT_S)
         self.toolchain = Look(lambda: software.read_toolchain(environ, read_mounts(root)), TOOLS_S)
-        self.batch_system = Look(slurm.read_batch_system, slurm.SLURM_LIMIT_S + FILE_READ_LIMIT_S)
+        self.batch_system = Look(software.read_batch_system, software.SLURM_LIMIT_S + FILE_READ_LIMIT_S)
         self.processor = Look(lambda: cpu.read_processor(root), FILE_READ_LIMIT_S)
         self.frequency = Look(lambda: cpu.read_frequency(self.processor.result().allowed, root), FILE_READ_LIMIT_S)
         self.clock = Look(lambda: cpu.read_clock(root), FILE_READ_LIMIT_S)
@@ -70,9 +70,9 @@ class Examination:
             ("python", software_checks.check_python),
             ("packages", self._imports),
             ("torch", self._torch),
-            ("driver", lambda: gpus.check_driver(self.driver.result(), self.nvml.result())),
-            ("nvml", lambda: gpus.check_nvml(self.driver.result(), self.nvml.result())),
-            ("cuda", lambda: gpus.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
+            ("driver", lambda: devices.check_driver(self.driver.result(), self.nvml.result())),
+            ("nvml", lambda: devices.check_nvml(self.driver.result(), self.nvml.result())),
+            ("cuda", lambda: devices.check_cuda(self.torch.result(), self.nvml.result(), self._environ)),
             ("compile", lambda: software_checks.check_compile(self.toolchain.result(), self.torch.result())),
             ("ptrace", self._ptrace),
             ("perf", lambda: software_checks.check_perf(self.permissions.result())),
@@ -148,16 +148,12 @@ class Examination:
         return processors.check_load(self._load_found, processor)
 
     def _profiles(self, threads: int | None) -> Iterable[Check]:
-        from harness.machine.checks import profiles  # A broken pydantic or yaml must cost only these lines.
-
         torch = self.torch.result()
-        yield profiles.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)
-        yield from profiles.check_cuda_profiles(torch.cuda_devices)
+        yield devices.check_cpu_profile(threads or torch.threads, needed=not torch.cuda_devices)
+        yield from devices.check_cuda_profiles(torch.cuda_devices)
 
     def _shipped(self) -> Check:
-        from harness.machine.checks import profiles
-
-        return profiles.check_shipped()
+        return devices.check_shipped()
 
 
 def _plain(look: Look[Any]) -> Any:

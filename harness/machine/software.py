@@ -1,4 +1,4 @@
-"""Read the installed software: packages, torch, and the compilers that ``torch.compile`` needs.
+"""Read the installed software: packages, torch, the compilers that ``torch.compile`` needs, and Slurm's commands.
 
 Imports run in separate programs: they take seconds, a broken driver can hang, and package metadata does not show a
 missing shared library. ``python -m harness.machine.software`` prints the facts of torch as JSON.
@@ -155,10 +155,6 @@ def _line(problem: object) -> str:
     return str(problem).strip().splitlines()[0]
 
 
-if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(asdict(_look())) + "\n")
-
-
 COMPILE_TRY_LIMIT_S = 20
 # Inductor's CPU kernels include omp.h (torch/_inductor/cpp_builder.py), Triton's launcher includes Python.h.
 _PROGRAM = "#include <Python.h>\n#include <cmath>\n{openmp}int main() {{ return 0; }}\n"
@@ -228,3 +224,42 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown_user"
+
+
+COMMANDS = ("sbatch", "squeue", "scancel")  # used by launch.slurm
+SLURM_LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by default.
+
+
+@dataclass(frozen=True)
+class BatchSystem:
+    """Parts of Slurm that are available here. ``missing``: commands not found.
+
+    ``partitions``: as sinfo prints them, the default with a star.
+    """
+
+    missing: tuple[str, ...]
+    partitions: tuple[str, ...] = ()
+    problem: str | None = None
+    """Why the controller did not answer; None if it did, or if the commands are missing."""
+
+
+def missing_commands() -> tuple[str, ...]:
+    """Return those of :data:`COMMANDS` that are not found on PATH."""
+    return tuple(name for name in COMMANDS if shutil.which(name) is None)
+
+
+def read_batch_system() -> BatchSystem:
+    if missing := missing_commands():
+        return BatchSystem(missing)
+    try:
+        status, output, errors = output_of(["sinfo", "--noheader", "--format=%P"], SLURM_LIMIT_S)
+    except OSError as error:  # A timeout is an OSError.
+        return BatchSystem((), problem=str(error))
+    if status:
+        lines = errors.strip().splitlines()
+        return BatchSystem((), problem=lines[-1].strip() if lines else f"sinfo ended with status {status}")
+    return BatchSystem((), tuple(output.split()))
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(asdict(_look())) + "\n")

@@ -40,9 +40,8 @@ from harness.study.records import RunRecord, StudyRecord, is_of_study
 from harness.study.run_data import ProbesRecord, RunData, read_facts
 from harness.study.tables import StoredTable, with_run, write_parquet, write_table
 from trainer.errors import InputError
-from trainer.files import read_json, write_atomically, write_text
+from trainer.files import read_json, remove_leftovers, write_atomically, write_text
 from trainer.json_types import JsonObject
-from trainer.leftovers import remove_leftovers
 
 if TYPE_CHECKING:
     import pyarrow as pa

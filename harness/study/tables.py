@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.study.contract import ADDED_COLUMNS, RUN_COLUMNS, SCHEMA, Columns, arrow_schema
 from trainer.errors import InputError
-from trainer.files import naming, write_atomically
-from trainer.leftovers import temporary_path
+from trainer.files import naming, temporary_path, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,8 +22,7 @@ from trainer.compute.torch_compute import TorchCompute
 from trainer.config import EvaluationConfig, TrainerConfig
 from trainer.data.dataset import make_pipeline, training_order
 from trainer.data.loader import open_batches
-from trainer.data.prepare import check_workers, prepare, warnings_of
-from trainer.data.split import BUCKETS, content_hash
+from trainer.data.prepare import BUCKETS, check_workers, content_hash, prepare, warnings_of
 from trainer.data.tokenizers import load_tokenizer
 from trainer.errors import InputError
 from trainer.evaluate import make_evaluator, validation_batches

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.leftovers import final_name, partial_path, remove_leftovers, remove_leftovers_of, temporary_path
+from trainer.files import final_name, partial_path, remove_leftovers, remove_leftovers_of, temporary_path
 
 DAY_S = 86_400
 ENDED = 4_194_305  # above the most that Linux gives

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer.compute import attention
 from trainer.compute.attention import check_separation, known, several_documents, teach_transformers
 from trainer.compute.base import Loss, Stateful
-from trainer.compute.modes import compiled, fuse_gelu, keep_layer_inputs_alone, loss_function
+from trainer.compute.modes import NormCheck, Precision, compiled, fuse_gelu, keep_layer_inputs_alone, loss_function
 from trainer.compute.optimizer import GradientClipping, learning_rate_factors, parameter_groups, rate_factor
 from trainer.compute.parallel import Parallel
-from trainer.compute.precision import NormCheck, Precision
 from trainer.compute.scores import EndingRow, Scores, evaluating, log_likelihoods, validate
 from trainer.config import TrainerConfig
 from trainer.data.batch import IGNORED, Batch, InFlight

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import MACHINE_FAULTS, InputError, cannot_write, one_line
-from trainer.files import expanded, read_json, write_text
-from trainer.leftovers import partial_path, remove, remove_leftovers, temporary_path
+from trainer.files import expanded, partial_path, read_json, remove, remove_leftovers, temporary_path, write_text
 
 FINGERPRINT_LENGTH = 16  # hex digits: 64 bits, enough against chance collisions among cached files
 DIGESTS = "digests.json"  # digest of every other file in a cached folder

@@ -21,7 +21,7 @@ from trainer.data import cache, pretrained
 from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model, special_ids
 from trainer.data.train_tokenizer import FACTS, TokenizerFacts
 from trainer.errors import InputError
-from trainer.leftovers import remove
+from trainer.files import remove
 
 CONFIG = "tokenizer_config.json"
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"

@@ -19,8 +19,7 @@ from trainer.data.formats.flat import PLACES, TOKENS, FlatWriter, open_flat, tok
 from trainer.data.token_groups import TokenGroup, encoded_groups, text_groups, texts_from
 from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
-from trainer.files import read_json
-from trainer.leftovers import remove
+from trainer.files import read_json, remove
 
 FACTS = "share.json"
 _SHARES = 64  # shares of a corpus, unless they would be larger than the limit or smaller than a row group

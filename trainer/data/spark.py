@@ -22,7 +22,7 @@ from trainer.data.spark_process import SparkProcess
 from trainer.data.token_groups import TokenGroups
 from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
-from trainer.leftovers import partial_path, remove
+from trainer.files import partial_path, remove
 
 DEFAULT_TIMEOUT_S = 600.0
 _MOST_PARTITIONS = 10_000

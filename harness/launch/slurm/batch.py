@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.slurm import missing_commands
+from harness.machine.software import missing_commands
 from trainer.config import SlurmConfig
 from trainer.errors import InputError, one_line
 from trainer.files import shell_word

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from harness.machine.cgroup import ControlGroup, CpuQuota, Throttling
 from harness.machine.checks.check import Check, count, ok, span, warn
 from harness.machine.cpu import Clock, Frequency, Load, Processor
-from harness.machine.slurm import BatchSystem
+from harness.machine.software import BatchSystem
 from trainer.errors import one_line
 
 # Clocks with one rate that are read without a system call: the processor's counter, or the hypervisor's page.

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tests.campaigns.faults.common import Counts, finish, harness_words, kill_all, run, start, tree, workplace
 from trainer.data.formats.flat import JOURNAL
-from trainer.leftovers import partial_path
+from trainer.files import partial_path
 
 FORMATS = ("flat", "token-list", "padded")
 LIMIT_S = 400.0

@@ -21,7 +21,7 @@ from harness.cli import COMMANDS, GROUPS, _parser
 from harness.study.store import StudyFolder
 from tests.commands import ROOT, harness
 from tests.harness.synthetic import Arm, build, write
-from trainer.leftovers import temporary_path
+from trainer.files import temporary_path
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 HEAVY = {"torch", "pyarrow", "matplotlib", "rich", "transformers", "numpy"}

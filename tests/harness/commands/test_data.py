@@ -16,7 +16,7 @@ from tests.trainer.data.conftest import make_texts, write_parquet
 from trainer.data import token_groups
 from trainer.data.formats.flat import TOKENS, open_flat, token_type
 from trainer.data.manifest import read_manifest
-from trainer.leftovers import partial_path
+from trainer.files import partial_path
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from harness.commands.doctor import COLUMNS, INDENT, conclusion, doctor, lines_of, worst
 from harness.machine.checks import Check, judge
 from harness.machine.checks.check import IMPORT_FIRST
-from harness.machine.checks.profiles import check_cpu_profile, check_cuda_profiles, figures
+from harness.machine.checks.devices import check_cpu_profile, check_cuda_profiles, figures
 from harness.machine.examine import Examination
 from trainer.devices.calibrate import calibrate, cpu_identity, cpu_profile, not_calibrated
 from trainer.devices.cpu_rates import Effort

@@ -31,7 +31,7 @@ from harness.machine.cpu import (
     read_frequency,
     read_processor,
 )
-from harness.machine.slurm import BatchSystem
+from harness.machine.software import BatchSystem
 from tests.harness.machine.tree import plant, v1, v2
 
 CPUS = "sys/devices/system/cpu"

@@ -22,7 +22,7 @@ from harness.study.records import RunRecord, StudyRecord
 from harness.study.store import StudyFolder
 from harness.study.tables import write_table
 from trainer.errors import InputError
-from trainer.leftovers import temporary_path
+from trainer.files import temporary_path
 
 STEPS = 40
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from trainer.compute.build import build_compute
-from trainer.compute.precision import (
+from trainer.compute.modes import (
     MOST_SKIPPED_IN_A_ROW,
     LossScaling,
     NormCheck,

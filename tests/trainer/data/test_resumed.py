@@ -19,7 +19,7 @@ from trainer.data.manifest import Format
 from trainer.data.pretokenize import pretokenize
 from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
-from trainer.leftovers import partial_path, remove_leftovers
+from trainer.files import partial_path, remove_leftovers
 
 FORMATS: tuple[Format, ...] = ("padded", "token-list", "flat")
 

@@ -22,8 +22,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.errors import InputError
+from trainer.files import remove
 from trainer.json_types import JsonObject
-from trainer.leftovers import remove
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ from trainer.data.corpus.base import CORPUS_ROW_GROUP
 from trainer.data.corpus.dedup.pairs import jaccard
 from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling, mixed
 from trainer.errors import InputError
-from trainer.leftovers import check_new, new_folder
+from trainer.files import check_new, new_folder
 
 SHINGLING = Shingling("word", 5)
 LEAST_SIMILAR = 0.8  # minimum similarity of a labelled near-duplicate to its original

@@ -21,7 +21,7 @@ from trainer.data.corpus.dedup.pairs import Removals, similarities
 from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
 from trainer.data.corpus.formats import COMPRESSED
 from trainer.errors import InputError
-from trainer.leftovers import remove
+from trainer.files import remove
 
 LINE = "line"  # the only column of JSON Lines
 

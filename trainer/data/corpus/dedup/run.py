@@ -16,7 +16,7 @@ from trainer.data.corpus.dedup.local import Edges
 from trainer.data.corpus.dedup.rows import COLUMNS, KEPT, REMOVED, check_parts, schema_of
 from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Integers
 from trainer.errors import InputError
-from trainer.leftovers import check_new, new_folder, remove
+from trainer.files import check_new, new_folder, remove
 
 Engine = Literal["local", "spark"]
 _WORK = ".work"

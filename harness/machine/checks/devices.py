@@ -1,12 +1,21 @@
-"""Check the NVIDIA driver, NVML with GPM, and whether torch can use the devices. A machine without any is ok."""
+"""Check the NVIDIA driver, NVML with GPM, whether torch can use the devices, and which device profiles apply here.
+
+A machine without any device is ok. Without a known peak a report cannot give MFU. Profiles are imported when they are
+checked: a broken pydantic or yaml must cost only these lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from harness.machine.checks.check import REINSTALL, Check, count, ok, size, span, warn
 from harness.machine.gpu import Device, Nvml
 from harness.machine.software import Torch
+
+if TYPE_CHECKING:
+    from trainer.devices.profiles import DeviceProfile
+
 
 BUSY_PERCENT = 5
 LOST = (
@@ -116,3 +125,69 @@ def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
 def _named(names: tuple[str, ...]) -> str:
     kinds = {name: names.count(name) for name in names}
     return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())
+
+
+def check_cpu_profile(threads: int, *, needed: bool) -> Check:
+    """Return the line on the calibrated profile of this CPU for ``threads`` torch threads.
+
+    ``needed``: True if the CPU is the only device that can compute. Only then a missing profile is a warning.
+    """
+    from trainer.devices.calibrate import core_count, cpu_identity, cpu_profile, not_calibrated
+
+    cpu = f"{cpu_identity()}, {count(core_count(), 'core')}, {count(threads, 'thread')}"
+    command = f"harness doctor --calibrate --threads {threads}"
+    profile = cpu_profile(threads)
+    if profile is None and needed:
+        return warn("profile", f"cpu: {cpu}: not calibrated, so MFU stays null", command)
+    if profile is None:
+        return ok("profile", f"cpu: {cpu}: {not_calibrated(threads)}")
+    finding = f"cpu: {cpu}: {figures(profile)}"
+    if profile.notes:
+        return warn("profile", f"{finding}; {'; '.join(profile.notes)}", command)
+    return ok("profile", finding)
+
+
+def check_cuda_profiles(names: Sequence[str]) -> list[Check]:
+    """Return a line per kind of CUDA device on its profile; warns if none is known.
+
+    ``names``: as torch reports them.
+    """
+    from trainer.devices.profiles import find_profile
+
+    checks = []
+    for name in dict.fromkeys(names):
+        profile = find_profile(name)
+        if profile is None:
+            fix = "a file in profiles/devices (device_names: what is named here), each figure with its source"
+            checks.append(warn("profile", f"{name}: no profile names it, so MFU stays null", fix))
+            continue
+        notes = "".join(f"; {note}" for note in profile.notes)
+        checks.append(ok("profile", f"{name}: {profile.name} ({profile.title}), {figures(profile)}{notes}"))
+    return checks
+
+
+def check_shipped() -> Check:
+    from trainer.devices.profiles import profile_names
+
+    return ok("profiles", ", ".join(profile_names()))
+
+
+def figures(profile: DeviceProfile) -> str:
+    """Format a profile's figures as one line: peaks, achievable rates, memory, link and price, as far as known."""
+    rates = [f"{dtype} {_flops(figure.value)}" for dtype, figure in profile.peak.items() if figure.value is not None]
+    bandwidth = f"{profile.memory_bandwidth_bytes_per_s / 1e9:.4g} GB/s"
+    if profile.measured:
+        return f"measured {', '.join(rates)}, copy {bandwidth}"
+    parts = [f"dense peak {', '.join(rates)}"]
+    if profile.achievable_matmul_flops_per_s:
+        achievable = [f"{dtype} {_flops(rate)}" for dtype, rate in profile.achievable_matmul_flops_per_s.items()]
+        parts.append(f"achievable {', '.join(achievable)}")
+    parts.append(f"memory {profile.memory_bytes / 1e9:.0f} GB at {bandwidth}")
+    parts.append(f"{profile.link.name} {profile.link_bandwidth_bytes_per_s / 1e9:.4g} GB/s")
+    if profile.price_per_hour_usd is not None:
+        parts.append(f"{profile.price_per_hour_usd:g} USD per hour on {profile.price.date}")
+    return "; ".join(parts)
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.4g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.4g} GFLOP/s"
