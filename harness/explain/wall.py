@@ -190,13 +190,9 @@ def library_loops(facts: Sequence[RunFacts]) -> frozenset[tuple[str, str]]:
 
     The model's phases run within such a call, so the rest of its time is the library's, not the line's.
     """
-    rows = (row for run_facts in facts for row in run_facts.causes or ())
-    found = {
-        (row.get("place", ""), row.get("called", ""))
-        for row in rows
-        if row["kind"] == CODE and row.get("phase") in PASSES
-    }
-    return frozenset((place, called) for place, called in found if called and not called.startswith("torch."))
+    causes = [made_of(SlowCause, row) for run_facts in facts for row in run_facts.causes or () if row["kind"] == CODE]
+    lines = {(cause.place, cause.called) for cause in causes if cause.phase in PASSES and cause.called}
+    return frozenset((place, called) for place, called in lines if not called.startswith("torch."))
 
 
 def slow_causes(facts: Sequence[RunFacts], loops: frozenset[tuple[str, str]] | None = None) -> tuple[SlowCause, ...]:
