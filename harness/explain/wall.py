@@ -131,7 +131,7 @@ class SlowCause:
 
     @property
     def step_ms(self) -> float:
-        """Mean time in ms per measured step that was spent at the place."""
+        """Mean time in ms per measured step spent at :attr:`place`, such as a line of the program; 0 if not timed."""
         return self.spent_ms / self.of if self.of else 0.0
 
     @property
