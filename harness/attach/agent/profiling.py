@@ -170,6 +170,7 @@ def _may_end(number: int) -> bool:
             return True
         boundaries.state.window_from = number
         record.note("closing", number)
+    state.evaluating = 0
     return _over(_torch_is_over, number)
 
 
