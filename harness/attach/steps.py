@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
 from harness.explain.policy import HELD_SHARE_MIN
-from harness.explain.wall import HOOKS
+from harness.explain.wall import HOOKS, PASSES
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP
@@ -41,7 +41,6 @@ OWN_KINDS = {
 }  # events that the ledger does not handle
 MARKS = {EVALUATION, INTERRUPTED}  # events that exclude a step from measurement
 ROW_STAGES = ("read", "pack")  # stages that take time for each row of a batch
-PASSES = ("forward", "backward")  # phases that need a batch
 SAMPLE, READ = "sample", "read"  # sampler's stage, in which it chooses items; it counts as reading
 ENDED = -2  # replaces a batch's number: the wait ended with the data, without a batch
 REPETITION_STEPS = 20  # steps per repetition

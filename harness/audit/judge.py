@@ -131,7 +131,7 @@ Reported = Mapping[tuple[str, str], Sequence[tuple[str, Relation]]]
 
 
 def by_figures(relations_of: Mapping[str, Sequence[Relation]]) -> Reported:
-    """Group the relations of all rows by the two figures that they compare. ``relations_of``: by row."""
+    """Group relations, each with its row, by the two figures that they compare. ``relations_of``: by row name."""
     grouped: dict[tuple[str, str], list[tuple[str, Relation]]] = {}
     for name, pairs in relations_of.items():
         for pair in pairs:

@@ -104,9 +104,8 @@ def read_llmc_log(arguments: argparse.Namespace, _command: list[str]) -> int:
 def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
     """Write losses.csv and evaluations.csv of an llm.c log into the new folder ``out``. Raises InputError if it exists.
 
-    Steps are numbered as in our tables: from 0, the step after which a value was found. Values before the first step
-    have step -1. The tables have exactly the steps of the log, so there may be gaps. HellaSwag scores become
-    ``acc_tokens``.
+    A value has the number of the step before it, counted from 0 (-1: before training). Steps that the log lacks are
+    missing. HellaSwag scores become ``acc_tokens``.
     """
     from harness.launch.training_files import EVALUATIONS, LOSSES, EvaluationRow, EvaluationTable, LossRow, LossTable
     from trainer.data import cache

@@ -362,7 +362,10 @@ interleave: slices # all of a block stay in memory and take turns of 20 steps; r
 
 
 def number(text: str) -> str:
-    """Return ``text`` as a YAML number. Other text is quoted, so that the check of the scenario reports it."""
+    """Return ``text`` as YAML: a whole number as it is, anything else (``1.5``, ``-1``) quoted.
+
+    The check of the scenario then reports quoted text.
+    """
     return str(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else quoted(text)
 
 

@@ -393,7 +393,7 @@ class LongReads:
 
 @dataclass(frozen=True)
 class Loading:
-    """How batches were made by loader workers, from the recorded stages of all blocks; :func:`loading_of` makes it."""
+    """Findings about how batches were made, over all blocks, by :func:`loading_of`. None or empty: not found."""
 
     slow_worker: SlowWorker | None = None
     long_reads: LongReads | None = None

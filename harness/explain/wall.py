@@ -131,7 +131,7 @@ class SlowCause:
 
     @property
     def step_ms(self) -> float:
-        """Mean time in ms per measured step that was spent at the place."""
+        """Mean time in ms per measured step spent at :attr:`place`, such as a line of the program; 0 if not timed."""
         return self.spent_ms / self.of if self.of else 0.0
 
     @property
@@ -185,11 +185,23 @@ def busy_cores(causes: Sequence[SlowCause]) -> float:
     return max(cores) if cores else sum(cause.spent_share for cause in causes if cause.kind == LOCK)
 
 
-def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
+def library_loops(facts: Sequence[RunFacts]) -> frozenset[tuple[str, str]]:
+    """Return (place, called) of each line that calls a library's training loop, such as ``Trainer.train()``.
+
+    The model's phases run within such a call, so the rest of its time is the library's, not the line's.
+    """
+    causes = [made_of(SlowCause, row) for run_facts in facts for row in run_facts.causes or () if row["kind"] == CODE]
+    lines = {(cause.place, cause.called) for cause in causes if cause.phase in PASSES and cause.called}
+    return frozenset((place, called) for place, called in lines if not called.startswith("torch."))
+
+
+def slow_causes(facts: Sequence[RunFacts], loops: frozenset[tuple[str, str]] | None = None) -> tuple[SlowCause, ...]:
     """Return the causes of slow steps in an arm's runs, merged over runs. ``facts``: of each run.
 
-    Counts are summed; places appear once, as they describe the whole program.
+    Counts are summed; places appear once, as they describe the whole program. Lines outside of all phases that are in
+    ``loops`` are left out; None: those of ``facts``.
     """
+    loops = library_loops(facts) if loops is None else loops
     causes: dict[tuple[str, str, str, str], SlowCause] = {}
     for row in (row for run_facts in facts for row in run_facts.causes or ()):
         cause = made_of(SlowCause, row)
@@ -217,7 +229,11 @@ def slow_causes(facts: Sequence[RunFacts]) -> tuple[SlowCause, ...]:
         if entry.spent_ms
         else entry
         for entry in causes.values()
-        if entry.kind != CODE or collecting_ms.get(entry.place, 0.0) < GC_CAUSE_RATIO * entry.spent_ms
+        if entry.kind != CODE
+        or (
+            collecting_ms.get(entry.place, 0.0) < GC_CAUSE_RATIO * entry.spent_ms
+            and (entry.phase or (entry.place, entry.called) not in loops)
+        )
     )
 
 
@@ -230,6 +246,7 @@ RANKS = "waiting for ranks"
 SAMPLER, RESTART, IN_LOOP = "sampler", "loader restart", "tokenize in the loop"  # parts of data that are not stages
 ROUNDING = 1e-9  # share of a step; a smaller part is a rounding error
 COMPUTE = ("forward", "backward", "optimizer")
+PASSES = ("forward", "backward")  # phases that need a batch
 
 # Parts of a program: names in RunFacts.program_ms, in order of time.
 START_UP, MEASURED_STEPS, EVALUATING_STEPS, PROFILED_STEPS, OTHER_STEPS, AFTER_STEPS = (
@@ -335,12 +352,14 @@ def wall(runs: Sequence[RunData], ledgers: Mapping[int, RunLedger], typical_ms: 
     weights = []
     places: dict[_Key, SlowCause] = {}
     long_ms = 0.0  # sum over steps of the excess of rare long steps outside of all phases
-    evaluated = _most_evaluated([run.record.facts for run, _ in pairs])
-    sampled = sorted(slow_causes([run.record.facts for run, _ in pairs]), key=lambda cause: cause.spent_ms)
+    facts = [run.record.facts for run, _ in pairs]
+    evaluated = _most_evaluated(facts)
+    loops = library_loops(facts)
+    sampled = sorted(slow_causes(facts, loops), key=lambda cause: cause.spent_ms)
     # A line may call several functions. The one with most of the line's time is named.
     places |= {_Key(kind, cause.place): cause for cause in sampled for kind in PLACES if cause.kind == kind}
     for run, ledger in pairs:
-        causes = slow_causes([run.record.facts])
+        causes = slow_causes([run.record.facts], loops)
         places |= {_Key("compile", cause.place): cause for cause in causes if cause.kind == COMPILED}
         places |= {_Key("data", cause.phase): cause for cause in causes if cause.kind == MAKER}
         fetch_ms = STAGE_LINE_SHARE_MIN * ledger.phase_ms.get("fetch", 0.0)

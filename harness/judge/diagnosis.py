@@ -154,7 +154,10 @@ def _fewer(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> Diagno
 
 
 def _by_setting(name: str, remedy: DiagnosisRemedy, otherwise: DiagnosisRemedy) -> Remedy:
-    """Return a function that returns ``remedy`` if the setting ``name`` is on, and ``otherwise`` if it is off."""
+    """Return a function that returns ``remedy`` if the arm's causes include the setting ``name``, else ``otherwise``.
+
+    ``name``: ``place`` of a cause of kind :data:`SETTING`.
+    """
 
     def chosen(_part: StepPart, arm: ArmReport, _advice: ArmAdvice | None) -> DiagnosisRemedy:
         return remedy if any(cause.kind == SETTING and cause.place == name for cause in arm.causes) else otherwise

@@ -367,9 +367,9 @@ def _count(step_ms: NDArray[np.float64], long_ms: float) -> int:
 
 
 def _slower(base: Sequence[RunLedger], other: Sequence[RunLedger], steps: float, apart: float) -> int:
-    """Return the number of blocks whose ratio deviates from the median ``steps`` by more than half of ``apart``.
+    """Return the number of blocks whose speed ratio is far from the median ``steps``, in the direction of ``apart``.
 
-    Only deviations in the direction of ``apart`` (a logarithm) count.
+    ``apart``: log(ratio in total time / ``steps``). Far: by more than half of it.
     """
     logs = [
         math.log(base_run.mean_step_ms / other_run.mean_step_ms / steps)

@@ -22,9 +22,9 @@ ALIVE_INTERVAL_S = 30.0  # maximum seconds without a line in a log
 
 
 class SignsOfLife:
-    """Prints a line to a log whenever nothing else was printed for :data:`ALIVE_INTERVAL_S`, while the context is open.
+    """Context that prints ``line()`` to a log whenever it has printed nothing for :data:`ALIVE_INTERVAL_S`.
 
-    ``line``: returns the text. A thread prints, and sleeps in between. On a terminal it prints nothing.
+    Other output does not count. A thread prints. On a terminal, only :meth:`show` prints.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:

@@ -234,7 +234,7 @@ class Keeper:
         )
 
     def end(self) -> None:
-        """End the helper without killing anything. Later calls do nothing."""
+        """End the helper process. The marked processes live on. Later calls do nothing."""
         if self._process.returncode is not None:
             return
         with suppress(OSError):  # The process may have been killed.

@@ -43,11 +43,11 @@ class NoBaselineError(InputError):
 
 @dataclass(frozen=True)
 class Detection:
-    """Smallest change that a check against a baseline can detect on another day.
+    """Limits of a check against a baseline on another day. Smaller changes may be variation between days.
 
-    Smaller ones may be variation between days. ``slowdown``: the smallest detectable slowdown, as a fraction. ``same``:
-    True if a change can be judged the same. ``known``: True if sessions show the variation, else it is assumed.
-    ``more_sessions``: number of further sessions until it is known.
+    ``slowdown``: smallest detectable slowdown, as a fraction. ``same``: True if the check can decide "same".
+    ``known``: True if the variation was measured, False if it is assumed.
+    ``more_sessions``: further sessions until it is measured.
     """
 
     slowdown: float
@@ -58,10 +58,10 @@ class Detection:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline file as :func:`read` returns it: its path, the key of its environment, and its figures.
+    """Content of a baseline file, made by :func:`read`. ``key``: name of its environment.
 
     ``series``: the newest session. ``earlier``: the others, oldest first.
-    ``level``: number of the newest session's code state; sessions of one level ran code of the same speed.
+    ``level``: number that grows by 1 when the code's speed is changed on purpose, see :func:`save`.
     """
 
     path: Path

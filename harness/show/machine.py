@@ -17,7 +17,7 @@ LINKS = {"pcie": "PCIe", "nvlink": "NVLink", "c2c": "C2C"}
 
 
 def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems: Sequence[str] = ()) -> str:
-    """Return Markdown with the load of host and devices during measured steps; "" if nothing was sampled.
+    """Return Markdown with the load of host and devices during measured steps; "" if all arguments are empty.
 
     ``problems``: what the probes could not measure, a line each.
     """

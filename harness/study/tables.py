@@ -110,10 +110,9 @@ class StoredTable:
             raise self._unreadable(error) from error
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the table in pieces of at most :data:`BATCH_ROWS` rows, with only ``columns``.
+        """Yield ``columns`` of the table in pieces of at most :data:`BATCH_ROWS` rows. Texts may be dictionary-encoded.
 
-        Texts may be dictionary-encoded. Two row groups are in memory at a time, one of them being read. A run writes
-        one for each portion of its steps.
+        Two row groups are in memory at a time, one of them being read.
         """
         if self._kept is not None:
             yield from self._kept.select(columns).to_batches()

@@ -80,7 +80,7 @@ def _bounds(found: Projection) -> list[str]:
 
 
 def law_of(found: Projection) -> list[str]:
-    """Return a sentence on the line through the optima: its slope, interval and R2; empty without a line."""
+    """Return a sentence on the power law of the best rate over sizes (exponent, interval, R2); empty without one."""
     law = found.law
     if not isinstance(law, PowerLaw):
         return []

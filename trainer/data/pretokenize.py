@@ -72,13 +72,12 @@ def pretokenize(
     tokens: TokenSource | None = None,
     progress: Progress = lambda *_: None,
 ) -> Pretokenized:
-    """Tokenize the corpus into ``out`` (or the cache) and return the folder, unless the same data are there already.
+    """Tokenize the corpus into ``out`` (default: the cache), unless the same data are there. Return the folder.
 
-    Damaged data in the cache are made again. An ``out`` with other content is refused and never overwritten. Memory is
-    bounded for any size of the corpus. A killed process leaves its finished groups of documents. The next one continues
-    after them, with the same result. ``workers``: threads or processes (default: one per core); the result does not
-    depend on it. ``tokens``: source of the tokens if this process does not tokenize. ``progress`` gets the number of
-    further documents and their bytes of text.
+    Damaged data in the cache are made again. Other content in ``out`` raises InputError. Memory is bounded.
+    After a kill, the next call continues, with the same result. ``workers``: threads or processes (default: one per
+    core). ``tokens``: source of the tokens if this process does not tokenize. ``progress`` gets the number of further
+    documents and their bytes of text.
     """
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)

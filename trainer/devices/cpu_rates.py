@@ -97,7 +97,7 @@ def _copy(size_bytes: int) -> Work:
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
     """Return the product with the fastest layout and size.
 
-    A layout that became too slow is not tried at the next size.
+    A product is skipped if it would take over :data:`LONGEST_S`, by the time of its layout at the last size.
     """
     rates: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time

@@ -175,10 +175,10 @@ def _explain(reason: str) -> str:
 class Metronome:
     """Two sleeping processes that make every sample of py-spy visible in its trace.
 
-    The format chrometrace records changes, not samples. While no thread changes its stack, samples leave no event, so
-    the samples of a long call cannot be counted. But py-spy 0.4 compares a stack with the last one of the same *pthread
-    id*, and a process and its fork share that id. Their stacks differ at the root, where --subprocesses names the
-    process. So each sample of the two leaves events. A py-spy that distinguishes processes would only lose these.
+    The format chrometrace records only changes of a stack, so the samples of a long call cannot be counted.
+    py-spy 0.4 compares each stack with the last one of the same *pthread id*. A process and its fork share that id, but
+    --subprocesses makes their roots differ. So each sample of the two leaves events. A py-spy that distinguishes
+    processes would only lose these.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.attach import sampling
+from harness.attach import hooks, sampling
 from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, events, read
 from harness.attach.profiled import ProfiledWindows, profiled_steps
@@ -288,3 +288,16 @@ def test_the_agent_names_things_as_they_are_read() -> None:
     for name in ("ASKED", "READY", "DONE", "OVER"):
         assert found[name] == getattr(sampling, name)
     assert found["MARK"] == MARK
+
+
+def test_the_limit_of_evaluation_batches_is_one_of_each_step_in_a_closing_window_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hooks._agent()
+    from _harness_agent import boundaries, profiling
+
+    monkeypatch.setattr(boundaries.state, "window_from", 5)
+    monkeypatch.setattr(profiling.state, "torch_over", True)
+    monkeypatch.setattr(profiling.state, "evaluating", profiling.MOST_EVALUATING)
+    assert profiling._may_end(6)
+    assert profiling.state.evaluating == 0

@@ -39,7 +39,10 @@ def load_template(location: str) -> ChatTemplate:
 
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, token) of each special token in the template, by tokenizer_config.json or the tokenizer's class."""
+    """Return (name, token) of each special token in tokenizer_config.json, even if the template does not use it.
+
+    Loads the tokenizer if the template ``source`` uses one that is not there. Raises InputError if that fails.
+    """
     used = set(re.findall(r"\w+", source))
     missing = [name for name in _TOKENS if name in used and name not in config]
     if missing:

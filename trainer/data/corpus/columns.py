@@ -133,7 +133,10 @@ def read(
 
 
 def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
-    """Yield (token ids, masks) of consecutive rows as Arrow arrays, both with the same rows."""
+    """Yield (token ids, masks) of a file, block by block, as Arrow arrays of the same rows.
+
+    ``column``: the token ids. The masks are in column :data:`MASK`: 1 for a token, 0 for padding.
+    """
     if format == "jsonl":  # Both columns are read in the same blocks.
         yield from zip(jsonl.read(name, column, "tokens"), jsonl.read(name, MASK, "tokens"), strict=True)
     else:

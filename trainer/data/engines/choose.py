@@ -155,9 +155,9 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
 
 
 def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """Search the texts for ``tokens``.
+    """Search all texts for ``tokens``, or take the result from the cache. ``key``: part of the cache key.
 
-    Return (number of documents with one, first such document, its token); None if there is none.
+    Return (number of documents with a token, index of the first one, its token); None without any.
     """
 
     def search() -> list[Any]:

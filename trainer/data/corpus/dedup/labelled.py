@@ -104,7 +104,10 @@ def check_count(count: int) -> None:
 
 
 def labelled(count: int, seed: int) -> Iterator[Labelled]:
-    """Yield ``count`` labelled documents in the order of their rows. The same seed gives the same documents."""
+    """Generate ``count`` documents by row, each labelled with its kind, its original and the similarity to it.
+
+    The same seed gives the same documents.
+    """
     plan = _plan(count, seed)
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
     rows = np.empty(count, np.int64)  # row of each document of the plan

@@ -321,7 +321,7 @@ class _Rows:
 
 
 class _Ids:
-    """Finds the document of a label that gives the value of its column ``id`` in the corpus."""
+    """Finds the row of a label's document by the corpus' column ``id``. Raises InputError if an id occurs twice."""
 
     def __init__(self, corpus: Corpus, key: str) -> None:
         self._key = key
