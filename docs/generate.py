@@ -159,9 +159,9 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 def columns() -> str:
     """Return the tables' columns, as ``harness schema --columns`` prints them, without their title."""
-    from harness.study.column_reference import reference
+    from harness.study.contract import column_reference
 
-    return reference().partition("\n")[2].lstrip()
+    return column_reference().partition("\n")[2].lstrip()
 
 
 def summary_json() -> str:

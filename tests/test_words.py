@@ -58,8 +58,8 @@ ALLOWED = {
     "break_long_words": "an argument of textwrap.wrap",
     "evidence": AUDIT,
     "in_words": "trainer.errors: formats an error as one line, called by every state of the code",
-    "turn_left": "cpu_rates: transposes the left matrix",
-    "turn_right": "cpu_rates: transposes the right matrix",
+    "turn_left": "calibrate: transposes the left matrix",
+    "turn_right": "calibrate: transposes the right matrix",
 }
 # The modules in which an allowed name may stand, where it would be a bad name elsewhere.
 ONLY_IN = {

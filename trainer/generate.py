@@ -17,7 +17,7 @@ from trainer.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from trainer.data.engines.own import TextCodec
+    from trainer.data.engines.libraries import TextCodec
     from trainer.data.tokenizers import TokenizerInfo
     from trainer.trained_model import TrainedModel
 

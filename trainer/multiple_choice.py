@@ -27,7 +27,7 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.engines.base import Engine
-    from trainer.data.engines.own import TextCodec
+    from trainer.data.engines.libraries import TextCodec
     from trainer.data.tokenizers import TokenizerInfo
 
 KEY = "evaluation.multiple_choice"

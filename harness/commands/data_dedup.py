@@ -134,9 +134,14 @@ def _make(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> DedupSettings:
     """Return the definition of a near-duplicate from the options. Raises InputError for impossible values."""
-    from trainer.data.corpus.dedup.minhash import PERMUTATIONS, banding_for, check_threshold, given_banding
     from trainer.data.corpus.dedup.shingles import Shingling
-    from trainer.data.corpus.dedup.sketches import DedupSettings
+    from trainer.data.corpus.dedup.sketches import (
+        PERMUTATIONS,
+        DedupSettings,
+        banding_for,
+        check_threshold,
+        given_banding,
+    )
 
     size = _SIZES[arguments.shingles] if arguments.shingle_size is None else arguments.shingle_size
     shingling = Shingling(arguments.shingles, size, arguments.unicode, arguments.case)

@@ -45,9 +45,9 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
 def schema(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Print the JSON Schema of scenario files, or (--columns) the meaning of the tables' columns."""
     if arguments.columns:
-        from harness.study.column_reference import reference
+        from harness.study.contract import column_reference
 
-        sys.stdout.write(reference())
+        sys.stdout.write(column_reference())
         return 0
     from harness.scenario.schema import schema_text
 

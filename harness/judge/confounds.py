@@ -15,7 +15,7 @@ import numpy as np
 from harness.explain.ledger import COUNTED, Blocks, alternated, per_step_of
 from harness.judge import policy
 from harness.judge.losses import Losses
-from harness.machine.software import OWN_PACKAGE
+from harness.machine.packages import OWN_PACKAGE
 from harness.scenario.overrides import flatten, lookup
 from harness.study.records import COMMAND, RunRecord
 from trainer.json_types import Json, JsonObject

@@ -14,7 +14,7 @@ from harness.machine.capacity import read_memory
 from harness.machine.cgroup import cpu_quota, find_group, memory_limit
 from harness.machine.cpu import allowed_cpus, read_frequency
 from harness.machine.gpu import driver_loaded
-from harness.machine.software import PACKAGES, package_version
+from harness.machine.packages import PACKAGES, package_version
 from trainer.json_types import Json, JsonObject
 
 _GIT_S = 120  # seconds; a worktree of a large repository on a slow disk takes tens of seconds

@@ -17,25 +17,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from harness.machine.files import Mount, mount_of
 from harness.machine.limits import Look, facts_of_module, output_of
-
-OWN_PACKAGE = "llm-training-harness"
-PACKAGES = ("torch", "transformers", "tokenizers", "sentencepiece", "pyarrow", "numpy", OWN_PACKAGE)
-
-
-def package_version(package: str) -> str | None:
-    """Return the installed version; None if the package is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
+from harness.machine.packages import package_version
 
 IMPORT_LIMIT_S = 90.0  # seconds, as for torch; a cold import from a network file system takes a minute
 KILL_S = 5.0  # seconds to end a process that did not answer

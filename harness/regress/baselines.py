@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from harness.explain.policy import CONFIDENCE
-from harness.machine.software import OWN_PACKAGE, PACKAGES
+from harness.machine.packages import OWN_PACKAGE, PACKAGES
 from harness.regress.policy import KEPT_SESSIONS, MS_DIGITS
 from harness.regress.series import MACHINE, STEP, BlockSeries, Days, Session, apart, session_of
 from harness.study.files import check_folder_name

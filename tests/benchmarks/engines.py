@@ -25,7 +25,7 @@ from trainer.config import CorpusConfig, DataConfig, TokenizerConfig
 from trainer.data.corpus import Corpus, iter_texts, prepare_corpus
 from trainer.data.engines.base import Encoded, joined, utf8_bytes
 from trainer.data.engines.choose import installed
-from trainer.data.engines.others import OTHERS
+from trainer.data.engines.libraries import OTHERS
 from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 
@@ -126,7 +126,7 @@ def _libraries_own(info: TokenizerInfo, threads: int) -> dict[Way, Encode]:
 
         found["gigatoken", "its encode_batch"] = of_awkward
     if installed("tiktoken"):
-        from trainer.data.engines.others import Tiktoken
+        from trainer.data.engines.libraries import Tiktoken
 
         tiktoken = Tiktoken(info.location, special_as_text=False)
         ids = tiktoken._ids

@@ -109,8 +109,8 @@ def time_signatures(count: int) -> None:
     import numpy as np
 
     from trainer.data.corpus.dedup.labelled import labelled
-    from trainer.data.corpus.dedup.minhash import MinHash, banding_for
     from trainer.data.corpus.dedup.shingles import Shingler, Shingling
+    from trainer.data.corpus.dedup.sketches import MinHash, banding_for
 
     texts = [one.text for one in labelled(count, 1)]
     shingler, minhash = Shingler(Shingling()), MinHash(banding_for(0.8), 0)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, iter_encoded, iter_texts
 from trainer.data.engines.base import Encoded, Engine, concatenated, utf8_bytes, with_end_of_text
-from trainer.data.engines.own import Slow
+from trainer.data.engines.libraries import Slow
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer
 from trainer.errors import InputError
 from trainer.lifetime import die_with_parent

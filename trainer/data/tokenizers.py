@@ -20,8 +20,7 @@ from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
-from trainer.data.engines.others import OTHERS
-from trainer.data.engines.own import Fast, SentencePiece, Slow, TextCodec
+from trainer.data.engines.libraries import OTHERS, Fast, SentencePiece, Slow, TextCodec
 from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded

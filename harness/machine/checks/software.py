@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from harness.machine.capacity import REMEDIES, cause_in
 from harness.machine.checks.check import REINSTALL, Check, fail, ok, warn
-from harness.machine.software import OWN_PACKAGE, Toolchain, Torch, package_version
+from harness.machine.packages import OWN_PACKAGE, package_version
+from harness.machine.software import Toolchain, Torch
 from harness.machine.tracing import Permissions, PySpyTool
 
 LEAST_PYTHON = (3, 11)

@@ -21,8 +21,7 @@ from harness.machine.checks import Check, judge
 from harness.machine.checks.check import IMPORT_FIRST
 from harness.machine.checks.devices import check_cpu_profile, check_cuda_profiles, figures
 from harness.machine.examine import Examination
-from trainer.devices.calibrate import calibrate, cpu_identity, cpu_profile, not_calibrated
-from trainer.devices.cpu_rates import Effort
+from trainer.devices.calibrate import Effort, calibrate, cpu_identity, cpu_profile, not_calibrated
 from trainer.devices.profiles import load_profile, profile_names
 from trainer.errors import InputError
 

@@ -10,8 +10,7 @@ from trainer.compute.build import build_compute
 from trainer.config import TrainerConfig
 from trainer.data import tokenizers
 from trainer.data.engines import choose, proof
-from trainer.data.engines.others import OTHERS
-from trainer.data.engines.own import Fast
+from trainer.data.engines.libraries import OTHERS, Fast
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
 

@@ -11,7 +11,7 @@ import yaml
 
 from harness.scenario import yaml as yaml_module
 from harness.scenario.yaml import parse_document
-from trainer.devices.profile_file import read_yaml
+from trainer.devices.profiles import read_yaml
 from trainer.errors import InputError
 
 ROOT = Path(__file__).parents[3]

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from harness.show.dedup import DedupPage, page
-from trainer.data.corpus.dedup.minhash import Banding, banding_for
 from trainer.data.corpus.dedup.quality import KindCount, Quality
 from trainer.data.corpus.dedup.run import DedupResult
 from trainer.data.corpus.dedup.shingles import Shingling
-from trainer.data.corpus.dedup.sketches import DedupSettings
+from trainer.data.corpus.dedup.sketches import Banding, DedupSettings, banding_for
 
 RESULT = DedupResult("corpus", "0" * 64, "local", 100_000, 0, 0, 1, 1, 0, 1, 1, None)
 ALMOST = Quality(100_000, 99_999, 100_000, 99_999, 0.99999, 1.0, (KindCount("copy", 100_000, 99_999, 1.0),))

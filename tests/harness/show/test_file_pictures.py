@@ -26,9 +26,8 @@ from tests.harness.explain.replay import oracle
 from tests.harness.explain.replay.test_sweep import HIDDEN
 from tests.harness.sweep.test_projection import answering, body, found, space, strategy
 from tests.harness.sweep.test_report import done
-from trainer.data.corpus.dedup.minhash import banding_for
 from trainer.data.corpus.dedup.shingles import Shingling
-from trainer.data.corpus.dedup.sketches import DedupSettings
+from trainer.data.corpus.dedup.sketches import DedupSettings, banding_for
 from trainer.data.corpus.statistics import SEQUENCE_LENGTHS, AtLength, CorpusStatistics, LengthBin
 
 BINS = tuple(LengthBin(2**place, 2 ** (place + 1) - 1, 10 + place, 100 * 2**place) for place in range(16))

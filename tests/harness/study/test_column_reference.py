@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.study.column_reference import TABLES, reference
+from harness.study.contract import COLUMN_MEANINGS, column_reference
 from tests.commands import harness
 
 
-@pytest.mark.parametrize(("columns", "texts"), [pytest.param(*table[2:], id=table[0]) for table in TABLES])
+@pytest.mark.parametrize(("columns", "texts"), [pytest.param(*table[2:], id=table[0]) for table in COLUMN_MEANINGS])
 def test_every_column_has_a_line_and_no_line_is_of_none(
     columns: tuple[tuple[str, str], ...], texts: dict[str, str]
 ) -> None:
@@ -19,4 +19,4 @@ def test_every_column_has_a_line_and_no_line_is_of_none(
 def test_the_command_prints_the_reference() -> None:
     done = harness("schema", "--columns")
     assert done.returncode == 0
-    assert done.stdout == reference()
+    assert done.stdout == column_reference()

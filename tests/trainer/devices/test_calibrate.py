@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.devices import cpu_rates
 from trainer.devices.calibrate import (
+    FASTEST,
+    Effort,
     ProfileFacts,
+    Timing,
+    Work,
     calibrate,
     core_count,
     cpu_identity,
     cpu_profile,
+    measure,
     profile_facts,
     profile_path,
+    rate_of,
 )
-from trainer.devices.cpu_rates import FASTEST, Effort, Timing, Work, measure, rate_of
 from trainer.devices.profiles import load_profile
 from trainer.errors import InputError
 
@@ -105,7 +109,7 @@ def test_torch_keeps_its_threads() -> None:
 
 
 def test_a_layout_that_got_slow_is_not_tried_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_rates, "LONGEST_S", 0.0)
+    monkeypatch.setattr("trainer.devices.calibrate.LONGEST_S", 0.0)
     rates = measure(1, TINY)
     assert rates["fp32"].what.endswith(" of 16x16")
     assert rates["bf16"].what.endswith(" of 16x16")

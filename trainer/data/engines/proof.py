@@ -17,7 +17,7 @@ from time import process_time_ns
 import numpy as np
 
 from trainer.data.engines.base import Encoded, Engine, concatenated, joined, utf8_bytes
-from trainer.data.engines.own import Reference
+from trainer.data.engines.libraries import Reference
 from trainer.data.engines.proof_texts import HARD, Excerpt, parts, special_cases
 from trainer.errors import InputError, literal
 

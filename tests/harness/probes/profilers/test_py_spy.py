@@ -88,9 +88,11 @@ def test_phases_and_stages_are_spent_in_the_functions_that_fill_them(with_worker
 def test_a_tokenization_heavy_run_names_the_tokenizer(with_workers, inline):
     (said,) = tokenization_lines(with_workers.report())
     assert "loader workers" in said
-    assert "encode_batch (trainer/data/engines/own.py)" in said
+    assert "encode_batch (trainer/data/engines/libraries.py)" in said
     inside = places(inline.report(), MAIN)["fetch: tokenize"].functions[0].name
-    assert inside.removeprefix("Fast.") == "encode_batch (trainer/data/engines/own.py)"  # Python 3.11: with its class
+    assert (
+        inside.removeprefix("Fast.") == "encode_batch (trainer/data/engines/libraries.py)"
+    )  # Python 3.11: with its class
 
 
 @slow
@@ -142,7 +144,7 @@ def test_the_window_is_made_of_whole_steps_and_files_are_complete(with_workers):
     file = json.loads((with_workers.folder / "stacks.speedscope.json").read_text())
     assert [profile["name"].split()[0] for profile in file["profiles"]][:3] == ["main", "loader-0", "loader-1"]
     titles = [element.text for element in ElementTree.parse(with_workers.folder / "stacks.svg").iter(f"{SVG}title")]
-    assert any("encode_batch (trainer/data/engines/own.py" in title for title in titles)
+    assert any("encode_batch (trainer/data/engines/libraries.py" in title for title in titles)
     assert any(title.startswith(f"loader-0 {process_of(with_workers, 'loader-0')} (") for title in titles)
     assert not any(title.startswith("process ") for title in titles)
     left = {path.name for path in with_workers.folder.iterdir()} - {"tokenizer.json", "truth.json"}

@@ -24,12 +24,11 @@ from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.corpus.dedup import pairs, shingles, sketches
 from trainer.data.corpus.dedup.labelled import DUPLICATES, labelled, write_labelled
-from trainer.data.corpus.dedup.minhash import Banding, MinHash, banding_for, digests, given_banding
 from trainer.data.corpus.dedup.pairs import components, removals
 from trainer.data.corpus.dedup.quality import Labels, quality_of, read_labels
 from trainer.data.corpus.dedup.run import DedupOutcome, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingler, ShingleSets, Shingling
-from trainer.data.corpus.dedup.sketches import DedupSettings
+from trainer.data.corpus.dedup.sketches import Banding, DedupSettings, MinHash, banding_for, digests, given_banding
 from trainer.data.corpus.text import blocks
 from trainer.errors import InputError
 
@@ -174,7 +173,7 @@ def test_a_large_set_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     sets = Shingler(Shingling("char", 4)).sets(["some text of a document that has more than a few shingles " * 2])
     minhash = MinHash(Banding(30, 4), 2)
     whole = minhash.keys(sets), digests(sets)
-    monkeypatch.setattr("trainer.data.corpus.dedup.minhash._PART", 7)
+    monkeypatch.setattr("trainer.data.corpus.dedup.sketches._PART", 7)
     assert (minhash.keys(sets) == whole[0]).all()
     assert (digests(sets) == whole[1]).all()
 

@@ -19,12 +19,11 @@ from trainer.config import CorpusConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.corpus.dedup import spark, spark_tasks
 from trainer.data.corpus.dedup.labelled import write_labelled
-from trainer.data.corpus.dedup.minhash import banding_for
 from trainer.data.corpus.dedup.pairs import components
 from trainer.data.corpus.dedup.rows import schema_of
 from trainer.data.corpus.dedup.run import DedupOutcome, DedupResult, SparkOptions, deduplicate
 from trainer.data.corpus.dedup.shingles import Shingling
-from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Sets, sketched
+from trainer.data.corpus.dedup.sketches import DedupJob, DedupSettings, Sets, banding_for, sketched
 from trainer.data.corpus.dedup.spark import DedupWork, SparkStage
 from trainer.errors import InputError
 

@@ -22,8 +22,7 @@ from trainer.data import tokenizers as loaded
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.engines import choose, proof
 from trainer.data.engines.base import lists
-from trainer.data.engines.others import OTHERS
-from trainer.data.engines.own import Fast
+from trainer.data.engines.libraries import OTHERS, Fast
 from trainer.data.engines.proof_texts import HARD, special_cases
 from trainer.data.pretokenize import pretokenize
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer

@@ -48,7 +48,7 @@ def test_flat_and_lists_are_the_same_ids(kind: str, corpus_glob: str, texts: lis
 
 
 def test_flat_of_an_older_sentencepiece(texts: list[str], bare_sentencepiece: str) -> None:
-    from trainer.data.engines.own import SentencePiece
+    from trainer.data.engines.libraries import SentencePiece
     from trainer.data.tokenizers import sentencepiece_model
 
     class Older:

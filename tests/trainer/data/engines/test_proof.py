@@ -12,7 +12,7 @@ from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data.corpus import prepare_corpus
 from trainer.data.engines import proof as proofs
 from trainer.data.engines.base import Encoded, flat
-from trainer.data.engines.own import Fast
+from trainer.data.engines.libraries import Fast
 from trainer.data.engines.proof import Proof, prove
 from trainer.data.engines.proof_texts import HARD, Excerpt, special_cases
 from trainer.data.tokenizers import prepare_tokenizer
