@@ -157,8 +157,7 @@ def test_the_line_of_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> No
 
 
 def test_a_document_larger_than_arrow_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("text", "lines"):
-        monkeypatch.setattr(f"trainer.data.corpus.{module}.LARGEST_DOCUMENT", 1000)
+    monkeypatch.setattr("trainer.data.corpus.text.LARGEST_DOCUMENT", 1000)
     monkeypatch.setattr("trainer.data.corpus.text.BLOCK", 100)
     (tmp_path / "a.txt").write_text("x" * 1001)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 1001}))
