@@ -30,10 +30,11 @@ from harness.study.traces.kineto import STEP, file_name
 from tests.harness.study.traces.kineto_text import complete, trace
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline
+from trainer.compute.injected import NoCompute
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train
-from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
+from trainer.telemetry import Blocked, Kernel
 
 US, MS = 1_000, 1_000_000
 START_NS = 10**12
@@ -213,14 +214,10 @@ class _Event:
         return (end.at_ns - self.at_ns) * (1 + self.stream.declared.drift) / MS
 
 
-class _Model:
+class _Model(NoCompute):
     """The compute that CudaTimeline wraps: launches kernels, and waits where torch does."""
 
-    parameters: int | None = None
-    attention: str | None = None
-    longest_row: int | None = None
-
-    device, asynchronous, emulated = "a CUDA stream on paper", True, False
+    device, asynchronous = "a CUDA stream on paper", True
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -244,12 +241,8 @@ class _Model:
     def check_finite(self, norm: None, step: int) -> None:
         self._stream.synchronize()
 
-    def learning_rate(self) -> None: ...
-
     def optimizer_step(self) -> None:
         self._stream.launch("optimizer")
-
-    def kept(self, loss: None) -> None: ...
 
     def read_losses(self, losses: list[list[None]]) -> list[None]:
         self._stream.synchronize()
@@ -261,14 +254,12 @@ class _Model:
     def read_copy(self, copy: float, step: int) -> None:
         self._stream.now_ns = max(self._stream.now_ns + EVENT_NS, copy)
 
-    def drain_to_one_step(self) -> None: ...
-
     def synchronize(self) -> None:
         self._stream.synchronize()
 
 
 @dataclass
-class _Rows:
+class _Rows(telemetry.Recorder):
     """A recorder that writes the contract's rows on the stream's clock."""
 
     stream: Stream
@@ -301,18 +292,6 @@ class _Rows:
             row = self.steps[-1]
             row["wall_ns"] = self.stream.monotonic_ns() - row["start_ns"]
             row["other_ns"] = row["wall_ns"] - sum(row[f"{phase}_ns"] for phase in PHASES)
-
-    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
-
-    def learning_rate(self, step: int, value: float) -> None: ...
-
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
-
-    def validated(self, validation: Validation) -> None: ...
-
-    def loss(self, step: int, value: float) -> None: ...
-
-    def take(self) -> None: ...
 
     def device(self, kernel: Kernel) -> None:
         self.span("launch", kernel.name, kernel.launch_start_ns, kernel.launch_end_ns)

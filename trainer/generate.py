@@ -90,8 +90,9 @@ def generate(
             f"{trained.name} has {trained.vocab_size:,} token ids, fewer than the tokenizer ({vocab_size:,}); give its "
             "own (--tokenizer)"
         )
-    if min(prompt) < 0 or max(prompt) >= trained.vocab_size:
-        raise InputError(f"--prompt: holds the id {max(prompt):,}, and {trained.name} has {trained.vocab_size:,}")
+    wrong = next((token for token in prompt if not 0 <= token < trained.vocab_size), None)
+    if wrong is not None:
+        raise InputError(f"--prompt: holds the id {wrong:,}, and {trained.name} has {trained.vocab_size:,}")
     model: Any = trained.model
     device = next(model.parameters()).device
     draws = torch.Generator().manual_seed(choice.seed)

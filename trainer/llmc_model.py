@@ -42,7 +42,6 @@ LlmcDtype = Literal["fp32", "bf16"]
 VERSIONS: dict[int, LlmcDtype] = {3: "fp32", 5: "bf16"}
 _BYTES = {"fp32": 4, "bf16": 2}
 _FIELDS = ("positions", "vocab_size", "layers", "heads", "width", "padded_vocab_size")
-_LARGEST = 2**31 - 1
 
 
 class LlmcTensor(NamedTuple):

@@ -103,45 +103,63 @@ class BatchTrace(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Interface of a recorder.
+    """Interface and base class of recorders: a method does nothing unless the recorder overrides it.
 
     The functions of this module pass their calls on to the attached one (:func:`attach`).
     """
 
-    def enter(self, name: str) -> None: ...
+    def enter(self, name: str) -> None:
+        return
 
-    def exit(self, name: str) -> None: ...
+    def exit(self, name: str) -> None:
+        return
 
-    def step(self, index: int) -> None: ...
+    def step(self, index: int) -> None:
+        return
 
-    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
+    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
+        return
 
-    def loss(self, step: int, value: float) -> None: ...
+    def loss(self, step: int, value: float) -> None:
+        return
 
-    def learning_rate(self, step: int, value: float) -> None: ...
+    def learning_rate(self, step: int, value: float) -> None:
+        return
 
-    def pause(self) -> None: ...
+    def pause(self) -> None:
+        return
 
-    def validated(self, validation: Validation) -> None: ...
+    def validated(self, validation: Validation) -> None:
+        return
 
-    def take(self) -> BatchTrace | None: ...
+    def take(self) -> BatchTrace | None:
+        return None
 
-    def device(self, kernel: Kernel) -> None: ...
+    def device(self, kernel: Kernel) -> None:
+        return
 
-    def blocked(self, call: Blocked) -> None: ...
+    def blocked(self, call: Blocked) -> None:
+        return
 
-    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        return
 
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
+    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
+        return
 
 
-_recorder: Recorder | None = None
+class _NoRecorder(Recorder):
+    """Recorder of a process to which none is attached: it drops every report."""
+
+
+_NONE = _NoRecorder()
+_recorder: Recorder = _NONE
 
 
 def attach(recorder: Recorder | None) -> None:
     """Attach ``recorder`` to this process, so that it receives all reports. ``None`` detaches the current one."""
     global _recorder
-    _recorder = recorder
+    _recorder = _NONE if recorder is None else recorder
 
 
 class _Span:
@@ -151,14 +169,12 @@ class _Span:
         self._name = name
 
     def __enter__(self) -> None:
-        if _recorder is not None:
-            _recorder.enter(self._name)
+        _recorder.enter(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if _recorder is not None:
-            _recorder.exit(self._name)
+        _recorder.exit(self._name)
 
 
 # One immutable object per name: entering a span allocates nothing.
@@ -172,8 +188,7 @@ def span(name: str) -> _Span:
 
 def step(index: int) -> None:
     """Mark the start of step ``index``: the loop is about to request its first batch."""
-    if _recorder is not None:
-        _recorder.step(index)
+    _recorder.step(index)
 
 
 def received(trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
@@ -181,32 +196,27 @@ def received(trace: BatchTrace | None, tokens: int, trained_tokens: int, samples
 
     Under accumulation a step receives several.
     """
-    if _recorder is not None:
-        _recorder.received(trace, tokens, trained_tokens, samples)
+    _recorder.received(trace, tokens, trained_tokens, samples)
 
 
 def loss(step: int, value: float) -> None:
     """Report the loss of step ``step`` (mean over its micro-batches) as soon as the loop has it."""
-    if _recorder is not None:
-        _recorder.loss(step, value)
+    _recorder.loss(step, value)
 
 
 def learning_rate(step: int, value: float) -> None:
     """Report the learning rate that step ``step`` used."""
-    if _recorder is not None:
-        _recorder.learning_rate(step, value)
+    _recorder.learning_rate(step, value)
 
 
 def pause() -> None:
     """Mark the end of the open step. The time until the next :func:`step` belongs to no step."""
-    if _recorder is not None:
-        _recorder.pause()
+    _recorder.pause()
 
 
 def validated(validation: Validation) -> None:
     """Report a pass over held-out data."""
-    if _recorder is not None:
-        _recorder.validated(validation)
+    _recorder.validated(validation)
 
 
 def take() -> BatchTrace | None:
@@ -214,25 +224,22 @@ def take() -> BatchTrace | None:
 
     None without a recorder.
     """
-    return _recorder.take() if _recorder is not None else None
+    return _recorder.take()
 
 
 def device(kernel: Kernel) -> None:
     """Report one piece of the device's work, in the order the device did it."""
-    if _recorder is not None:
-        _recorder.device(kernel)
+    _recorder.device(kernel)
 
 
 def blocked(call: Blocked) -> None:
     """Report a call that blocked the host on the device."""
-    if _recorder is not None:
-        _recorder.blocked(call)
+    _recorder.blocked(call)
 
 
 def exchanged(name: str, start_ns: int, end_ns: int) -> None:
     """Report an exchange with the other ranks, from ``start_ns`` (this rank was ready) to ``end_ns``."""
-    if _recorder is not None:
-        _recorder.exchanged(name, start_ns, end_ns)
+    _recorder.exchanged(name, start_ns, end_ns)
 
 
 def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
@@ -240,5 +247,4 @@ def unpacked(arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
 
     Both may lie in an earlier fetch. ``waited``: this process waited for its message, which came just then.
     """
-    if _recorder is not None:
-        _recorder.unpacked(arrived_ns, unpacked_ns, waited)
+    _recorder.unpacked(arrived_ns, unpacked_ns, waited)

@@ -15,6 +15,7 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any, NamedTuple
 
+from harness.launch.ending import handled
 from trainer.errors import InputError
 
 SHIM = Path(__file__).parent / "shim"
@@ -108,16 +109,8 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
         with suppress(ProcessLookupError):
             process.send_signal(number)
 
-    before = {
-        number: signal.signal(number, forward)
-        for number in FORWARDED
-        if signal.getsignal(number) not in (signal.SIG_IGN, None)
-    }
-    try:
+    with handled(FORWARDED, forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _in_foreground() -> bool:

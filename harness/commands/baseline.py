@@ -75,7 +75,7 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
     for name in names:
         blocks = len(series[name].blocks)
         if blocks < FEW_BLOCKS:
-            text = f"{name}: {blocks} blocks, so checks may stay undecided; run harness with --repeats {FEW_BLOCKS}"
+            text = f"{name}: {blocks} blocks, so checks may stay undecided; run the study with --repeats {FEW_BLOCKS}"
             print(f"warning: {text}", file=sys.stderr)
         path = baselines.save(folder, series[name], anew=arguments.anew)
         say(str(path))

@@ -111,8 +111,10 @@ def _share(scores: ChoiceScores, name: str) -> dict[str, float] | None:
 
 def lines(scores: ChoiceScores) -> list[str]:
     """Return a heading and a line per share of right answers, each with its 95 % interval over questions."""
+    from trainer.data.questions import ENDINGS
+
     counted = f"{scores.questions:,} question{'' if scores.questions == 1 else 's'}"
-    heading = [f"{counted}, [95 % intervals over questions]; a guess is right in 25.0 %"]
+    heading = [f"{counted}, [95 % intervals over questions]; a guess is right in {100 / ENDINGS:.1f} %"]
     texts = []
     for name in SHARES:
         share = _share(scores, name)

@@ -49,7 +49,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Draw losses and multiple-choice scores of the runs, and print a table and the paths of the pictures."""
     per_step = arguments.tokens_per_step
     if per_step is not None and not 0 < per_step < 1e12:
-        raise InputError(f"--tokens-per-step: {per_step:g}; allowed: more than 0")
+        raise InputError(f"--tokens-per-step: {per_step:g}; allowed: more than 0, less than 1e12")
     from harness.launch.preparation import check_writable
     from harness.show.curves import MOST_RUNS, loss_figure
     from harness.show.drawing import NARROW, WIDE, drawn, write_picture

@@ -173,8 +173,9 @@ def goal_of(arguments: argparse.Namespace) -> Goal | None:
 
     for name in ("steps", "tokens", "epochs"):
         value = getattr(arguments, name)
-        if value is not None and not 0 < value <= MAX_TRAIN_STEPS * (1_000_000 if name == "tokens" else 1):
-            raise InputError(f"--{name}: {value}; allowed: more than 0")
+        most = MAX_TRAIN_STEPS * (1_000_000 if name == "tokens" else 1)
+        if value is not None and not 0 < value <= most:
+            raise InputError(f"--{name}: {value}; allowed: more than 0, at most {most:,}")
     if arguments.steps is arguments.epochs is arguments.tokens is None:
         return None
     return Goal(arguments.steps, arguments.epochs, arguments.tokens)

@@ -61,7 +61,7 @@ from harness.study.run_data import RunData
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Float = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 
 class Makers(NamedTuple):
@@ -134,9 +134,6 @@ def makers_of(recorded: NDArray[np.int16], count: int, workers: int) -> Makers:
         return round_robin(count, workers)
     nearest = anchors[np.maximum(0, np.searchsorted(anchors, places, side="right") - 1)]
     return Makers((worker[nearest] + places - nearest) % workers, workers)
-
-
-Array = NDArray[np.float64]
 
 
 class MadeBatches(NamedTuple):
@@ -404,7 +401,7 @@ class MadeBy(NamedTuple):
     """Batches of one block: which worker made each, and how long that took."""
 
     workers: NDArray[np.signedinteger]  # number of the worker that made each batch
-    ms: Float  # time to make each batch
+    ms: Array  # time to make each batch
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
@@ -429,7 +426,7 @@ def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
     return worker if worker.ms >= SLOW_WORKER_FACTOR * worker.others_ms else None
 
 
-def long_reads(ms: Float) -> LongReads | None:
+def long_reads(ms: Array) -> LongReads | None:
     """Return the long reads among ``ms``, the read time of each batch; None without any.
 
     They must be few, take most of the time, and come at equal intervals.
@@ -472,11 +469,11 @@ def _on_core(blocks: Sequence[RunSpans], stage: str) -> float | None:
     return sum(float(spans.cpu_ns.sum()) for spans in stage_spans) / wall_ns
 
 
-def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Float:
+def _ms_by_batch(spans: RunSpans, stages: Sequence[str]) -> Array:
     """Return the milliseconds that these stages took for each batch that has them, by batch number."""
     chosen = np.isin(spans.stages.names, [spans.code(stage) for stage in stages]) & (spans.stages.batches >= 0)
     _, batches = np.unique(spans.stages.batches[chosen], return_inverse=True)
-    ms: Float = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)
+    ms: Array = np.bincount(batches, (spans.stages.ends - spans.stages.starts)[chosen] / 1e6).astype(np.float64)
     return ms
 
 

@@ -118,9 +118,6 @@ def long_steps(step_ms: Array, longest: Places, phases: Sequence[str], typical_m
     )
 
 
-Float = NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class StepKinds:
     """Two kinds of steps, fast and slow, and the longest, among ``of`` measured steps; :func:`step_kinds` finds them.
@@ -145,7 +142,7 @@ class StepKinds:
         return self.slow_share + self.longest_share
 
 
-def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
+def step_kinds(runs: Sequence[Array]) -> StepKinds | None:
     """Return the two kinds of measured steps; None if they are of one kind, or it is not clear.
 
     ``runs``: step times in ms, by run.
@@ -184,7 +181,7 @@ def step_kinds(runs: Sequence[Float]) -> StepKinds | None:
     )
 
 
-def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
+def _drawn(runs: Sequence[Array], of: int) -> Sequence[Array]:
     """Return about :data:`KINDS_STEPS_DRAWN` of the steps (all, if they are fewer), by run.
 
     They are drawn at random, as every n-th step might be of one kind.
@@ -195,7 +192,7 @@ def _drawn(runs: Sequence[Float], of: int) -> Sequence[Float]:
     return [run[generator.integers(0, len(run), len(run) * KINDS_STEPS_DRAWN // of)] for run in runs if len(run)]
 
 
-def _split(ordered: Float) -> tuple[float, float]:
+def _split(ordered: Array) -> tuple[float, float]:
     """Return the medians of the two groups into which sorted values split best: low and high.
 
     Each group has at least KIND_SHARE_MIN of the values.
@@ -209,7 +206,7 @@ def _split(ordered: Float) -> tuple[float, float]:
     return float(np.median(ordered[:place])), float(np.median(ordered[place:]))
 
 
-def _centres(logs: Float, middle: float) -> tuple[float, float] | None:
+def _centres(logs: Array, middle: float) -> tuple[float, float] | None:
     """Return the medians of the values below and above ``middle``; None if one side is empty."""
     low, high = logs[logs <= middle], logs[logs > middle]
     return (float(np.median(low)), float(np.median(high))) if len(low) and len(high) else None

@@ -184,12 +184,12 @@ def _cores(run: RunData, ledger: RunLedger, config: JsonObject) -> tuple[dict[st
     wall_ns = float((end - begin).sum())
     inline = sum(spent.get((True, name), 0.0) for name in ("read", "tokenize", "pack"))
     helpers = roles.get("loaders", 0.0) if not lookup_number(config, "data.workers", 0) else 0.0
-    tokenizing = {name: sum(spent.get((main, name), 0.0) for main in (True, False)) for name in ("tokenize",)}
+    tokenizing = sum(spent.get((main, "tokenize"), 0.0) for main in (True, False))
     fetch = max(0.0, spent.get((True, "fetch"), 0.0) - inline)
     loading = sum(spent.get((main, name), 0.0) for main in (True, False) for name in ("read", "pack"))
     other_ns = float(measured.column("other_ns").to_numpy().sum())
     return {
-        "tokenization": tokenizing["tokenize"] / wall_ns + helpers,
+        "tokenization": tokenizing / wall_ns + helpers,
         "sync": spent.get((True, "sync"), 0.0) / wall_ns,
         "compute": sum(spent.get((True, name), 0.0) for name in COMPUTE) / wall_ns,
         "Python": (spent.get((True, "log"), 0.0) + other_ns) / wall_ns,

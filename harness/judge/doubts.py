@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from harness.explain.lead_use import LeadUse
 from harness.explain.ledger import RunLedger, arm_lead
@@ -59,6 +59,8 @@ DoubtKind = Literal[
 ]  # fmt: skip
 # Reasons why other numbers of workers, or of prefetched batches, cannot be predicted.
 Bar = Literal["no loader", "no items", "unequal", "row by row", "slow worker", "sampler", "restarts"]
+# Reasons why a change of an attached program cannot be predicted.
+UnseenKind = Literal["no core", "blocked", "device", "ranks"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
@@ -210,14 +212,6 @@ def doubt(
     return Doubt(kind, arms, share, None if action is None else Remedy(action, blocks, steps), where, cores)
 
 
-_REASONS: Mapping[str, Literal["no core", "blocked", "device", "ranks"]] = {
-    "no core": "no core",
-    "blocked": "blocked",
-    "device": "device",
-    "ranks": "ranks",
-}
-
-
 @dataclass(frozen=True)
 class Unseen:
     """Time of an attached program that no timer explains: shares of the measured steps' time, means over blocks.
@@ -262,10 +256,10 @@ class Unseen:
         return in_order(entries)
 
     @property
-    def reason(self) -> Literal["no core", "blocked", "device", "ranks"] | None:
+    def reason(self) -> UnseenKind | None:
         """Kind of the doubt for which the effect of a change cannot be predicted; None if it can."""
         first = barred(self.doubts(), "prediction")
-        return None if first is None else _REASONS[first.kind]
+        return None if first is None else cast(UnseenKind, first.kind)
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast
 
 from harness.explain.exposure import Dose, SyncCall, What, dose, mean_hidden_behind, parse_control, sync_audit
 from harness.explain.ledger import Blocks, measure, per_step_of, speed, steps_per_s
@@ -34,8 +34,6 @@ from harness.study.contract import STAGES
 from harness.study.records import COMMAND, StudyRecord
 from harness.study.run_data import RunData
 from trainer.json_types import objects
-
-BARS: dict[str, Bar] = {kind: kind for kind in get_args(Bar)}
 
 
 def few_blocks_remedy(study: StudyRecord) -> RemedyKind:
@@ -86,7 +84,7 @@ def bar_of(edits: Edits, runs: Sequence[RunData], replays: Replays) -> Bar | Non
     claims += ["prefetch"] if edits.prefetch is not None else []
     doubts = [*loader_doubts(runs, replays)] if claims else []
     bar = next((first for claim in claims if (first := barred(doubts, claim)) is not None), None)
-    return None if bar is None else BARS[bar.kind]
+    return None if bar is None else cast(Bar, bar.kind)
 
 
 def prediction_doubts(unedited: Prediction, arm: str, few_blocks: RemedyKind = "more blocks") -> Iterator[Doubt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import cast
 
 import numpy as np
 
@@ -498,9 +498,6 @@ def _over_repetitions(runs: Iterable[RunLedger], value: Rate) -> Estimate | None
     return estimate(values)
 
 
-_KINDS: Mapping[str, DoubtKind] = {kind: kind for kind in get_args(DoubtKind)}
-
-
 def arm_doubts(
     arm: str,
     totals: ArmTotals,
@@ -554,7 +551,8 @@ def comparison_doubts(c: Comparison) -> tuple[Doubt, ...]:
     entries = [*m.doubts]
     for confound in c.confounds:
         if confound.kind not in ("diverged", "losses", "repeated data", "lead"):  # included in the verdict's own doubts
-            entries.append(doubt(_KINDS[confound.kind], *(name for name in confound.names if name), where=confound.key))
+            kind = cast(DoubtKind, confound.kind)
+            entries.append(doubt(kind, *(name for name in confound.names if name), where=confound.key))
     if m.ceilings is not None:
         entries.append(doubt("ceilings apart", c.baseline, share=m.ceilings[1] / m.ceilings[0] - 1))
     if c.drift is not None:

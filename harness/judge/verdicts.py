@@ -14,9 +14,9 @@ Also find what a median over blocks hides:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +28,8 @@ from harness.explain.unusual_steps import LongSteps, long_steps, without_long
 from harness.judge import policy
 from harness.judge.doubts import Doubt, RemedyKind, barred, doubt, in_order
 from harness.judge.losses import Losses
-from harness.judge.policy import (
-    DRIFT_MIN,
-    DRIFT_STEPS_MIN,
-    TOTAL_APART_MIN,
-)
+from harness.judge.policy import DRIFT_MIN, DRIFT_STEPS_MIN, TOTAL_APART_MIN
 from harness.study.contract import PHASES
-
-if TYPE_CHECKING:
-    from harness.explain.ledger import Blocks, RunLedger
 
 Verdict = Literal["gain", "loss", "none", "undecided"]
 Direction = Literal["gain", "loss", "none"]
@@ -45,7 +38,6 @@ UndecidedKind = Literal[
     "too few blocks", "no noise floor", "no core", "too noisy", "too coarse", "lead", "diverged", "other loss",
     "repeated data", "a-a apart", "long steps",
 ]  # fmt: skip
-_UNDECIDED: Mapping[str, UndecidedKind] = {kind: kind for kind in get_args(UndecidedKind)}
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Judged:
     @property
     def undecided(self) -> UndecidedKind | None:
         """Kind of the doubt that bars the verdict; None if there is a verdict."""
-        return None if self.cause is None else _UNDECIDED[self.cause.kind]
+        return None if self.cause is None else cast(UndecidedKind, self.cause.kind)
 
 
 def confidence_of_each(comparisons: int) -> float:

@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TextIO
@@ -19,22 +19,30 @@ TERMINATING = (
 
 
 @contextmanager
+def handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle these signals with ``handler`` within the context. An ignored signal (``nohup``) stays ignored."""
+    before = {
+        number: signal.signal(number, handler)
+        for number in numbers
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
 def terminable() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP within the context like Ctrl-C (KeyboardInterrupt).
 
     So finished runs are kept, temporary files removed and child processes ended.
     An ignored signal (``nohup``) stays ignored. Does nothing outside the main thread, which gets all signals.
     """
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in TERMINATING:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, _interrupt)
-    try:
+    is_main = threading.current_thread() is threading.main_thread()
+    with handled(TERMINATING if is_main else (), _interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Stopping:
@@ -49,15 +57,8 @@ class Stopping:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Record SIGINT, SIGTERM and SIGHUP within the context. An ignored signal (``nohup``) stays ignored."""
-        before = {}
-        for number in (signal.SIGINT, *TERMINATING):
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, self._note)
-        try:
+        with handled((signal.SIGINT, *TERMINATING), self._note):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         if self.asked:

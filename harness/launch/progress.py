@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from trainer.errors import visible
@@ -76,7 +75,34 @@ def is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-class Progress:
+class _Display:
+    """Shows the line of a subclass while its context is open: redrawn on a terminal, at intervals in a log."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._signs = SignsOfLife(self._line)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if is_terminal():
+            self._live = _live(self._line)
+            self._live.start()
+        else:
+            self._signs.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._signs.__exit__ if self._live is None else self._live.stop)()
+
+    def _line(self) -> str:
+        raise NotImplementedError
+
+    def _maybe_show(self) -> None:
+        if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
+            self._signs.show(self._line())
+
+
+class Progress(_Display):
     """Progress display of a study: counts runs and steps, and shows finished runs, steps per second and the time left.
 
     Use it as a context manager around the runs, and call its methods as they proceed.
@@ -87,6 +113,7 @@ class Progress:
 
         ``total_steps``: number of planned steps. ``heard``: called after each repetition.
         """
+        super().__init__()
         self._heard = heard
         self._total_runs = total_runs
         self._total_steps = max(total_steps, 1)
@@ -95,26 +122,11 @@ class Progress:
         self._steps = 0
         self._stepping_s = 0.0
         self._doing, self._since_s = "starting", time.monotonic()
-        self._begun_s = time.monotonic()
         self._repetition_begun_s = self._begun_s
-        self._signs = SignsOfLife(self._line)
-        self._live: Live | None = None
 
-    def __enter__(self) -> Progress:
-        if is_terminal():
-            self._live = _live(self._line)
-            self._live.start()
-        else:
-            self._signs.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-        else:
-            self._signs.__exit__()
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        if self._live is None:
             self._signs.show(self._line())
 
     def starting(self, arm: str, block: int) -> None:
@@ -164,15 +176,11 @@ class Progress:
         remaining = _left(elapsed_s, share)
         return f"{self._runs}/{self._total_runs} runs{failed} | {rate} | {_clock(elapsed_s)} gone{remaining} | {doing}"
 
-    def _maybe_show(self) -> None:
-        if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
-            self._signs.show(self._line())
-
     def _do(self, what: str) -> None:
         self._doing, self._since_s = what, time.monotonic()
 
 
-class TextProgress:
+class TextProgress(_Display):
     """Progress display of work on a corpus: the finished share of its documents, MB/s and the time left.
 
     Call it with the documents and bytes since the last call. A terminal shows a live line. A log gets a line at
@@ -181,24 +189,11 @@ class TextProgress:
     """
 
     def __init__(self, what: str, documents: int) -> None:
+        super().__init__()
         self.documents = 0
         self._what, self._all = what, documents
         self._kept: int | None = None
         self._bytes = 0
-        self._begun_s = time.monotonic()
-        self._signs = SignsOfLife(self._line)
-        self._live: Live | None = None
-
-    def __enter__(self) -> Self:
-        if is_terminal():
-            self._live = _live(self._line)
-            self._live.start()
-        else:
-            self._signs.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        (self._signs.__exit__ if self._live is None else self._live.stop)()
 
     @property
     def kept(self) -> int:
@@ -214,8 +209,7 @@ class TextProgress:
             self._kept = documents
         self.documents += documents
         self._bytes += text_bytes
-        if self._live is None and self._signs.silent_s >= PLAIN_INTERVAL_S:
-            self._signs.show(self._line())
+        self._maybe_show()
 
     def _line(self) -> str:
         elapsed_s = max(time.monotonic() - self._begun_s, 1e-9)

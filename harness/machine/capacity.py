@@ -169,12 +169,12 @@ def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
     """
     if group is None:
         return None
-    limits = [
+    limits = (
         TaskLimit(tasks_max, read_int(folder / "pids.current"), f"pids.max of {folder}")
         for folder in group.lineage()
         if (tasks_max := read_int(folder / "pids.max")) is not None
-    ]
-    return min(limits, key=lambda limit: limit.most - (limit.used or 0), default=None)
+    )
+    return tightest(limits)
 
 
 def tightest(limits: Iterable[TaskLimit | None]) -> TaskLimit | None:

@@ -39,14 +39,6 @@ class ProbeReport:
     failed: bool = False  # True if nothing was recorded; ``problems`` contains the reason
 
 
-class Pausable(Recorder, Protocol):
-    """Ledger recorder in the main process that can be paused: a probe pauses it while it writes files."""
-
-    def pause(self) -> None:
-        """End the open step. Time until the next step belongs to no step."""
-        ...
-
-
 class Probe(Protocol):
     """One probe in the main process of one run. Methods do nothing unless the probe overrides them.
 
@@ -101,7 +93,7 @@ class Probe(Protocol):
         """Block until the probe has finished all work for the last repetition, so that the run may be suspended."""
         return
 
-    def run_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
+    def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Take and record the steps of the probe's window. ``next_step()`` takes a step and returns its number.
 
         ``recorder``: the ledger's recorder. Pause it before writing files, so that no step includes this time.

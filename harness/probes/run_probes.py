@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from harness.probes.probe import Pausable, Probe, ProbeSettings
+from harness.probes.probe import Probe, ProbeSettings
 from harness.study.contract import Columns
 from trainer.errors import in_words
 from trainer.json_types import Json, JsonObject, section
+from trainer.telemetry import Recorder
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class ProbeSet:
         for _, probe in self._probes:
             probe.wait()
 
-    def run_windows(self, next_step: Callable[[], int], recorder: Pausable) -> None:
+    def run_windows(self, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Let each disturbing probe take the steps of its window, one after the other: they would record each other.
 
         ``next_step()`` takes a step and returns its number.
@@ -140,7 +141,7 @@ class ProbeSet:
             probe.run_window(next_step, recorder)
         self.end_repetition()
 
-    def run_closing_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
+    def run_closing_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Take the steps of the profiling window after the measured steps.
 
         An error becomes a problem in :meth:`report`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
@@ -14,7 +14,7 @@ from harness.scenario.plan import Variant, count_arms, points, value_name, varia
 from harness.scenario.yaml import MAX_ARMS, KeyPath
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-from trainer.json_types import JsonObject
+from trainer.json_types import Json, JsonObject
 
 MAX_FOLDER = 200  # bytes of an arm's folder name, before "+ideal-data"
 
@@ -29,7 +29,13 @@ def problems(scenario: Scenario) -> list[Problem]:
     matrix, base = list(_matrix(scenario)), list(_config(scenario.base, ("base",)))
     if matrix:
         return matrix + base
-    mistakes = [*base, *_compare(scenario), *_claims(scenario), *_whatif(scenario), *_named_arms(scenario)]
+    mistakes = [
+        *base,
+        *compare_problems(list(scenario.arms), scenario.compare, scenario.matrix),
+        *_claims(scenario),
+        *_whatif(scenario),
+        *_named_arms(scenario),
+    ]
     try:
         everything = list(variants(scenario))
     except DottedKeyError as error:
@@ -131,27 +137,44 @@ def _overlaps(scenario: Scenario) -> Iterator[Problem]:
                     yield Problem(("arms", name, *key.split(".")), f"the matrix sets {axis} too; keep one of them")
 
 
-def _compare(scenario: Scenario) -> Iterator[Problem]:
-    before = list(scenario.arms)
-    exact = [f"{arm}{point.suffix}" for arm in before for point in points(scenario.matrix)] if scenario.matrix else []
-    for index, pair in enumerate(scenario.compare or ()):
-        unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in {*before, *exact}]
+def compare_problems(
+    arms: Sequence[str], compare: Sequence[Compare] | None, matrix: Mapping[str, Sequence[Json]]
+) -> Iterator[Problem]:
+    """Yield the problems of the pairs in ``compare``. ``arms``: names of the arms before the matrix.
+
+    A pair names unknown arms, compares an arm with itself, or has a matrix point on one side only.
+    """
+    exact = _at_points(arms, matrix)
+    for index, pair in enumerate(compare or ()):
+        unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in {*arms, *exact}]
         for side in unknown:
-            name = getattr(pair, side)
-            guess = did_you_mean(name, [*before, *exact]) or ";"
-            yield Problem(("compare", index, side), f"no arm {name!r}{guess} arms: {', '.join(before)}")
-        if not unknown:
-            yield from pair_problems(index, pair, before)
+            yield _unknown_arm(("compare", index, side), getattr(pair, side), arms, exact)
+        if unknown:
+            continue
+        if pair.baseline == pair.candidate:
+            yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
+        if (pair.baseline in arms) != (pair.candidate in arms):
+            yield Problem(
+                ("compare", index), "one name has a matrix point and one has not; give both with, or both without"
+            )
+
+
+def _at_points(arms: Iterable[str], matrix: Mapping[str, Sequence[Json]]) -> list[str]:
+    return [f"{arm}{point.suffix}" for arm in arms for point in points(matrix)]
+
+
+def _unknown_arm(path: KeyPath, name: str, arms: Sequence[str], exact: Iterable[str] = ()) -> Problem:
+    """Return the problem that ``name`` is no arm. ``exact``: further valid names, which the message does not list."""
+    guess = did_you_mean(name, [*arms, *exact]) or ";"
+    return Problem(path, f"no arm {name!r}{guess} arms: {', '.join(arms)}")
 
 
 def _claims(scenario: Scenario) -> Iterator[Problem]:
-    arms = [f"{arm}{point.suffix}" for arm in scenario.arms for point in points(scenario.matrix)]
+    arms = _at_points(scenario.arms, scenario.matrix)
     for index, claim in enumerate(scenario.claims):
         for side, name in (("arm", claim.arm), ("baseline", claim.baseline)):
             if name is not None and name not in arms:
-                guess = did_you_mean(name, arms) or ";"
-                key = side if isinstance(claim, Claim) else "arms"
-                yield Problem(("claims", index, key), f"no arm {name!r}{guess} arms: {', '.join(arms)}")
+                yield _unknown_arm(("claims", index, side if isinstance(claim, Claim) else "arms"), name, arms)
 
 
 def _named_arms(scenario: Scenario) -> Iterator[Problem]:
@@ -162,27 +185,12 @@ def _named_arms(scenario: Scenario) -> Iterator[Problem]:
     before = list(scenario.arms)
     for name in scenario.requires:
         if name not in scenario.arms:
-            guess = did_you_mean(name, before) or ";"
-            yield Problem(("requires", name), f"no arm {name!r}{guess} arms: {', '.join(before)}")
+            yield _unknown_arm(("requires", name), name, before)
     named = scenario.isolated_baseline
     if named is None:
         return
-    exact = [f"{arm}{point.suffix}" for arm in before for point in points(scenario.matrix)]
+    exact = _at_points(before, scenario.matrix)
     if named not in {*before, *exact}:
-        guess = did_you_mean(named, [*before, *exact]) or ";"
-        yield Problem(("isolated_baseline",), f"no arm {named!r}{guess} arms: {', '.join(before)}")
+        yield _unknown_arm(("isolated_baseline",), named, before, exact)
     elif "data-only" not in scenario.controls:
         yield Problem(("isolated_baseline",), "needs the data-only control; add it to controls")
-
-
-def pair_problems(index: int, pair: Compare, before: list[str]) -> Iterator[Problem]:
-    """Yield the problems of ``pair``, whose two arms exist: both are the same, or only one has a matrix point.
-
-    ``index``: place of the pair in ``compare``. ``before``: names of the arms before the matrix.
-    """
-    if pair.baseline == pair.candidate:
-        yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
-    if (pair.baseline in before) != (pair.candidate in before):
-        yield Problem(
-            ("compare", index), "one name has a matrix point and one has not; give both with, or both without"
-        )

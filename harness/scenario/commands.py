@@ -12,9 +12,7 @@ It gets the arm's values as keyword arguments, without nulls.
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import re
 import shlex
 import sys
@@ -25,11 +23,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from harness.scenario.checks import pair_problems
+from harness.scenario.checks import compare_problems
 from harness.scenario.errors import Problem, first_error, problems_of
 from harness.scenario.load import LOOP, check_scenario, key_of_commands, read_overridden
 from harness.scenario.model import Compare, LimitsConfig, Name, Scenario
-from harness.scenario.plan import DOSE_TIMES, MatrixPoint, points
+from harness.scenario.plan import BASELINES_ONLY, DOSE_TIMES, MatrixPoint, compared, points, shuffled
 from harness.scenario.yaml import MAX_ARMS, Document, KeyPath
 from harness.study.records import COMMAND, ComparisonRecord
 from trainer.config import Config
@@ -38,7 +36,6 @@ from trainer.json_types import Json, JsonObject
 from trainer.user_code import files, named_function
 
 CommandControl = Literal["a-a", "ideal-data", "data-only", "dose"]
-BASELINES_ONLY: set[CommandControl] = {"a-a", "dose"}
 Interleave = Literal["slices", "runs"]
 Value = str | bool | int | float | None
 CALL = Path(__file__).parents[1] / "attach" / "call.py"  # calls the function in a process of its own
@@ -151,7 +148,7 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
     """Return all runs of ``scenario``: arms at each matrix point with their controls, and the order of each block."""
     combinations = list(points(scenario.matrix))
     plain = [_arm(scenario, name, point) for point in combinations for name in scenario.arms]
-    comparisons = list(_comparisons(scenario, combinations))
+    comparisons = compared(list(scenario.arms), scenario.compare, combinations)
     baselines = {pair.baseline for pair in comparisons} or {plain[0].name}
     arms = []
     for arm in plain:
@@ -164,8 +161,8 @@ def plan_commands(scenario: CommandScenario) -> CommandPlan:
     return CommandPlan(
         scenario,
         tuple(arms),
-        tuple(comparisons),
-        tuple(_order(scenario.seed, block, arms) for block in range(scenario.repeats)),
+        comparisons,
+        tuple(tuple(shuffled(scenario.seed, block, (arm.name for arm in arms))) for block in range(scenario.repeats)),
     )
 
 
@@ -215,25 +212,6 @@ def _word(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _comparisons(scenario: CommandScenario, combinations: Sequence[MatrixPoint]) -> Iterator[ComparisonRecord]:
-    first, *candidates = scenario.arms
-    pairs = [(first, arm) for arm in candidates]
-    if scenario.compare is not None:
-        pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare]
-    for (baseline, candidate), point in itertools.product(pairs, combinations):
-        exact = baseline not in scenario.arms
-        if exact and point is not combinations[0]:
-            continue
-        suffix = "" if exact else point.suffix
-        yield ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")
-
-
-def _order(seed: int, block: int, arms: Sequence[CommandArm]) -> tuple[str, ...]:
-    names = [arm.name for arm in arms]
-    random.Random(f"{seed}/{block}").shuffle(names)
-    return tuple(names)
-
-
 def _problems(scenario: CommandScenario) -> Iterator[Problem]:
     combinations = list(points(scenario.matrix))
     if len(scenario.arms) * len(combinations) > MAX_ARMS:
@@ -243,14 +221,7 @@ def _problems(scenario: CommandScenario) -> Iterator[Problem]:
         yield Problem((LOOP,), "give a command or a loop, not both")
     for name, overrides in scenario.arms.items():
         yield from _arm_problems(scenario, name, overrides or {}, _values(scenario, name, combinations[0]))
-    names = {f"{name}{point.suffix}" for name in scenario.arms for point in combinations} | set(scenario.arms)
-    for index, pair in enumerate(scenario.compare or ()):
-        unknown = [side for side in ("baseline", "candidate") if getattr(pair, side) not in names]
-        for side in unknown:
-            arms = ", ".join(scenario.arms)
-            yield Problem(("compare", index, side), f"no arm {getattr(pair, side)!r}; arms: {arms}")
-        if not unknown:
-            yield from pair_problems(index, pair, list(scenario.arms))
+    yield from compare_problems(list(scenario.arms), scenario.compare, scenario.matrix)
 
 
 def _arm_problems(

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from typing import Literal
 
 from harness.machine.environment import has_nvidia_driver
 from harness.scenario.errors import did_you_mean
-from harness.scenario.model import Control, ProbesConfig, Scenario
+from harness.scenario.model import Compare, Control, ProbesConfig, Scenario
 from harness.scenario.overrides import DOSES, Dosed, Nested, expand, flatten, lookup, lookup_number, merge
 from harness.scenario.yaml import MAX_ARMS
 from harness.study.contract import ALONE, BARE, LEDGER, PROFILED
@@ -136,7 +136,7 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
     Raises InputError, naming ``source``, if a pattern matches no arm, no arm is left, or there are more than MAX_ARMS.
     """
     plain = list(variants(scenario))
-    comparisons = list(_comparisons(scenario, plain))
+    comparisons = compared(list(scenario.arms), scenario.compare, points(scenario.matrix))
     selected = _selected(plain, arms)
     left_out = _left_out(scenario, selected)
     kept = [variant for variant in selected if variant.name not in left_out]
@@ -171,17 +171,30 @@ def _left_out(scenario: Scenario, selected: Sequence[Variant]) -> dict[str, tupl
     return {variant.name: lacking[variant.arm] for variant in selected if lacking.get(variant.arm)}
 
 
-def _comparisons(scenario: Scenario, plain: Sequence[Variant]) -> Iterator[ComparisonRecord]:
-    before = list(scenario.arms)
-    pairs = [(pair.baseline, pair.candidate) for pair in scenario.compare or ()]
-    if scenario.compare is None:
-        pairs = [(before[0], arm) for arm in before[1:]]
-    suffixes = dict.fromkeys(variant.point.suffix for variant in plain)
-    records: dict[ComparisonRecord, None] = {}
-    for baseline, candidate in pairs:
-        for suffix in suffixes if baseline in scenario.arms else ("",):
-            records[ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")] = None
-    yield from records
+def compared(
+    arms: Sequence[str], compare: Sequence[Compare] | None, combinations: Iterable[MatrixPoint]
+) -> tuple[ComparisonRecord, ...]:
+    """Return the pairs of arms to compare at each matrix point, each once. ``arms``: names before the matrix.
+
+    ``compare``: declared pairs; None: the first arm is the baseline of all others.
+    """
+    suffixes = [point.suffix for point in combinations]
+    pairs = [(arms[0], arm) for arm in arms[1:]]
+    if compare is not None:
+        pairs = [(pair.baseline, pair.candidate) for pair in compare]
+    records = [
+        ComparisonRecord(f"{baseline}{suffix}", f"{candidate}{suffix}")
+        for baseline, candidate in pairs
+        for suffix in (suffixes if baseline in arms else [""])
+    ]
+    return tuple(dict.fromkeys(records))
+
+
+def shuffled(seed: int, block: int, names: Iterable[str]) -> list[str]:
+    """Return ``names`` of arms in the random order in which ``block`` starts them."""
+    order = list(names)
+    random.Random(f"{seed}/{block}").shuffle(order)
+    return order
 
 
 def _selected(plain: Sequence[Variant], patterns: Sequence[str]) -> list[Variant]:
@@ -269,8 +282,7 @@ def _arm(name: str, control: str | None, one: Variant, over: Nested) -> Arm:
 
 
 def _order(seed: int, block: int, arms: Sequence[Arm]) -> tuple[str, ...]:
-    names = [arm.name for arm in arms if arm.control != PROFILED]
-    random.Random(f"{seed}/{block}").shuffle(names)
+    names = shuffled(seed, block, (arm.name for arm in arms if arm.control != PROFILED))
     # An arm is profiled once, at the end of block 0, so that no measured run is next to a profiler.
     return (*names, *(arm.name for arm in arms if arm.control == PROFILED and block == 0))
 

@@ -33,27 +33,43 @@ Tokens = Annotated[list[Annotated[int, Field(ge=1, le=10**16)]], Field(min_lengt
 Lengths = Annotated[list[Annotated[int, Field(ge=1, le=10_000_000)]], Field(min_length=LEAST, max_length=100)]
 
 
-class ModelScalingStrategy(Config):
-    """A grid of rates for each of several smaller models, whose optima are extrapolated to the sweep's model."""
+class _GridOfEachSize(Config):
+    """A grid of rates for each of several sizes, whose optima are extrapolated to the sweep's training."""
 
-    name: Literal["model-scaling"]
     trials: int = Field(10, ge=4, le=10_000)
     """Number of rates for each size."""
     draw: Draw = "grid"
     """Choice of learning rates. grid: evenly spaced in their logarithm, including both bounds; random: uniform in it,
     with different rates for each size."""
+
+    def projects(self, space: SearchSpace) -> ProjectionPlan:
+        """Return the sizes to search, and the sweep's own."""
+        raise NotImplementedError
+
+    def stages(self, space: SearchSpace) -> list[TrialStage]:
+        trials = self.trials * len(space.seeds)
+        return [
+            TrialStage(self.draw, trials, size.steps, of=size.group, group=size.group, overrides=size.overrides)
+            for size in self.projects(space).sizes
+        ]
+
+    def search(self, space: SearchSpace) -> Trials:
+        for size in self.projects(space).sizes:
+            for rate in rates_of(self.draw, self.trials, space, f"{size.group}/{space.seed}"):
+                for seed in space.seeds:
+                    yield TrialPlan(rate, size.steps, seed, size.group, overrides=size.overrides)
+
+
+class ModelScalingStrategy(_GridOfEachSize):
+    """A grid of rates for each of several smaller models, whose optima are extrapolated to the sweep's model."""
+
+    name: Literal["model-scaling"]
     sizes: Sizes = SIZES
     """Layers, width and heads of each."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """Return the model sizes to search, and the size of the sweep's own model."""
         return model_sizes(space, self.sizes)
-
-    def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return _stages(self.projects(space), self.trials, self.draw, space)
-
-    def search(self, space: SearchSpace) -> Trials:
-        return _grids(self.projects(space), self.trials, self.draw, space)
 
 
 class _ShorterTrainings(Config):
@@ -79,24 +95,14 @@ class _ShorterTrainings(Config):
         return data_sizes(space, [max(1, round(length / space.step_tokens)) for length in tokens], "tokens")
 
 
-class DataScalingStrategy(_ShorterTrainings):
+class DataScalingStrategy(_GridOfEachSize, _ShorterTrainings):
     """A grid of rates for each of several shorter trainings, whose optima are extrapolated to the sweep's steps."""
 
     name: Literal["data-scaling"]
-    trials: int = Field(10, ge=4, le=10_000)
-    """Number of rates for each size."""
-    draw: Draw = "grid"
-    """Choice of learning rates, as in model-scaling."""
 
     def projects(self, space: SearchSpace) -> ProjectionPlan:
         """Return the lengths of training to search, and the sweep's own."""
         return self.lengths(space)
-
-    def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return _stages(self.projects(space), self.trials, self.draw, space)
-
-    def search(self, space: SearchSpace) -> Trials:
-        return _grids(self.projects(space), self.trials, self.draw, space)
 
 
 class HybridStrategy(_ShorterTrainings):
@@ -147,17 +153,13 @@ class HybridStrategy(_ShorterTrainings):
         return shortened(one.steps, units / self.R)
 
 
-class MupStrategy(Config):
+class MupStrategy(_GridOfEachSize):
     """A grid of rates for a narrow model under maximal update parametrization, whose optimum is that of a wide one.
 
     The wide model must be trained with the same section model.mup, which the report names.
     """
 
     name: Literal["mup"]
-    trials: int = Field(10, ge=4, le=10_000)
-    """Number of rates for each width."""
-    draw: Draw = "grid"
-    """Choice of learning rates, as in model-scaling."""
     widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=100)] = WIDTHS
     """The first is the base. Further ones test that the optimum is the same at every width."""
     fraction: float = Field(1, gt=0, le=1)
@@ -167,12 +169,6 @@ class MupStrategy(Config):
         """Return the widths to search, and the width of the sweep's model."""
         return widths_under_mup(space, self.widths, shortened(space.steps, self.fraction))
 
-    def stages(self, space: SearchSpace) -> list[TrialStage]:
-        return _stages(self.projects(space), self.trials, self.draw, space)
-
-    def search(self, space: SearchSpace) -> Trials:
-        return _grids(self.projects(space), self.trials, self.draw, space)
-
 
 PROJECTING = (ModelScalingStrategy, DataScalingStrategy, HybridStrategy, MupStrategy)
 
@@ -180,19 +176,3 @@ PROJECTING = (ModelScalingStrategy, DataScalingStrategy, HybridStrategy, MupStra
 def projection_of(strategy: Config, space: SearchSpace) -> ProjectionPlan | None:
     """Return the sizes of a strategy that projects the rate from them; None for any other strategy."""
     return strategy.projects(space) if isinstance(strategy, PROJECTING) else None
-
-
-def _stages(plan: ProjectionPlan, trials: int, draw: Draw, space: SearchSpace) -> list[TrialStage]:
-    return [
-        TrialStage(
-            draw, trials * len(space.seeds), size.steps, of=size.group, group=size.group, overrides=size.overrides
-        )
-        for size in plan.sizes
-    ]
-
-
-def _grids(plan: ProjectionPlan, trials: int, draw: Draw, space: SearchSpace) -> Trials:
-    for size in plan.sizes:
-        for rate in rates_of(draw, trials, space, f"{size.group}/{space.seed}"):
-            for seed in space.seeds:
-                yield TrialPlan(rate, size.steps, seed, size.group, overrides=size.overrides)

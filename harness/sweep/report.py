@@ -127,7 +127,7 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
     ]
     if spent.usd is not None:
         rows.append(["USD", f"{spent.usd:.2f}", NOT_MEASURED if budget.usd is None else f"{budget.usd:.2f}"])
-    note = [sentences.of_time()]
+    note = [sentences.TIME]
     if record.price_usd_per_hour is not None:
         note.append(f"The price is {record.price_usd_per_hour:g} USD an hour.")
     if record.lost_s:
@@ -200,7 +200,7 @@ def _trials(record: SweepRecord, trials: Sequence[Trial], best: int | None) -> s
             cells.append(f"{usd_of(trial.seconds, record.price_usd_per_hour) or 0.0:.4f}")
         rows.append(cells)
     ended = [f"{number} {OUTCOMES[status]}" for status, number in _counts(trials).items()]
-    note = f"\n\n{sentences.of_questions()}" if scored else ""
+    note = f"\n\n{sentences.QUESTIONS}" if scored else ""
     return f"## Trials\n\n{count(len(trials), 'trial')}: {listing(ended)}.\n\n{table(header, rows)}{note}"
 
 

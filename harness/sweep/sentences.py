@@ -217,21 +217,16 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
     return lines
 
 
-def of_questions() -> str:
-    """Return the note on the report's column of multiple-choice scores."""
-    return (
-        "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
-        "over its characters, or over its tokens where the questions have no text."
-    )
-
-
-def of_time() -> str:
-    """Return the note on what the report's time of a trial includes."""
-    return (
-        "Time is that of the trials from start to end, what is imported for the first among it; of a part that was "
-        "killed it holds what was noted at its last sign of life: some ten seconds before, or longer where its start "
-        "or a step took longer."
-    )
+# Notes on the report's column of multiple-choice scores, and on its times of trials.
+QUESTIONS = (
+    "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
+    "over its characters, or over its tokens where the questions have no text."
+)
+TIME = (
+    "Time is that of the trials from start to end, what is imported for the first among it; of a part that was "
+    "killed it holds what was noted at its last sign of life: some ten seconds before, or longer where its start "
+    "or a step took longer."
+)
 
 
 def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -> str:
@@ -285,16 +280,12 @@ def method(settings: SweepConfig) -> str:
             "loss of the first step"
         )
     rates = settings.learning_rate
-    name = type(settings.strategy).__doc__ or ""
-    summary = " ".join(name.split("\n\n")[0].split())
+    paragraphs = (type(settings.strategy).__doc__ or "").split("\n\n")
+    summary = " ".join(paragraphs[0].split()).removesuffix(".")
     values = settings.strategy.model_dump(exclude={"name"})
     options = ", ".join(f"{key} {_setting(value)}" for key, value in values.items() if value is not None)
     return (
-        (
-            f"Strategy `{settings.strategy.name}`: {summary}{f' ({options})' if options else ''}. Range "
-            f"{rate(rates.low)} to {rate(rates.high)}, {count(len(settings.seeds), 'seed')}. A trial ends as "
-            f"diverged at {rule}."
-        )
-        .replace("..", ".")
-        .replace(". (", " (")
+        f"Strategy `{settings.strategy.name}`: {summary}{f' ({options})' if options else ''}. Range "
+        f"{rate(rates.low)} to {rate(rates.high)}, {count(len(settings.seeds), 'seed')}. A trial ends as "
+        f"diverged at {rule}."
     )

@@ -130,12 +130,13 @@ class TrialConfigs:
         return _checked(merge(self.base.model_dump(mode="json"), expand(overrides)))
 
 
-def _checked(content: JsonObject) -> TrainerConfig:
+def _checked(content: JsonObject, place: str | None = None) -> TrainerConfig:
+    """Return the configuration ``content``. Raises InputError if it is invalid, at ``place`` (default: the key)."""
     try:
         return TrainerConfig.model_validate(content)
     except ValidationError as error:
         problem = next(iter(problems_of(error, TrainerConfig)))[1]
-        raise InputError(f"{dotted(problem.path)}: {problem.message}") from error
+        raise InputError(f"{place or f'{dotted(problem.path)}:'} {problem.message}") from error
 
 
 def _allowed(steps: int, each: int) -> int:
@@ -154,8 +155,4 @@ def _evaluated(config: TrainerConfig) -> TrainerConfig:
     Raises InputError if that is not possible.
     """
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
-    try:
-        return TrainerConfig.model_validate(merge(config.model_dump(mode="json"), over))
-    except ValidationError as error:
-        problem = next(iter(problems_of(error, TrainerConfig)))[1]
-        raise InputError(f"evaluation: trials are compared by it; {problem.message}") from error
+    return _checked(merge(config.model_dump(mode="json"), over), "evaluation: trials are compared by it;")

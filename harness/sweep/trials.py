@@ -21,7 +21,7 @@ from trainer.config import TrainerConfig
 from trainer.json_types import JsonObject
 
 TrialStatus = Literal["running", "done", "diverged", "behind", "late"]
-Role = Literal["curve", "probe", "check"]
+Role = Literal["curve", "probe"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TrialPlan:
     group: str = ""
     """Trials of one group with the same number of steps are points of one curve. "": all trials are."""
     role: Role = "curve"
-    """curve: a point of a loss curve; probe: only looks for divergence; check: tries a predicted rate."""
+    """curve: a point of a loss curve; probe: only looks for divergence."""
     ends_behind: bool = False
     """True if the trial ends at a milestone where its loss is above its group's median."""
     overrides: JsonObject = field(default_factory=dict)

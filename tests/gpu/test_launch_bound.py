@@ -17,7 +17,7 @@ from harness.explain.bounds import ended_with_launches
 from trainer import telemetry
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.injected import NoCompute
-from trainer.telemetry import Blocked, Kernel
+from trainer.telemetry import Kernel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,19 +27,14 @@ pytestmark = [
 KERNELS, ROUNDS = 400, 20
 
 
-class Kept:
+class Kept(telemetry.Recorder):
     """A recorder that keeps the device's work and ignores the rest."""
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
-
     def device(self, kernel: Kernel) -> None:
         self.kernels.append(kernel)
-
-    def blocked(self, call: Blocked) -> None: ...
 
 
 class Work(NoCompute):
@@ -60,7 +55,7 @@ class Work(NoCompute):
 @contextmanager
 def kept() -> Iterator[Kept]:
     recorder = Kept()
-    telemetry.attach(recorder)  # type: ignore[arg-type]
+    telemetry.attach(recorder)
     try:
         yield recorder
     finally:

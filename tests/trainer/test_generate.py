@@ -105,6 +105,7 @@ def test_what_cannot_be_is_one_line() -> None:
         ({"prompt": [1] * 41}, "--prompt: 41 tokens, but --model tiny has 40 positions"),
         ({"vocab_size": 71}, "--model tiny has 70 token ids, fewer than the tokenizer (71)"),
         ({"prompt": [70]}, "--prompt: holds the id 70, and --model tiny has 70"),
+        ({"prompt": [3, -1]}, "--prompt: holds the id -1, and --model tiny has 70"),
     ):
         with pytest.raises(InputError) as caught:
             continued(model, GREEDY, **more)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # they train, on the built-in corpus, which takes
 SMALL = {"corpus": {"builtin": "python-docs", "documents": 400}, "tokenizer": {"train": {"vocab_size": 1024}}}
 
 
-class Losses:
+class Losses(telemetry.Recorder):
     """A recorder that keeps the losses and what the batches held."""
 
     def __init__(self) -> None:
@@ -31,9 +31,6 @@ class Losses:
 
     def enter(self, name: str) -> None:
         self.names.append(name)
-
-    def exit(self, name: str) -> None:
-        pass
 
     def step(self, index: int) -> None:
         self.names.append(f"step {index}")
@@ -46,11 +43,6 @@ class Losses:
 
     def learning_rate(self, step: int, value: float) -> None:
         self.rates[step] = value
-
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
-
-    def take(self) -> None:
-        return None
 
 
 def run(config: TrainerConfig, steps: int) -> Losses:

@@ -11,20 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from harness.probes.ledger.recorders import StepRecorder
 from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE, QUESTIONS, write_bin
-from trainer import telemetry
+from tests.trainer.test_evaluate import run
 from trainer.compute.build import build_compute
 from trainer.compute.scores import EndingRow
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import MultipleChoiceConfig, TrainerConfig
-from trainer.data.loader import open_batches
 from trainer.data.prepare import Prepared, prepare
 from trainer.data.tokenizers import load_tokenizer
 from trainer.errors import InputError
-from trainer.evaluate import make_evaluator
-from trainer.loop import train
 from trainer.multiple_choice import Choices, check_causal, load_choices
 
 TEXTS = [*make_texts(), *(f"{one['ctx']} {ending}" for one in QUESTIONS for ending in one["endings"])]
@@ -144,26 +140,8 @@ def test_the_raw_fields_are_cleaned_as_lm_evaluation_harness_cleans_them(tmp_pat
     assert (only.context, only.label, only.prompt) == (raw[0].context, 3, "lm-eval")
 
 
-def run(config: TrainerConfig, steps: int = 5) -> StepRecorder:
-    prepared = prepare(config.data, evaluation=config.evaluation)
-    recorder = StepRecorder()
-    with open_batches(config.data, prepared, config.seed) as batches:
-        compute = build_compute(config, prepared.vocab_size)
-        evaluator = make_evaluator(config, prepared, compute)
-        telemetry.attach(recorder)
-        try:
-            loop = train(config, compute, batches, evaluator=evaluator)
-            for _ in range(steps):
-                next(loop)
-            evaluator.finish()
-            loop.close()
-        finally:
-            telemetry.attach(None)
-    return recorder
-
-
 def test_passes_at_intervals_of_their_own_change_nothing_that_is_trained(corpus: Path) -> None:
-    plain, asked = run(configured(corpus)), run(configured(corpus, {"every_steps": 2}))
+    plain, asked = run(configured(corpus), 5), run(configured(corpus, {"every_steps": 2}), 5)
     assert plain.losses == asked.losses
     assert [one.step for one in asked.validations if one.questions is None] == [4]
     passes = [one for one in asked.validations if one.questions is not None]

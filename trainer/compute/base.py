@@ -25,7 +25,10 @@ class Stateful(Protocol):
 
 
 class Compute(Protocol):
-    """Interface of a device for the loop. The methods that wait for the device say "Block"; the others queue work."""
+    """Interface of a device for the loop. The methods that wait for the device say "Block"; the others queue work.
+
+    A subclass inherits methods that do nothing and return None (``NoCompute``).
+    """
 
     device: str
     asynchronous: bool  # True if the host runs ahead of the device
@@ -36,21 +39,27 @@ class Compute(Protocol):
 
     def begin_step(self, step: int) -> None:
         """Prepare a step. Called once per step, before its first batch is requested."""
+        return
 
     def to_device(self, batch: Batch) -> Batch: ...
 
-    def forward(self, batch: Batch) -> Loss: ...
+    def forward(self, batch: Batch) -> Loss:
+        return None
 
     def backward(self, loss: Loss) -> None:
         """Accumulate the gradients of ``loss`` divided by the number of micro-batches."""
+        return
 
     def clip_gradients(self) -> Any:
         """Clip to the configured norm and return the global norm as a device scalar (None without gradients)."""
+        return None
 
     def check_finite(self, norm: Any, step: int) -> None:
         """Block until ``norm`` is known. Raises FloatingPointError if it is NaN or infinite."""
+        return
 
-    def optimizer_step(self) -> None: ...
+    def optimizer_step(self) -> None:
+        return
 
     def kept(self, loss: Loss) -> Loss:
         """Return ``loss`` without its graph, to keep until it is read. It is a number if its value is known at once.
@@ -58,6 +67,7 @@ class Compute(Protocol):
         A tensor that outlives its step, even a small one, splits the memory that the step frees. The next step then
         needs new pages for what no longer fits.
         """
+        return None
 
     def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
         """Block until the losses are known, and return each step's mean over its micro-batches."""
@@ -67,15 +77,18 @@ class Compute(Protocol):
 
         ``norm`` None: copy only the loss.
         """
+        return None
 
     def read_copy(self, copy: Any, step: int) -> float | None:
         """Block until ``copy``, of step ``step``, has arrived, and return its mean loss; None without losses.
 
         Raises FloatingPointError if the copied norm is not finite.
         """
+        return None
 
     def learning_rate(self) -> float | None:
         """Return the learning rate of the next optimizer step; None without an optimizer."""
+        return None
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
         """Block until the model has been evaluated on ``batches``, which are not trained on. Does not change the model.
@@ -100,12 +113,14 @@ class Compute(Protocol):
 
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
+        return
 
     def hold_device(self) -> None:
         """Let the device pause for about as long as the host needs for a step, so that the host gets ahead.
 
         Does nothing if the host is never ahead, or before the host's time per step is known.
         """
+        return
 
     def is_lead_settled(self) -> bool:
         """Return True if the host's lead over the device no longer grows (``compute.host_lead``), or if there is no
@@ -114,15 +129,18 @@ class Compute(Protocol):
 
     def skipped_steps(self) -> int | None:
         """Block until known: the number of optimizer steps that loss scaling skipped; None without loss scaling."""
+        return None
 
     def repeated_rows(self) -> tuple[int, ...] | None:
         """Return how many of the first 1, 2, 4, ... trained rows had been trained on before.
 
         None if the compute has losses, because arms are then compared by these.
         """
+        return None
 
     def synchronize(self) -> None:
         """Block until the device has done everything that was queued."""
+        return
 
     def parts(self) -> dict[str, Stateful]:
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
@@ -132,6 +150,7 @@ class Compute(Protocol):
 
         Raises RanksDifferError if the ranks hold different parameters.
         """
+        return None
 
 
 def call_site(what: str, *inside: str) -> str:

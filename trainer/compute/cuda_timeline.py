@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +21,7 @@ from trainer.data.batch import Batch
 from trainer.telemetry import Blocked, Kernel
 
 if TYPE_CHECKING:
-    from trainer.compute.base import Compute, Stateful
-    from trainer.compute.scores import EndingRow, Scores
-    from trainer.generate import Generated, TokenChoice
+    from trainer.compute.base import Compute
 
 AUDITED_STEP = 1  # step whose unannounced blocking calls are reported too; step 0 also has those of the start-up
 _ANCHOR_TRIES = 10
@@ -42,7 +40,7 @@ class _Pending(NamedTuple):
 class CudaTimeline:
     """Wraps a ``Compute`` on CUDA, and reports to telemetry when the device worked and when the host waited.
 
-    It puts events around everything that the compute queues, and times every call that blocks.
+    It puts events around everything that the compute queues in a step, and times every call that blocks.
     """
 
     asynchronous = True
@@ -53,10 +51,6 @@ class CudaTimeline:
 
         self._cuda: Any = torch.cuda
         self._inner = inner
-        self.device = inner.device
-        self.parameters = inner.parameters
-        self.attention = inner.attention
-        self.longest_row = inner.longest_row
         self._pinned = pinned
         self._pending: list[_Pending] = []
         self._before: Any = None  # event that is reached when everything queued before this step is done
@@ -69,6 +63,9 @@ class CudaTimeline:
         if self._sleep is not None:
             self._sleep(1)  # The first launch of a kernel loads it, which may take long.
         self._anchor, self._anchor_ns = self._set_anchor()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def begin_step(self, step: int) -> None:
         self._audit.switch(step == AUDITED_STEP)
@@ -105,9 +102,6 @@ class CudaTimeline:
         with self._queued("optimizer"):
             self._inner.optimizer_step()
 
-    def kept(self, loss: Any) -> Any:
-        return self._inner.kept(loss)
-
     def read_losses(self, losses: list[list[Any]]) -> list[float | None]:
         with self._queued("read"), self._blocking("values of the losses"):
             return self._inner.read_losses(losses)
@@ -119,20 +113,6 @@ class CudaTimeline:
     def read_copy(self, copy: Any, step: int) -> float | None:
         with self._blocking("values of the step before", ahead=True):
             return self._inner.read_copy(copy, step)
-
-    def learning_rate(self) -> float | None:
-        return self._inner.learning_rate()
-
-    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        return self._inner.validate(batches, beat)  # Evaluation runs outside of every step, so no event is recorded.
-
-    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
-        return self._inner.log_likelihoods(rows, beat)
-
-    def generated(
-        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
-    ) -> Generated:
-        return self._inner.generated(prompt, choice, most, vocab_size, eos_id)
 
     def drain_to_one_step(self) -> None:
         if self._before is not None:
@@ -147,12 +127,6 @@ class CudaTimeline:
 
     def is_lead_settled(self) -> bool:
         return self._lead.settled
-
-    def skipped_steps(self) -> int | None:
-        return self._inner.skipped_steps()
-
-    def repeated_rows(self) -> tuple[int, ...] | None:
-        return self._inner.repeated_rows()
 
     def synchronize(self) -> None:
         """Block until the device is done, then report all its work since the last call."""
@@ -177,9 +151,6 @@ class CudaTimeline:
             telemetry.device(Kernel(work.name, work.launch_start_ns, work.launch_end_ns, *times_ns))
         self._pending.clear()
         self._lead.device_idle()
-
-    def parts(self) -> dict[str, Stateful]:
-        return self._inner.parts()
 
     def end_together(self) -> str | None:
         with self._blocking("digest of the parameters"):

@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
-from trainer.compute.base import Stateful, call_site
+from trainer.compute.base import call_site
 from trainer.compute.host_lead import HostLead
-from trainer.compute.scores import EndingRow, Scores
+from trainer.compute.injected import NoCompute
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch, InFlight
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
 from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
 from trainer.files import read_json
-from trainer.generate import Generated, TokenChoice
 from trainer.inject import spend, wait_until
 from trainer.model import Shape
 from trainer.telemetry import Blocked, Kernel
@@ -128,7 +126,7 @@ def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kern
     return max(free_ns + duration_ns, first + (last - first) // kernels + duration_ns, last + duration_ns // kernels)
 
 
-class EmulatedCompute:
+class EmulatedCompute(NoCompute):
     """Compute of an emulated device: its work takes time by arithmetic, and nothing is computed.
 
     It has no losses: read_losses blocks, and returns None for each step.
@@ -136,9 +134,6 @@ class EmulatedCompute:
 
     asynchronous = True
     emulated = True
-    parameters: int | None = None
-    attention: str | None = None
-    longest_row: int | None = None
 
     def __init__(self, config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> None:
         device = config.compute.emulated
@@ -188,9 +183,6 @@ class EmulatedCompute:
     def optimizer_step(self) -> None:
         self._submit("optimizer")
 
-    def kept(self, loss: Any) -> None:
-        return None
-
     def read_losses(self, losses: list[list[Any]]) -> list[float | None]:
         self._queue.submit("read", 0)
         self._queue.drain("values of the losses")
@@ -204,20 +196,6 @@ class EmulatedCompute:
         self._queue.wait_until(copy, "values of the step before")
         return None
 
-    def learning_rate(self) -> None:
-        return None
-
-    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        raise AssertionError("an emulated device computes nothing: the configuration refuses evaluation")
-
-    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
-        raise AssertionError("an emulated device computes nothing: the configuration refuses evaluation")
-
-    def generated(
-        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
-    ) -> Generated:
-        raise AssertionError("an emulated device computes nothing: the configuration refuses samples")
-
     def drain_to_one_step(self) -> None:
         self._queue.wait_until(self._before_ns, "device one step behind")
 
@@ -228,21 +206,12 @@ class EmulatedCompute:
     def is_lead_settled(self) -> bool:
         return self._queue.lead.settled
 
-    def skipped_steps(self) -> int | None:
-        return None  # Nothing is computed, so nothing overflows.
-
     def repeated_rows(self) -> tuple[int, ...]:
         return self._repeated.counts
 
     def synchronize(self) -> None:
         self._queue.drain("synchronize")
         self._queue.lead.device_idle()
-
-    def parts(self) -> dict[str, Stateful]:
-        return {}  # The device computes nothing, and the draws of its jitter do not change a loss.
-
-    def end_together(self) -> str | None:
-        return None
 
     def _submit(self, name: str) -> None:
         milliseconds = self._durations_ms[f"{name}_ms"]

@@ -91,65 +91,8 @@ class EmptyEpochs:
             )
 
 
-class ShardedSampler:
-    """Yields the document indices of one shard: worker w of n takes every n-th of each epoch, from the w-th on."""
-
-    def __init__(
-        self,
-        documents: int,
-        seed: int,
-        shuffle: bool,
-        worker: int = 0,
-        workers: int = 1,
-        endless: bool = True,
-        rows: Indices | None = None,
-    ) -> None:
-        """Set up the first epoch of shard ``worker`` of ``workers``.
-
-        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
-        """
-        assert 0 <= worker < workers <= documents, (worker, workers, documents)
-        self._rows = rows
-        self._documents, self._seed, self.shuffled = documents, seed, shuffle
-        self._worker, self._workers, self._endless = worker, workers, endless
-        self.epoch = self._position = 0
-        self._shard = self._make_shard(0)
-
-    def take(self, count: int) -> Indices:
-        if self._position == len(self._shard) and self._endless:
-            self.epoch += 1
-            self._shard = self._make_shard(self.epoch)
-            self._position = 0
-        taken = self._shard[self._position : self._position + count]
-        self._position += len(taken)
-        return taken
-
-    @property
-    def documents_per_epoch(self) -> int:
-        return len(self._shard)
-
-    def seek(self, place: int) -> None:
-        epoch, self._position = divmod(place, len(self._shard))
-        if epoch != self.epoch:
-            self.epoch = epoch
-            self._shard = self._make_shard(epoch)
-
-    def _make_shard(self, epoch: int) -> Indices:
-        if self.shuffled:
-            order = np.random.default_rng([self._seed, epoch]).permutation(self._documents)
-        else:
-            order = np.arange(self._documents)
-        shard = order[self._worker :: self._workers]
-        return shard if self._rows is None else self._rows[shard]
-
-
-class ComputedSampler:
-    """Yields the document indices of one shard, as ShardedSampler does, but in another seeded order.
-
-    Each index is computed on request, without memory per document.
-    """
-
-    shuffled = True
+class _Shard:
+    """Yields the document indices of one shard, epoch after epoch. A subclass computes each epoch's order."""
 
     def __init__(
         self,
@@ -167,9 +110,8 @@ class ComputedSampler:
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
-        self.epoch = self._position = self._computed_from = 0
-        self._order = Permutation(documents, (seed, 0))
-        self._computed = self._compute(_ORDERS_AT_ONCE)
+        self._position = 0
+        self._begin(0)
 
     @property
     def documents_per_epoch(self) -> int:
@@ -178,29 +120,78 @@ class ComputedSampler:
     def take(self, count: int) -> Indices:
         if self._position == self.documents_per_epoch and self._endless:
             self._begin(self.epoch + 1)
-        offset = self._position - self._computed_from
-        if not 0 <= offset < len(self._computed):
-            self._computed, self._computed_from, offset = self._compute(max(count, _ORDERS_AT_ONCE)), self._position, 0
-        taken = self._computed[offset : offset + count]
+            self._position = 0
+        taken = self._next(count)
         self._position += len(taken)
         return taken
 
     def seek(self, place: int) -> None:
-        epoch, position = divmod(place, self.documents_per_epoch)
+        epoch, self._position = divmod(place, self.documents_per_epoch)
         if epoch != self.epoch:
             self._begin(epoch)
-        self._position = position
+
+    def _begin(self, epoch: int) -> None:
+        """Compute the order of ``epoch``."""
+        self.epoch = epoch
+
+    def _next(self, count: int) -> Indices:
+        """Return at most ``count`` indices of this epoch, from the current position on."""
+        raise NotImplementedError
+
+
+class ShardedSampler(_Shard):
+    """Yields the document indices of one shard: worker w of n takes every n-th of each epoch, from the w-th on."""
+
+    def __init__(
+        self,
+        documents: int,
+        seed: int,
+        shuffle: bool,
+        worker: int = 0,
+        workers: int = 1,
+        endless: bool = True,
+        rows: Indices | None = None,
+    ) -> None:
+        self.shuffled = shuffle
+        super().__init__(documents, seed, worker, workers, endless, rows)
+
+    def _begin(self, epoch: int) -> None:
+        super()._begin(epoch)
+        if self.shuffled:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self._documents)
+        else:
+            order = np.arange(self._documents)
+        shard = order[self._worker :: self._workers]
+        self._indices = shard if self._rows is None else self._rows[shard]
+
+    def _next(self, count: int) -> Indices:
+        return self._indices[self._position : self._position + count]
+
+
+class ComputedSampler(_Shard):
+    """Yields the document indices of one shard, as ShardedSampler does, but in another seeded order.
+
+    Each index is computed on request, without memory per document.
+    """
+
+    shuffled = True
+
+    def _begin(self, epoch: int) -> None:
+        super()._begin(epoch)
+        self._order = Permutation(self._documents, (self._seed, epoch))
+        self._computed, self._computed_from = np.empty(0, dtype=np.int64), 0
+
+    def _next(self, count: int) -> Indices:
+        offset = self._position - self._computed_from
+        if not 0 <= offset < len(self._computed):
+            self._computed, self._computed_from, offset = self._compute(max(count, _ORDERS_AT_ONCE)), self._position, 0
+        return self._computed[offset : offset + count]
 
     def _compute(self, count: int) -> Indices:
         """Return the next ``count`` indices of this epoch, fewer at its end."""
         last = min(self._position + count, self.documents_per_epoch)
         indices = self._order(self._worker + np.arange(self._position, last) * self._workers)
         return indices if self._rows is None else self._rows[indices]
-
-    def _begin(self, epoch: int) -> None:
-        self.epoch, self._position = epoch, 0
-        self._order = Permutation(self._documents, (self._seed, epoch))
-        self._computed, self._computed_from = np.empty(0, dtype=np.int64), 0
 
 
 class Permutation:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.machine.checks.check import span
 from harness.machine.software import missing_commands
 from trainer.config import SlurmConfig
 from trainer.errors import InputError, one_line
@@ -80,7 +81,7 @@ def _options(submission: Submission) -> Iterator[str]:
     yield f"--job-name=harness-{submission.name}"
     if submission.is_array:
         limit = "" if slurm.at_once is None else f"%{slurm.at_once}"
-        yield f"--array={_ranges(submission.blocks)}{limit}"
+        yield f"--array={span(submission.blocks)}{limit}"
     log = submission.log("JOB")
     jobs = log.name.replace("JOB", "%A_%a" if submission.is_array else "%j")
     yield f"--output={str(log.parent).replace('%', '%%')}/{jobs}"
@@ -111,17 +112,6 @@ def _command(submission: Submission) -> str:
         f"{shell_word(sys.executable)} -m harness.launch.slurm.job {shell_word(submission.study)}{block}"
         f' --record {shell_word(submission.folder)}/"{record}"{force}'
     )
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return the blocks in sbatch's format for array elements: 0-4, or 1,3,5-7."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 COMMAND_S = 60.0  # limit for a busy controller; sbatch itself gives up after MessageTimeout, 10 s by default

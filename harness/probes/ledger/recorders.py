@@ -37,25 +37,41 @@ from harness.probes.ledger.threads import RunQueue
 from harness.probes.run_probes import RunProbes
 from trainer import telemetry
 from trainer.lifetime import die_with_parent
-from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Validation
+from trainer.telemetry import BatchTrace, Blocked, Kernel, RawSpan, Recorder, Validation
 
 # Nanoseconds within which a span reuses the last reading of the CPU time, which is a system call (the clock is not).
 # Spans follow one another closely, so most spans do. The error is at most this value.
 NEAR_NS = 20_000
 
 
-class StepRecorder:
-    """Recorder (``trainer.telemetry.Recorder``) of the step ledger in the trainer's main process.
+class _MainRecorder(Recorder):
+    """Recorder of the trainer's main process. The driver of the loop sets ``repetition`` and ``warmup``.
 
-    The driver of the loop sets ``repetition`` and ``warmup``; each step takes their values when it begins.
+    Each step takes their values when it begins.
     """
 
-    def __init__(self, run_queue: RunQueue | None = None) -> None:
+    def __init__(self) -> None:
         self.repetition = 0
         self.warmup = True
         self.losses: dict[int, float] = {}
         self.learning_rates: dict[int, float] = {}
         self.validations: list[Validation] = []
+
+    def loss(self, step: int, value: float) -> None:
+        self.losses[step] = value
+
+    def learning_rate(self, step: int, value: float) -> None:
+        self.learning_rates[step] = value
+
+    def validated(self, validation: Validation) -> None:
+        self.validations.append(validation)
+
+
+class StepRecorder(_MainRecorder):
+    """Recorder of the step ledger."""
+
+    def __init__(self, run_queue: RunQueue | None = None) -> None:
+        super().__init__()
         self.kernels: list[Kernel] = []
         self.blocking: list[Blocked] = []
         self.exchanges: list[tuple[str, int, int]] = []  # exchanges between ranks: name, start, end
@@ -148,15 +164,6 @@ class StepRecorder:
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
         self._events.append((RECEIVED, trace, tokens, trained_tokens, samples))
 
-    def loss(self, step: int, value: float) -> None:
-        self.losses[step] = value
-
-    def learning_rate(self, step: int, value: float) -> None:
-        self.learning_rates[step] = value
-
-    def validated(self, validation: Validation) -> None:
-        self.validations.append(validation)
-
     def device(self, kernel: Kernel) -> None:
         self.kernels.append(kernel)
 
@@ -180,8 +187,8 @@ class StepRecorder:
         return BatchTrace(self._pid, self._tid, MAIN, number, ())
 
 
-class StageRecorder:
-    """Recorder (``trainer.telemetry.Recorder``) in one loader worker.
+class StageRecorder(Recorder):
+    """Recorder in one loader worker.
 
     It records the stages of batches and nothing else.
     ``role``: such as "loader-0". The loader passes the result of :meth:`take` on with each batch.
@@ -211,56 +218,22 @@ class StageRecorder:
         others_ns = threads.other_cpu_since_ns(self._others_ns) if name in threads.STAGES else 0
         self._spans.append((name, start, now, cpu_now - cpu + others_ns))
 
-    def step(self, index: int) -> None:
-        raise AssertionError("a loader worker has no steps")
-
-    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
-        raise AssertionError("a loader worker receives no batches")
-
-    def loss(self, step: int, value: float) -> None:
-        raise AssertionError("a loader worker has no loss")
-
-    def learning_rate(self, step: int, value: float) -> None:
-        raise AssertionError("a loader worker has no optimizer")
-
-    def pause(self) -> None:
-        raise AssertionError("a loader worker has no steps")
-
-    def validated(self, validation: Validation) -> None:
-        raise AssertionError("a loader worker has no model")
-
-    def device(self, kernel: Kernel) -> None:
-        raise AssertionError("a loader worker has no device")
-
-    def blocked(self, call: Blocked) -> None:
-        raise AssertionError("a loader worker has no device")
-
-    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
-        raise AssertionError("a loader worker exchanges nothing")
-
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
-        raise AssertionError("a loader worker receives no batches")
-
     def take(self) -> BatchTrace:
         spans, self._spans = tuple(self._spans), []
         self._batches += 1
         return BatchTrace(self._pid, self._tid, self._role, self._batches - 1, spans)
 
 
-class BareRecorder:
-    """Recorder (``trainer.telemetry.Recorder``) of a bare run: one clock read per step, no phases and no stages.
+class BareRecorder(_MainRecorder):
+    """Recorder of a bare run: one clock read per step, no phases and no stages.
 
     A bare run makes it instead of :class:`StepRecorder`, to measure the ledger's cost.
     """
 
     def __init__(self) -> None:
-        self.repetition = 0
-        self.warmup = True
+        super().__init__()
         self.steps: list[StepRow] = []
         self.counts: list[tuple[int, int, int]] = []  # tokens, trained tokens and samples of each step
-        self.losses: dict[int, float] = {}
-        self.learning_rates: dict[int, float] = {}
-        self.validations: list[Validation] = []
         self._open: tuple[int, int, bool, int] | None = None
         self._counted = [0, 0, 0]
 
@@ -285,30 +258,6 @@ class BareRecorder:
 
     def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
         self._counted = [sum(pair) for pair in zip(self._counted, (tokens, trained_tokens, samples), strict=True)]
-
-    def loss(self, step: int, value: float) -> None:
-        self.losses[step] = value
-
-    def learning_rate(self, step: int, value: float) -> None:
-        self.learning_rates[step] = value
-
-    def validated(self, validation: Validation) -> None:
-        self.validations.append(validation)
-
-    def enter(self, name: str) -> None: ...
-
-    def exit(self, name: str) -> None: ...
-
-    def device(self, kernel: Kernel) -> None: ...
-
-    def blocked(self, call: Blocked) -> None: ...
-
-    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None: ...
-
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
-
-    def take(self) -> BatchTrace | None:
-        return None
 
 
 def attach_in_worker(parent: int | None, probes: RunProbes, folder: Path, worker_id: int) -> None:

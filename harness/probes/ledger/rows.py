@@ -54,11 +54,10 @@ class ArrivedBatch(NamedTuple):
 
 
 class Received(NamedTuple):
-    """One batch received on the main thread: the wait for it (ns), its trace from the loader, and its counts."""
+    """One batch received on the main thread: the end of the wait (ns), its trace from the loader, and its counts."""
 
     step_row: int  # index into Rows.steps of the same portion
     batch: int  # order of receipt, from 0
-    wait_start_ns: int
     wait_end_ns: int
     trace: BatchTrace | None
     tokens: int | None  # None if unknown, like the next two fields
@@ -131,7 +130,7 @@ class RowMaker:
         self._cpu_ns = 0  # last CPU time
         self._step: _Step | None = None
         self._spent_ns: dict[str, int] = defaultdict(int)  # time in the open step, by phase
-        self._last_fetch = (0, 0)
+        self._fetched_ns = 0  # end of the last fetch
         self._unpacking: ArrivedBatch | None = None  # batch of the open or last fetch
         self._spans: list[RawSpan] = []  # stages since the last inline batch
         self._inline: dict[int, tuple[RawSpan, ...]] = {}
@@ -169,7 +168,7 @@ class RowMaker:
         batch = self.rows.first_batch + len(self.rows.received) - (name != "fetch")
         self.rows.phases.append(PhaseSpan(name, span.start_ns, now, batch, cpu_ns - span.cpu_ns))
         if name == "fetch":
-            self._last_fetch = (span.start_ns, now)
+            self._fetched_ns = now
 
     def _begin(self, now: int, reading: SchedstatReading, number: int, repetition: int, warmup: bool) -> None:
         self._end(now, reading)
@@ -200,7 +199,7 @@ class RowMaker:
         row = len(self.rows.steps)
         number = self.rows.first_batch + len(received)
         counts = (tokens, trained_tokens, samples)
-        received.append(Received(row, number, *self._last_fetch, trace, *counts, self._unpacking))
+        received.append(Received(row, number, self._fetched_ns, trace, *counts, self._unpacking))
         self._unpacking = None
 
     def _taken(self, number: int) -> None:

@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import Self
 
 from harness.machine.tracing import allow_tracing
-from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
+from harness.probes.probe import Probe, ProbeReport, ProbeSettings
 from harness.probes.profilers.spy_process import SpyFailed, SpyRecording
 from harness.probes.sampler.sampler import process_roles
 from harness.study.run_data import PySpyRecord
@@ -31,6 +31,7 @@ from harness.study.traces.speedscope import speedscope
 from trainer.errors import InputError
 from trainer.files import write_bytes
 from trainer.json_types import Json
+from trainer.telemetry import Recorder
 
 _SWITCHES = ("native", "gil", "nonblocking")  # switches of py-spy, each "--name" on its command line
 MARKS = 6  # marks at each end of the window: both edges of a mark narrow down py-spy's clock
@@ -81,7 +82,7 @@ class PySpy(Probe):
     def attach_in_worker(cls, settings: PySpySettings, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
         allow_tracing()
 
-    def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
+    def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Take steps under py-spy for twice the declared seconds, and write a trace, a speedscope and a flame graph
         file.
 

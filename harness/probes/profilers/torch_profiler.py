@@ -16,7 +16,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Self
 
-from harness.probes.probe import Pausable, Probe, ProbeReport
+from harness.probes.probe import Probe, ProbeReport
 from harness.probes.profilers.torch_session import (
     MAX_TRACE_BYTES,
     TorchProfilerSettings,
@@ -34,6 +34,8 @@ from trainer.json_types import Json
 
 if TYPE_CHECKING:
     from torch.profiler import profile
+
+    from trainer.telemetry import Recorder
 
 OVER = ".torch_profile.over"  # file in the run's folder once the main process's last window is over
 FAILED = ".failed"  # suffix of an empty file that replaces a worker's profile if it could not be written
@@ -76,12 +78,11 @@ class TorchProfiler(Probe):
         if settings.workers and windows:
             profile_worker(settings, folder, worker_id)
 
-    def run_window(self, next_step: Callable[[], int], recorder: Pausable | None = None) -> None:
+    def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Take the steps of the whole schedule (wait, warm-up, active; repeated), and write a file per window.
 
-        ``next_step()`` takes one step and returns its number. ``recorder``: the attached recorder; None: without the
-        ledger.
-        With it, the profile shows its phases, and the last step ends before the profile is written.
+        ``next_step()`` takes one step and returns its number. ``recorder``: the attached recorder. The profile
+        shows its phases, and the last step ends before the profile is written.
         """
         from torch.profiler import schedule
 
@@ -106,14 +107,13 @@ class TorchProfiler(Probe):
         self._offsets.append(realtime_minus_monotonic())
         (self._folder / OVER).touch()  # the workers check it at their next batch
 
-    def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Pausable | None) -> None:
+    def _record(self, profiler: profile, next_step: Callable[[], int], recorder: Recorder) -> None:
         """Take the active steps of one window.
 
         The profiler already records, and writes the window's file at its end.
         """
         self._window += 1
-        if recorder is not None:
-            telemetry.attach(TorchSpans(recorder))
+        telemetry.attach(TorchSpans(recorder))
         start_ns, steps = monotonic_ns(), []
         try:
             for place in range(self._settings.active):
@@ -121,11 +121,9 @@ class TorchProfiler(Probe):
                 if place + 1 < self._settings.active:
                     profiler.step()
         finally:
-            if recorder is not None:
-                telemetry.attach(recorder)
+            telemetry.attach(recorder)
         self._windows.append((start_ns, monotonic_ns(), steps[0], steps[-1]))
-        if recorder is not None:
-            recorder.pause()
+        recorder.pause()
         describe(profiler, [self._offsets[0][0], realtime_minus_monotonic()[0]])
         profiler.step()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.probes.probe import ProbeSettings
 from harness.study.traces.kineto import BETWEEN, CUT, CUT_NAME, HEADER, OFFSET, PHASE, STAGE
-from trainer.telemetry import STAGES, BatchTrace, Blocked, Kernel, Recorder, Validation
+from trainer.telemetry import STAGES, BatchTrace, Recorder
 
 if TYPE_CHECKING:
     from torch.profiler import profile, record_function
@@ -191,32 +191,5 @@ class TorchSpans:
             self._on_batch()
         return trace
 
-    def step(self, index: int) -> None:
-        self._inner.step(index)
-
-    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
-        self._inner.received(trace, tokens, trained_tokens, samples)
-
-    def loss(self, step: int, value: float) -> None:
-        self._inner.loss(step, value)
-
-    def learning_rate(self, step: int, value: float) -> None:
-        self._inner.learning_rate(step, value)
-
-    def pause(self) -> None:
-        self._inner.pause()
-
-    def validated(self, validation: Validation) -> None:
-        self._inner.validated(validation)
-
-    def device(self, kernel: Kernel) -> None:
-        self._inner.device(kernel)
-
-    def blocked(self, call: Blocked) -> None:
-        self._inner.blocked(call)
-
-    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
-        self._inner.exchanged(name, start_ns, end_ns)
-
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None:
-        self._inner.unpacked(arrived_ns, unpacked_ns, waited)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

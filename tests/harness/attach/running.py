@@ -9,9 +9,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.attach.command import SHIM
 from tests import warm
@@ -29,6 +29,16 @@ SHAPES = {
         "new_datasets_of_both", "diverges",
     )), 24),
 }  # fmt: skip
+
+
+def agent_module(name: str) -> Any:
+    """Return a module of the agent, without the rest of it."""
+    spec = spec_from_file_location(f"agent_{name}", SHIM.parent / "agent" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Ran(NamedTuple):

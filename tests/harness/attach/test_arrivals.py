@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,23 +9,14 @@ from typing import Any
 import pytest
 import torch.multiprocessing
 
-from harness.attach.command import SHIM
+from tests.harness.attach.running import agent_module
 from tests.trainer.data.own_queue import own_queue
-
-
-def _module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"agent_{name}", SHIM.parent / "agent" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
 def arrivals(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(guard=_module("guard")))
-    return _module("arrivals")
+    monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(guard=agent_module("guard")))
+    return agent_module("arrivals")
 
 
 def test_what_comes_through_a_queue_of_torch_is_noted(arrivals: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.attach.command import SHIM
+from tests.harness.attach.running import agent_module
 
 
 @pytest.fixture
@@ -20,12 +19,7 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     boundaries = SimpleNamespace(state=SimpleNamespace(doubtful=False))
     agent = SimpleNamespace(boundaries=boundaries, gate=None, record=None)
     monkeypatch.setitem(sys.modules, "_harness_agent", agent)
-    spec = importlib.util.spec_from_file_location("agent_controls", SHIM.parent / "agent" / "controls.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return agent_module("controls")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import namedtuple
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.attach.command import SHIM
+from tests.harness.attach.running import agent_module
 
 Pair = namedtuple("Pair", ["ids", "label"])
 Make = Callable[[int, int], Any]  # a batch, by worker and number
@@ -49,11 +48,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     notes: list[tuple[str, int]] = []
     agent = SimpleNamespace(record=SimpleNamespace(note=lambda what, value: notes.append((what, value))))
     monkeypatch.setitem(sys.modules, "_harness_agent", agent)
-    spec = importlib.util.spec_from_file_location("agent_copies", SHIM.parent / "agent" / "copies.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = agent_module("copies")
 
     def run(make: Make) -> list[tuple[str, int]]:
         first = module.FirstBatches()

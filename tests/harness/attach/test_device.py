@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import marshal
 import sys
 from dataclasses import asdict, dataclass
@@ -13,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from harness.attach.command import SHIM
 from harness.attach.frames import AttachedProcess, ProcessFacts
 from harness.attach.steps import write_tables
 from harness.probes.ledger import rows
 from harness.study.store import StudyFolder
+from tests.harness.attach.running import agent_module
 
 Recorder = tuple[ModuleType, "Stream", list[tuple[str, Any]]]  # the agent's module, its stream, its notes
 
@@ -62,24 +61,14 @@ class Event:
         return (other.at_ns - self.at_ns) * DRIFT / MS
 
 
-def alone(name: str) -> Any:
-    """A module of the agent, without the rest of it."""
-    spec = importlib.util.spec_from_file_location(f"agent_{name}", SHIM.parent / "agent" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     notes: list[tuple[str, Any]] = []
     record = SimpleNamespace(note=lambda what, text: notes.append((what, text)))
     agent = SimpleNamespace(record=record)
     monkeypatch.setitem(sys.modules, "_harness_agent", agent)
-    agent.guard = alone("guard")
-    module = alone("device")
+    agent.guard = agent_module("guard")
+    module = agent_module("device")
     stream = Stream()
     cuda = SimpleNamespace(
         Event=lambda **_: Event(stream),

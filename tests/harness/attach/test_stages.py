@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from harness.attach.command import SHIM
+from tests.harness.attach.running import agent_module
 
 US = 1_000
 
@@ -15,11 +14,7 @@ US = 1_000
 @pytest.fixture
 def stages() -> ModuleType:
     """The agent's module; its thread is on the core for half of the time, and reading that is counted."""
-    spec = importlib.util.spec_from_file_location("agent_stages", SHIM.parent / "agent" / "stages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = agent_module("stages")
     clock = module.clock = SimpleNamespace(now=10**12, readings=0, process=0)
 
     def thread_time_ns() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import marshal
 import os
 import sys
@@ -13,24 +12,15 @@ from typing import Any
 
 import pytest
 
-from harness.attach.command import SHIM
 from harness.attach.frames import events
+from tests.harness.attach.running import agent_module
 
 US = 1_000
 
 
-def alone(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"agent_{name}", SHIM.parent / "agent" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def switches() -> ModuleType:
-    return alone("switches")
+    return agent_module("switches")
 
 
 @pytest.mark.slow
@@ -76,7 +66,7 @@ def test_where_there_is_no_event_nobody_counts(switches: ModuleType, monkeypatch
 @pytest.fixture
 def core() -> SimpleNamespace:
     """A thread whose switches are counted, on clocks that are made up."""
-    stages = alone("stages")
+    stages = agent_module("stages")
     clock = SimpleNamespace(now=10**12, cpu=10**9, count=[0], here=[1])
     stages.monotonic_ns, stages.thread_time_ns = lambda: clock.now, lambda: clock.cpu  # type: ignore[attr-defined]
     reading = stages.CpuReading()
@@ -124,7 +114,7 @@ class Threads:
         agent.switches = SimpleNamespace(count_of=lambda tid: self.counts[tid])  # type: ignore[attr-defined]
         agent.forks = SimpleNamespace(here=core.clock.here)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "_harness_agent", agent)
-        self.module = module = alone("run_queue")
+        self.module = module = agent_module("run_queue")
         self.descriptors: list[int] = module._descriptors
         module.monotonic_ns = lambda: core.clock.now  # type: ignore[attr-defined]
         module.os = SimpleNamespace(  # type: ignore[attr-defined]

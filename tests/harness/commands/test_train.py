@@ -176,7 +176,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = ["--out", str(tmp_path / "out")]
     for words, message in (
         (out, "one arm is trained, not 2: give --arm; arms: plain, other"),
-        (["--arm", "plain", *out, "--steps", "0"], "--steps: 0; allowed: more than 0"),
+        (["--arm", "plain", *out, "--steps", "0"], "--steps: 0; allowed: more than 0, at most 10,000,000,000"),
         (["--arm", "plain", *out, "--set", "compute.device={emulated: gh200}"], "computes no model"),
         (["--arm", "plain", "--out", str(tmp_path / "there")], "a training lies there; go on with it (--resume)"),
         (["--arm", "plain", *out, "--set", "seed=3"], "--set seed=3: has no effect: "),

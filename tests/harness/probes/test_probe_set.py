@@ -13,7 +13,7 @@ import pytest
 
 import harness.probes.run_probes
 from harness.probes.ledger.recorders import attach_in_worker
-from harness.probes.probe import Pausable, Probe, ProbeReport, ProbeSettings
+from harness.probes.probe import Probe, ProbeReport, ProbeSettings
 from harness.probes.run_probes import PROBES, ProbeKind, ProbeSet, RunProbes
 from harness.study.contract import Columns
 from trainer import telemetry
@@ -58,7 +58,7 @@ class Noted(Probe):
     def wait(self) -> None:
         self._note("wait")
 
-    def run_window(self, next_step: Callable[[], int], recorder: Pausable) -> None:
+    def run_window(self, next_step: Callable[[], int], recorder: telemetry.Recorder) -> None:
         self._note(f"run_window from step {next_step()}")
 
     def close(self) -> None:

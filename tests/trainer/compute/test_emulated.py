@@ -23,37 +23,17 @@ from trainer.devices.roofline import kernels
 from trainer.errors import InputError
 from trainer.loop import train
 from trainer.model import resolve_shape
-from trainer.telemetry import BatchTrace, Blocked, Kernel, Validation
+from trainer.telemetry import Blocked, Kernel, Recorder
 
 MS = 1_000_000
 
 
-class Log:
+class Log(Recorder):
     """Keeps what the device tells."""
 
     def __init__(self) -> None:
         self.kernels: list[Kernel] = []
         self.calls: list[Blocked] = []
-
-    def enter(self, name: str) -> None: ...
-
-    def exit(self, name: str) -> None: ...
-
-    def step(self, index: int) -> None: ...
-
-    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
-
-    def learning_rate(self, step: int, value: float) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def unpacked(self, arrived_ns: int, unpacked_ns: int, waited: bool) -> None: ...
-
-    def validated(self, validation: Validation) -> None: ...
-
-    def loss(self, step: int, value: float) -> None: ...
-
-    def take(self) -> BatchTrace | None: ...
 
     def device(self, kernel: Kernel) -> None:
         self.kernels.append(kernel)

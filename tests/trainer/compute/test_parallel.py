@@ -38,7 +38,7 @@ ARMS = {
 }
 
 
-class Recorder:
+class Recorder(telemetry.Recorder):
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
         self.exchanges: list[tuple[str, int, int]] = []
@@ -47,14 +47,11 @@ class Recorder:
     def loss(self, step: int, value: float) -> None:
         self.losses[step] = value
 
-    def exchanged(self, *what: Any) -> None:
-        self.exchanges.append(what)
+    def exchanged(self, name: str, start_ns: int, end_ns: int) -> None:
+        self.exchanges.append((name, start_ns, end_ns))
 
     def received(self, trace: Any, tokens: int, trained_tokens: int, samples: int) -> None:
         self.samples += samples
-
-    def __getattr__(self, name: str) -> Any:  # all else is of no interest here
-        return lambda *_: None
 
 
 def config(corpus: str, rows: int, accumulation: int = 1, **launch: object) -> TrainerConfig:
@@ -80,7 +77,7 @@ def trained(asked: TrainerConfig, rank: Rank) -> tuple[Recorder, str | None, flo
     """``STEPS`` steps; then, within one more, the loss as a device copies it, where each rank's own is its number."""
     prepared = prepare(asked.data)
     recorder = Recorder()
-    telemetry.attach(recorder)  # type: ignore[arg-type]
+    telemetry.attach(recorder)
     try:
         with open_batches(asked.data, prepared, asked.seed, rank=rank) as batches:
             compute = build_compute(asked, prepared.tokenizer.vocab_size, rank)

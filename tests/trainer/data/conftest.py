@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainer.config import CorpusConfig, DataConfig, TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 
 WORDS = [
     "the",
@@ -127,3 +129,13 @@ def bare_sentencepiece(tmp_path_factory: pytest.TempPathFactory, texts: list[str
         num_threads=1,
     )
     return f"{prefix}.model"
+
+
+@pytest.fixture(scope="module")
+def corpus(corpus_glob: str) -> Corpus:
+    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
+
+
+@pytest.fixture(scope="module")
+def info(corpus: Corpus, tokenizer_config: TokenizerConfig) -> TokenizerInfo:
+    return prepare_tokenizer(tokenizer_config, corpus)

@@ -7,10 +7,10 @@ import threading
 import time
 
 from trainer import telemetry
-from trainer.telemetry import BatchTrace, StageSpan
+from trainer.telemetry import BatchTrace, Recorder, StageSpan
 
 
-class StageRecorder:
+class StageRecorder(Recorder):
     """Keeps the stage spans of one process until they are taken."""
 
     def __init__(self, role: str) -> None:
@@ -26,12 +26,6 @@ class StageRecorder:
         opened, start_ns = self._open.pop()
         assert opened == name
         self._spans.append(StageSpan(name, start_ns, time.monotonic_ns()))
-
-    def step(self, index: int) -> None: ...
-
-    def received(self, trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None: ...
-
-    def loss(self, value: float) -> None: ...
 
     def take(self) -> BatchTrace:
         trace = BatchTrace(os.getpid(), threading.get_native_id(), self._role, self._batch, tuple(self._spans))

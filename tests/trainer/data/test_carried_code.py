@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import CorpusConfig, TokenizerConfig
+from trainer.config import TokenizerConfig
 from trainer.data import pretrained
-from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.corpus import Corpus
 from trainer.data.tokenizers import prepare_tokenizer
 from trainer.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
 
 
 def refused(config: TokenizerConfig, corpus: Corpus) -> str:

@@ -12,17 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
-from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.config import TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import Corpus
 from trainer.data.kept_tokenizer import keep, kept
 from trainer.data.tokenizers import FOLDER, TokenizerInfo, load_tokenizer, prepare_tokenizer, special_ids
 
 KINDS = ("bpe", "unigram", "wordpiece", "sentencepiece", "tokenizer.json", "model file", "of transformers alone")
-
-
-@pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
 
 
 @pytest.fixture(scope="module")

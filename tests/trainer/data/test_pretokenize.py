@@ -22,16 +22,6 @@ from trainer.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
-
-
-@pytest.fixture(scope="module")
-def info(corpus: Corpus, tokenizer_config: TokenizerConfig) -> TokenizerInfo:
-    return prepare_tokenizer(tokenizer_config, corpus)
-
-
-@pytest.fixture(scope="module")
 def expected(info: TokenizerInfo, texts: list[str]) -> list[list[int]]:
     return document_tokens([load_tokenizer(info).encode(text) for text in texts], info.eos_id)
 

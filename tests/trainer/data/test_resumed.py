@@ -24,16 +24,6 @@ from trainer.files import partial_path, remove_leftovers
 FORMATS: tuple[Format, ...] = ("padded", "token-list", "flat")
 
 
-@pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
-
-
-@pytest.fixture(scope="module")
-def info(corpus: Corpus, tokenizer_config: TokenizerConfig) -> TokenizerInfo:
-    return prepare_tokenizer(tokenizer_config, corpus)
-
-
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_groups, "GROUP_BYTES", 1500)

@@ -9,22 +9,11 @@ from itertools import count, pairwise
 import numpy as np
 import pytest
 
-from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data import token_groups
-from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.data.corpus import Corpus
 from trainer.data.token_groups import TextGroup, corpus_groups, encoded_groups, text_groups
-from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer, prepare_tokenizer
+from trainer.data.tokenizers import TokenizerInfo, document_tokens, load_tokenizer
 from trainer.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
-
-
-@pytest.fixture(scope="module")
-def info(corpus: Corpus, tokenizer_config: TokenizerConfig) -> TokenizerInfo:
-    return prepare_tokenizer(tokenizer_config, corpus)
 
 
 def documents(groups: Iterator[token_groups.TokenGroup]) -> list[list[int]]:

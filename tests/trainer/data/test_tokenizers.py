@@ -24,11 +24,6 @@ Kind = Literal["bpe", "unigram", "wordpiece"]
 KINDS: tuple[Kind, ...] = ("bpe", "unigram", "wordpiece")
 
 
-@pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
-
-
 def trained(corpus: Corpus, kind: Kind, vocab_size: int = 300) -> TokenizerInfo:
     return prepare_tokenizer(TokenizerConfig(train=TrainTokenizer(kind=kind, vocab_size=vocab_size)), corpus)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import monotonic_ns
 
 from harness.machine.tracing import allow_tracing
+from harness.probes.ledger.recorders import BareRecorder
 from harness.probes.profilers.py_spy import PySpy, PySpySettings
 from trainer.errors import InputError
 
@@ -129,7 +130,7 @@ def main(folder, order):
             spy.end_repetition()
     else:
         try:
-            spy.run_window(next_step)
+            spy.run_window(next_step, BareRecorder())
         except InputError as error:
             spy.problems.append(f"the run's own: {error}")
     next_step()  # the run goes on

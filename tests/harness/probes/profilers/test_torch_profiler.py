@@ -136,11 +136,11 @@ def test_times_agree_with_monotonic_stamps_within_50_us(tmp_path: Path) -> None:
         assert block["start_ns"] - ALIGNED_NS < stamp < block["start_ns"] + block["duration_ns"] + ALIGNED_NS
 
 
-def test_each_window_has_its_file(tmp_path: Path) -> None:
+def test_each_window_has_its_file(tmp_path: Path, recorder: StepRecorder) -> None:
     probe = TorchProfiler(settings(repeat=3), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.run_window(stepper(0))
+        probe.run_window(stepper(0), recorder)
     facts = recorded(probe)
     assert [window[2:] for window in facts.windows] == [(2, 3), (6, 7), (10, 11)]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -153,11 +153,11 @@ def test_each_window_has_its_file(tmp_path: Path) -> None:
         assert all(start_ns - ALIGNED_NS < at < end_ns + ALIGNED_NS for at in mm)
 
 
-def test_no_warmup_and_no_wait(tmp_path: Path) -> None:
+def test_no_warmup_and_no_wait(tmp_path: Path, recorder: StepRecorder) -> None:
     probe = TorchProfiler(settings(wait=0, warmup=0, active=1, repeat=2), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        probe.run_window(stepper(5))
+        probe.run_window(stepper(5), recorder)
     assert [window[2:] for window in recorded(probe).windows] == [(5, 5), (6, 6)]
     tables, _ = read_profiles(tmp_path, recorded(probe).realtime_minus_monotonic_ns)
     assert [names(table).count("aten::mm") for table in tables] == [1, 1]
@@ -166,9 +166,9 @@ def test_no_warmup_and_no_wait(tmp_path: Path) -> None:
     assert (report.steps, report.problems, report.gaps) == (2, (), ())
 
 
-def test_what_was_asked_for_is_recorded(tmp_path: Path) -> None:
+def test_what_was_asked_for_is_recorded(tmp_path: Path, recorder: StepRecorder) -> None:
     probe = TorchProfiler(settings(shapes=True, memory=True, stack=True, flops=True), tmp_path)
-    probe.run_window(stepper())
+    probe.run_window(stepper(), recorder)
     facts = recorded(probe)
     (table,), _ = read_profiles(tmp_path, facts.realtime_minus_monotonic_ns)
     rows = table.to_pylist()
@@ -178,11 +178,11 @@ def test_what_was_asked_for_is_recorded(tmp_path: Path) -> None:
     assert facts.flops["aten::mm"] == 2 * (2 * 8 * 32 * 32)
 
 
-def test_a_second_try_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+def test_a_second_try_leaves_nothing_of_the_first(tmp_path: Path, recorder: StepRecorder) -> None:
     for name in ("torch_profile.2.json.gz", "torch_profile.loader-3.json.gz"):
         (tmp_path / name).write_bytes(b"old")
     probe = TorchProfiler(settings(), tmp_path)
-    probe.run_window(stepper())
+    probe.run_window(stepper(), recorder)
     assert recorded(probe).workers == ()
     assert [path.name for path in tmp_path.iterdir()] == ["torch_profile.json.gz"]
 
@@ -218,10 +218,10 @@ def test_a_profile_that_is_too_large_is_cut_between_two_events(tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, recorder: StepRecorder) -> None:
     probe = TorchProfiler(settings(), tmp_path)
     (tmp_path / "torch_profile.json.gz").mkdir()  # where the file should go
-    probe.run_window(stepper())
+    probe.run_window(stepper(), recorder)
     (problem,) = probe.problems
     assert "window 1 could not be written" in problem
 
@@ -229,6 +229,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 TOO_LARGE = """
 import json, resource, signal, sys
 from pathlib import Path
+from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.profilers.torch_profiler import TorchProfiler
 from tests.harness.probes.profilers.test_torch_profiler import settings, stepper
 
@@ -236,7 +237,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 probe, next_step = TorchProfiler(settings(repeat=2), Path(sys.argv[1])), stepper()
 next_step()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-probe.run_window(next_step)
+probe.run_window(next_step, StepRecorder())
 print("said", json.dumps(probe.problems))
 """
 

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.profilers.torch_profiler import OVER, TorchProfiler, profile_worker
 from harness.probes.profilers.torch_session import TorchProfilerSettings, make_profiler
 from harness.study.traces.kineto import CUT, file_name, files, header, read_profiles
+from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import Prepared, prepare
@@ -103,7 +105,8 @@ def test_a_worker_records_until_the_windows_are_over(data: dict[str, object], tm
             next(batches)
             return next(numbers)
 
-        probe.run_window(next_step)
+        probe.run_window(next_step, StepRecorder())
+        telemetry.attach(None)
         over_ns = monotonic_ns()
         assert (tmp_path / OVER).exists()
         assert len(list(islice(batches, 8))) == 8

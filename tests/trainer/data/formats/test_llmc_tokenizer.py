@@ -10,19 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.config import CorpusConfig, TokenizerConfig, TrainTokenizer
-from trainer.data.corpus import Corpus, prepare_corpus
+from trainer.config import TokenizerConfig, TrainTokenizer
+from trainer.data.corpus import Corpus
 from trainer.data.engines.base import Engine
 from trainer.data.formats.llmc_tokenizer import write_tokenizer
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
 
 Kind = Literal["bpe", "unigram", "wordpiece", "sentencepiece"]
-
-
-@pytest.fixture(scope="module")
-def corpus(corpus_glob: str) -> Corpus:
-    return prepare_corpus(CorpusConfig(parquet=corpus_glob))
 
 
 def trained(corpus: Corpus, kind: Kind) -> TokenizerInfo:
