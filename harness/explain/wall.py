@@ -192,7 +192,7 @@ def library_loops(facts: Sequence[RunFacts]) -> frozenset[tuple[str, str]]:
     """
     causes = [made_of(SlowCause, row) for run_facts in facts for row in run_facts.causes or () if row["kind"] == CODE]
     lines = {(cause.place, cause.called) for cause in causes if cause.phase in PASSES and cause.called}
-    return frozenset((place, called) for place, called in lines if not called.startswith("torch."))
+    return frozenset((place, called) for place, called in lines if called.partition(".")[0] != "torch")
 
 
 def slow_causes(facts: Sequence[RunFacts], loops: frozenset[tuple[str, str]] | None = None) -> tuple[SlowCause, ...]:

@@ -263,7 +263,7 @@ def judge(
     share = statistics.median(1 - fixed / slow for slow, fixed in zip(walls["slow"], walls["fixed"], strict=True))
     least_share = WITHIN_MS / statistics.median(walls["slow"])
     same = name != "healthy" and fixed.kind in case.kinds and case.place in fixed.place
-    remains = fixed.ms / (slow.ms / slow.share) if same and slow.share else 0.0
+    remains = fixed.ms / (slow.ms / slow.share) if same and fixed.kind == slow.kind and slow.share else 0.0
     size = name == "healthy" or abs(slow.share - remains - share) <= max(least_share, WITHIN_SHARE * share)
     reason = Ordinary((), FIXED.get(name, {})).verdict(fixed.kind, fixed.share)
     return kind, place, place and size, same and fixed.share >= FALSE_SHARE and not reason
