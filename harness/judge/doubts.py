@@ -60,7 +60,7 @@ DoubtKind = Literal[
 # Reasons why other numbers of workers, or of prefetched batches, cannot be predicted.
 Bar = Literal["no loader", "no items", "unequal", "row by row", "slow worker", "sampler", "restarts"]
 # Reasons why a change of an attached program cannot be predicted.
-UnseenKind = Literal["no core", "blocked", "device", "ranks"]
+UnseenReason = Literal["no core", "blocked", "device", "ranks"]
 RemedyKind = Literal[
     "more blocks", "more steps", "more steps a block", "quiet machine", "free cores",
     "a-a control", "more a-a blocks", "longer slices", "more warm-up steps", "more --warmup steps", "alike losses",
@@ -256,10 +256,10 @@ class Unseen:
         return in_order(entries)
 
     @property
-    def reason(self) -> UnseenKind | None:
+    def reason(self) -> UnseenReason | None:
         """Kind of the doubt for which the effect of a change cannot be predicted; None if it can."""
         first = barred(self.doubts(), "prediction")
-        return None if first is None else cast(UnseenKind, first.kind)
+        return None if first is None else cast(UnseenReason, first.kind)
 
 
 def waiting_share(facts: Sequence[RunFacts]) -> float | None:
