@@ -35,11 +35,11 @@ GROUPS = {
         "init": Command("harness.commands.init:init", "write a scenario for your own command, loop, data or text"),
         "report": Command("harness.commands.report:report", "rebuild the report of a study from its tables"),
         "trace": Command("harness.commands.trace:trace", "show the timeline of a study in Perfetto"),
-        "whatif": Command("harness.commands.whatif:whatif", "predict how long steps would take under changes"),
+        "whatif": Command("harness.commands.whatif:whatif", "predict the step time under changes"),
     },
     "Guard against slowdowns": {
         "regress": Command("harness.commands.regress:regress", "compare two states of the code, side by side"),
-        "compare": Command("harness.commands.compare:compare", "compare two studies of different times"),
+        "compare": Command("harness.commands.compare:compare", "compare two studies recorded at different times"),
         "baseline": Command(
             "harness.commands.baseline:baseline", "keep figures in git, and check studies against them"
         ),
@@ -69,14 +69,14 @@ GROUPS = {
         "generate": Command("harness.commands.generate:generate", "generate text with a trained model"),
         "plot": Command("harness.commands.plot:plot", "draw losses and multiple choice of several runs"),
         "spent": Command(
-            "harness.commands.cost:spent", "add up the time and money that trainings have taken", "add_spent_arguments"
+            "harness.commands.cost:spent", "add up the time and money spent on trainings", "add_spent_arguments"
         ),
     },
     "Data in and out": {
         "data": Command("harness.commands.data:data", "tokenize, convert, deduplicate and verify data"),
         "import": Command("harness.commands.import_:read", "read a model or log of another trainer"),
         "export": Command("harness.commands.export:export", "write a trained model as a file of another trainer"),
-        "upload": Command("harness.commands.upload:upload", "copy a folder of results to a URL, or the rest of it"),
+        "upload": Command("harness.commands.upload:upload", "copy a folder of results to a URL, or complete the copy"),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -156,7 +156,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         _check_name(f"{argv[0]}: unknown action", argv[1:2] if actions else [], list(actions))
     for word in argv:
         if word.startswith("--") and word.endswith("=--"):  # argparse turns it into an empty list
-            raise InputError(f"{word.removesuffix('=--')}: '--' is no value")
+            raise InputError(f"{word.removesuffix('=--')}: '--' is not a value")
     arguments, extra = _parser().parse_known_args(argv)
     if extra:
         chosen: argparse.ArgumentParser = arguments.parser
@@ -263,7 +263,5 @@ def _no_memory(error: ImportError | MemoryError) -> str | None:
     if isinstance(error, ModuleNotFoundError) or (isinstance(error, ImportError) and not limited):
         return None
     if not limited:
-        return "not enough memory to go on"
-    return (
-        f"not enough memory to go on: the address space is limited to {limit_bytes >> 20} MiB; fix: ulimit -v unlimited"
-    )
+        return "out of memory"
+    return f"out of memory: the address space is limited to {limit_bytes >> 20} MiB; fix: ulimit -v unlimited"

@@ -106,7 +106,7 @@ def _try_to_read(state: Any) -> None:
     except Exception as error:  # pickle and torch may raise anything for a user's own class.
         reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error))
         raise InputError(
-            "data.source: what its dataset's state_dict gives could not be read from a checkpoint again; allowed: "
+            "data.source: the state_dict of its dataset cannot be read back from a checkpoint; allowed: "
             f"numbers, strings, lists, dicts and tensors ({one_line(reason):.120})"
         ) from error
 

@@ -196,7 +196,7 @@ def read(path: Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no whole checkpoint ({ABOUT}: {one_line(error):.120})") from error
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
-        raise InputError(f"{path}: damaged: {ABOUT} is not as it was written")
+        raise InputError(f"{path}: damaged: {ABOUT} differs from what was written")
     if content.get("schema") != CHECKPOINT_SCHEMA:
         raise InputError(f"{path}: schema {content.get('schema')!r}; this version reads schema {CHECKPOINT_SCHEMA}")
     for name, expected in section(content, "files").items():
@@ -205,7 +205,7 @@ def read(path: Path) -> Checkpoint:
         except OSError as error:
             raise InputError(f"{path}: damaged: {name} cannot be read ({error.strerror})") from error
         if actual != expected:
-            raise InputError(f"{path}: damaged: {name} is not as it was written")
+            raise InputError(f"{path}: damaged: {name} differs from what was written")
     steps = content.get("steps")
     if not isinstance(steps, int) or path.name != path_of(path.parent, steps).name:
         raise InputError(f"{path}: it is the checkpoint of step {steps!r} under another name")
@@ -238,9 +238,7 @@ def newest(folder: Path) -> Checkpoint | None:
             consequence = "; the one before is used" if paths[place + 1 :] else ""
             print(f"warning: {error}{consequence}", file=sys.stderr)
     if paths:
-        raise InputError(
-            f"{folder}: none of {len(paths)} checkpoints can be used; a training begins again where they are removed"
-        )
+        raise InputError(f"{folder}: none of {len(paths)} checkpoints can be used; remove them to start again")
     return None
 
 

@@ -65,19 +65,18 @@ __all__ = [
 
 
 class MultipleChoiceConfig(Config):
-    """Questions with four endings (HellaSwag): the ending that the model finds the most likely is its answer."""
+    """Questions with four endings (HellaSwag). The model's answer is the ending with the largest likelihood."""
 
     path: str = Field(min_length=1)
     """A jsonl file with ctx (or ctx_a, ctx_b and activity_label), endings and label in each line; or llm.c's
-    hellaswag_val.bin, for a model with the tokenizer that it was made with."""
+    hellaswag_val.bin, if the model uses the tokenizer that made the file."""
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
-    """Steps between two passes over the questions; null: one pass alone, when training ends. There is one then in any
-    case."""
+    """Steps between two passes over the questions; null: one pass, at the end of training, which always runs."""
     most: int | None = Field(None, ge=1)
-    """Use the first so many questions; null: all of them."""
+    """Use only the first N questions; null: all."""
     prompt: Literal["auto", "ctx", "lm-eval"] = "auto"
-    """What comes before the endings, of a jsonl file. ctx: that field as it is, as in llm.c. lm-eval: what
-    lm-evaluation-harness makes of activity_label, ctx_a and ctx_b, the endings cleaned alike. auto: ctx where a line
+    """Text before the endings, for a jsonl file. ctx: that field unchanged, as in llm.c. lm-eval: built from
+    activity_label, ctx_a and ctx_b as in lm-evaluation-harness, which also cleans the endings. auto: ctx if the line
     has it, else lm-eval."""
 
 
@@ -85,25 +84,25 @@ class EvaluationConfig(Config):
     """Held-out documents and passes over them. Without this section every document is trained on."""
 
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
-    """Steps between two passes; null: one pass alone, when training ends. There is one then in any case."""
+    """Steps between two passes; null: one pass, at the end of training, which always runs."""
     every_epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Instead of every_steps: epochs of the training documents between two passes (0.5: two passes per epoch)."""
     fraction: float | None = Field(None, gt=0, lt=1)
-    """Share of the documents that no step trains on: those whose content's hash is below it. Default: 0.05."""
+    """Share of the documents that are held out, chosen by the hash of their content. Default: 0.05."""
     documents: int | None = Field(None, ge=1)
-    """Instead of fraction: about so many of the corpus' documents."""
+    """Instead of fraction: approximate number of documents to hold out."""
     corpus: CorpusConfig | None = None
     """Instead of fraction: documents of a separate corpus (llm.c's -iv), in their order, with the keys of data.corpus.
     The tokenizer of data.corpus tokenizes it. Training then uses every document of data.corpus."""
     batches: int = Field(16, ge=1, le=100_000)
-    """Batches of one pass at most, of data.batch_size each. They are made once and stay in the host's memory."""
+    """Maximum number of batches per pass, of data.batch_size each. They are built once and kept in host memory."""
     source: Annotated[str, AfterValidator(named_function)] | None = None
-    """With data.source: MODULE:FUNCTION of your own, which gives the held-out data in one of the forms that data.source
-    has. Its first batches are taken, none twice."""
+    """With data.source: your MODULE:FUNCTION, which returns the held-out data in a form that data.source accepts. Its
+    first batches are used, each once per pass."""
     arguments: dict[str, Json] = Field({})
     """More arguments of that function, by name."""
     multiple_choice: MultipleChoiceConfig | None = None
-    """Questions that the model answers between steps, beside the passes over held-out documents."""
+    """Questions that the model answers between steps, in addition to the passes over held-out documents."""
 
     @model_validator(mode="after")
     def _one_size(self) -> EvaluationConfig:
@@ -145,39 +144,38 @@ class OptimizerConfig(Config):
     weight_decay: float = Field(0.1, ge=0)
     lr_warmup_steps: int = Field(10, ge=0)
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
-    """Of the learning rate after the warmup: constant; linear or cosine from its end to the last step; wsd
-    (warmup-stable-decay): constant, then linear over the last decay_fraction of the steps."""
+    """Learning rate after the warmup. linear, cosine: decay until the last step. wsd (warmup-stable-decay): constant,
+    then linear over the last decay_fraction of the steps."""
     final_fraction: float = Field(0, ge=0, le=1)
-    """Share of the learning rate that a schedule ends with and stays at; no effect on constant."""
+    """Learning rate at and after the end of a schedule, as a share of learning_rate; no effect on constant."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
-    """Share of the schedule's steps that wsd decays over."""
+    """Share of the schedule's steps in which wsd decays."""
     schedule_steps: int | None = Field(None, ge=1, le=1_000_000_000)
-    """Optimizer steps that the schedule is over, warmup included; null: warmup_steps + steps of the run. Repetitions of
-    a study have warm-up steps of their own, which train at the final rate where they come after that."""
+    """Length of the schedule in optimizer steps, warmup included; null: warmup_steps + steps of the run. Warm-up steps
+    of a study's repetitions that come later train at the final rate."""
     clip_norm: float | None = Field(1.0, gt=0)
     accumulation: int = Field(1, ge=1)
     """Micro-batches per optimizer step."""
     fused: bool | None = None
-    """None: fused where the device supports it."""
+    """Use the fused AdamW; null: if the device supports it."""
 
 
 class CheckpointConfig(Config):
-    """When the state of the training is saved, so that a killed one is resumed where it was.
+    """Checkpoints, from which a killed training is resumed.
 
     Give at most one of every_steps, every_epochs, every_minutes.
     """
 
     every_steps: int | None = Field(None, ge=1, le=1_000_000_000)
-    """Optimizer steps from one checkpoint to the next."""
+    """Optimizer steps between two checkpoints."""
     every_epochs: float | None = Field(None, gt=0, le=1_000_000)
     """Epochs of the training documents between two checkpoints. With several ranks the epochs of rank 0 decide."""
     every_minutes: float | None = Field(None, gt=0, le=10_000)
-    """Minutes from one checkpoint to the next; 10 where neither is given. With several ranks the clock of rank 0
-    decides, and tells the others after each step."""
+    """Minutes between two checkpoints; 10 if no interval is given. With several ranks the clock of rank 0 decides."""
     keep: int = Field(2, ge=1, le=10_000)
-    """How many stay, the newest; with 1 there is none left where that one is damaged."""
+    """Number of newest checkpoints to keep. With 1, none is left if that one is damaged."""
     asynchronous: bool = True
-    """Copy the state within the step and write it beside the next ones; false: the step waits until it is written."""
+    """Copy the state within the step and write it during the next ones; false: the step waits until it is written."""
 
     @model_validator(mode="after")
     def _one_interval(self) -> CheckpointConfig:
@@ -192,17 +190,17 @@ class CheckpointConfig(Config):
 
 
 class ResumeConfig(Config):
-    """Where a training goes on that another trainer began: as if it had run so far, but for the optimizer's moments.
+    """Resume a training that another trainer began. The optimizer's moments begin at zero.
 
-    `harness train` alone goes on so. Steps, the learning-rate schedule and the tokens are counted on from step, and the
-    documents of the steps before it are passed over.
+    Only `harness train` supports this. Steps, tokens and the learning-rate schedule continue from `step`, and the
+    documents of earlier steps are skipped.
     """
 
     llmc: str
-    """A model file of llm.c (model_00002365.bin), here or behind a URL (s3://...). It holds weights alone, so the
-    optimizer's moments begin at zero. The section model must describe the same GPT-2."""
+    """A model file of llm.c (model_00002365.bin), local or at a URL (s3://...). It contains only weights, so
+    the optimizer's moments begin at zero. The section model must describe the same GPT-2."""
     step: int = Field(ge=0, le=1_000_000_000)
-    """Optimizer steps that the weights have behind them: the number of the first one here. llm.c names its files so."""
+    """Optimizer steps already done, as in the name of llm.c's file. The first step here gets this number."""
 
 
 class TrainerConfig(Config):
@@ -213,22 +211,22 @@ class TrainerConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig | None = None
-    """Save the state of the training as it goes. `harness train` does in any case; a study removes what it saved."""
+    """Save checkpoints. `harness train` always saves them; a study removes them afterwards."""
     evaluation: EvaluationConfig | None = None
     sample: SampleConfig | None = None
     """Let the model write text during training; null: no text."""
     resume: ResumeConfig | None = None
-    """Begin at a step of another trainer's training, from its weights; None: at step 0, from the model's own."""
+    """Begin at a step of another trainer's training, with its weights; null: at step 0."""
     steps: int = Field(40, ge=1, le=10_000_000)
     """Measured steps."""
     warmup_steps: int = Field(5, ge=0, le=1_000_000)
-    """Steps before the measured ones: kept in the tables, marked warmup, left out of every figure."""
+    """Steps before the measured ones. The tables mark them as warmup; no figure includes them."""
     log_every: int = Field(10, ge=1)
     """Steps between log lines."""
     seed: int = Field(0, ge=0, lt=2**62)
     """Seed of weights and document order; block b of a study uses seed + b."""
     launch: LaunchConfig | None = None
-    """Train in several processes; None: in one."""
+    """Train in several processes; null: in one."""
 
     @property
     def ranks(self) -> int:
@@ -280,8 +278,8 @@ class TrainerConfig(Config):
         ):
             if value is not None:
                 raise ValueError(
-                    f"sample: text takes a causal model of transformers that is computed and a tokenizer, and {key} "
-                    "gives none; allowed: no sample"
+                    f"sample: text needs a computed causal model of transformers and a tokenizer, but {key} gives "
+                    "none; allowed: no sample"
                 )
         return self
 
@@ -308,8 +306,8 @@ class TrainerConfig(Config):
         for key in ("pretrained", "factory"):
             if (name := getattr(self.model, key)) is not None:
                 raise ValueError(
-                    f"resume.llmc: {self.resume.llmc} gives the weights, and model.{key}: {name} gives others; "
-                    "allowed: a model.preset or model.config of the same GPT-2"
+                    f"resume.llmc: {self.resume.llmc} gives the weights, but model.{key}: {name} gives different "
+                    "ones; allowed: a model.preset or model.config of the same GPT-2"
                 )
         return self
 
@@ -335,13 +333,11 @@ class TrainerConfig(Config):
             )
         if self.data.source is not None and evaluation.source is None:
             raise ValueError(
-                "evaluation: which documents of data.source are held out is not known; allowed: evaluation.source "
-                "MODULE:FUNCTION, which gives them, or no evaluation"
+                "evaluation: the held-out documents of data.source are unknown; allowed: evaluation.source "
+                "MODULE:FUNCTION, which returns them, or no evaluation"
             )
         if self.data.source is None and evaluation.source is not None:
-            raise ValueError(
-                "evaluation.source: goes with data.source only; allowed here: fraction, documents or corpus"
-            )
+            raise ValueError("evaluation.source: needs data.source; allowed here: fraction, documents or corpus")
         return self
 
 

@@ -21,10 +21,10 @@ class ComputeInject(Config):
 
 
 class KernelDurations(Config):
-    """Fixed durations of an emulated device's kernels in milliseconds; None: by roofline from the device profile."""
+    """Durations of an emulated device's kernels in milliseconds; null: from the device profile (roofline)."""
 
     h2d_ms: Milliseconds | None = None
-    """Per micro-batch, as are forward and backward."""
+    """Per micro-batch, like forward and backward."""
     forward_ms: Milliseconds | None = None
     backward_ms: Milliseconds | None = None
     norm_ms: Milliseconds | None = None
@@ -33,10 +33,10 @@ class KernelDurations(Config):
 
 
 class KernelCounts(Config):
-    """How many kernels the host launches on an emulated device, one after the other; each phase has at least one."""
+    """Number of kernels that the host launches on an emulated device in each phase."""
 
     h2d: int = Field(1, ge=1, le=100_000)
-    """Per micro-batch, as are forward and backward."""
+    """Per micro-batch, like forward and backward."""
     forward: int = Field(1, ge=1, le=100_000)
     backward: int = Field(1, ge=1, le=100_000)
     norm: int = Field(1, ge=1, le=100_000)
@@ -50,24 +50,24 @@ class EmulatedDevice(Config):
     emulated: str
     """A device profile (profiles/devices/*.yaml): gh200, h100-sxm, ..."""
     matmul_efficiency: float | None = Field(None, gt=0, le=1)
-    """Share of the dense peak that forward and backward reach; None: the achievable matmul rate of the profile."""
+    """Share of the dense peak that forward and backward reach; null: the achievable matmul rate of the profile."""
     memory_efficiency: float = Field(0.9, gt=0, le=1)
-    """Share of the memory and link bandwidth that optimizer, gradient norm and copies reach: a stated assumption."""
+    """Share of the memory and link bandwidth that optimizer, gradient norm and copies reach (an assumption)."""
     speed: float = Field(1.0, gt=0, le=1000)
-    """Every kernel takes its time divided by this."""
+    """Speed factor: the time of every kernel is divided by it."""
     jitter: float = Field(0, ge=0, lt=1)
-    """Each kernel's time is multiplied by a seeded uniform draw from [1 - jitter, 1 + jitter]."""
+    """Random factor of each kernel's time: seeded, uniform in [1 - jitter, 1 + jitter]."""
     queue_depth: int = Field(1024, ge=1, le=1_000_000)
-    """Phases (of a micro-batch) that may wait in the queue; the host blocks while it is full."""
+    """Phases (of a micro-batch) that fit into the queue. The host blocks while it is full."""
     kernels: KernelDurations = KernelDurations()
     launches: KernelCounts = KernelCounts()
-    """Kernels that each phase's time is divided into equally; with launch_us 0 their number makes no difference."""
+    """Number of equal kernels in each phase; no effect with launch_us 0."""
     launch_us: float = Field(0, ge=0, le=100_000)
-    """Host time per kernel in microseconds. The device may end a kernel, and be idle, before the next is launched."""
+    """Host time per kernel launch, in microseconds. The device is idle if it ends a kernel before the next launch."""
     launch_how: How = "busy"
     """How the host spends launch_us: busy spends CPU time of the main thread; sleep waits without using a core."""
     recorded: str | None = None
-    """A JSON file {"forward_ms": [...], ...} of recorded kernel durations per step, replayed in order and repeated."""
+    """JSON file {"forward_ms": [...], ...} of kernel durations per step, used in order and repeated."""
 
     @model_validator(mode="after")
     def _launching_ends(self) -> EmulatedDevice:
@@ -92,7 +92,7 @@ Device = Annotated[
 
 
 class ComputeConfig(Config):
-    """Where and how the model is computed."""
+    """Device, precision and synchronization of the model."""
 
     device: Device = "auto"
     """auto, cpu, cuda, or {emulated: PROFILE}: an emulated device, timed by its profile."""
@@ -100,21 +100,21 @@ class ComputeConfig(Config):
     """bf16: autocast with fp32 master weights; pure-bf16: weights, gradients and moments in bf16 too (8 bytes each).
     tf32: fp32 whose matrix products round their inputs to 10 bits of mantissa (CUDA, compute capability 8.0 or more).
     fp16: autocast and a scaled loss (torch.amp.GradScaler); steps whose gradients overflow are skipped and counted,
-    and the learning rate's schedule stands still for them."""
+    and do not advance the learning-rate schedule."""
     threads: int | None = Field(None, ge=1)
-    """Intra-op threads of torch on the CPU; None: torch's default."""
+    """Intra-op threads of torch on the CPU; null: torch's default."""
     work: Literal["model", "none"] = "model"
-    """none: batches are fetched and dropped (the data-only control sets it)."""
+    """none: fetch batches and drop them (set by the data-only control)."""
     check_finite: bool = True
     """Stop on a gradient norm that is NaN or infinite (fp16: on 32 skipped steps in a row)."""
     flops_convention: Literal["palm", "causal-half", "non-embedding"] = "palm"
-    """How the model's FLOPs per token are counted, of which MFU follows (see trainer/devices/estimates.py)."""
+    """Rule that counts the model's FLOPs per token, for MFU (see trainer/devices/estimates.py)."""
     sync: Literal["late", "norm", "every-step"] = "late"
-    """When the host reads loss and gradient norm. late: one step later, when the next is launched, so that the device
-    never runs dry. norm: the norm at once, before the optimizer, the losses with each log line. every-step: both at
-    once, as ``loss.item()`` in a loop does. On a CPU all values are known at once, and late is norm."""
+    """When the host reads loss and gradient norm. late: one step later, after the next launch, so that the device is
+    never idle. norm: the norm in each step, before the optimizer, and losses only with each log line. every-step: both
+    in each step, as with ``loss.item()``. On a CPU, late means norm."""
     extra_forwards: int = Field(0, ge=0, le=64)
-    """Compute every forward pass this many more times, without gradients (a dose control of device time sets it)."""
+    """Extra forward passes per forward pass, without gradients (set by a dose control of device time)."""
     inject: ComputeInject | None = None
 
     @property
@@ -142,7 +142,7 @@ class ComputeConfig(Config):
 
 def _one_word(text: str) -> str:
     if not text or len(text.split()) != 1 or text != text.strip() or not text.isprintable():
-        raise ValueError(f"must be one word, as sbatch takes it; got {text!r:.60}")
+        raise ValueError(f"must be one word; got {text!r:.60}")
     return text
 
 
@@ -164,12 +164,12 @@ SbatchOption = Annotated[str, AfterValidator(_option)]
 
 
 class Torchrun(Config):
-    """The ranks of a run, under torchrun's names for them."""
+    """Number of ranks of a run, with torchrun's names."""
 
     nproc: int = Field(1, ge=1, le=1024)
-    """Processes (ranks) on each machine; on CUDA each has a card of its own."""
+    """Processes (ranks) on each machine. On CUDA each uses its own card."""
     nnodes: int = Field(1, ge=1, le=1024)
-    """Machines, of one Slurm job: more than 1 only with launch.slurm."""
+    """Machines of one Slurm job. More than 1 needs launch.slurm."""
 
     @property
     def ranks(self) -> int:
@@ -178,41 +178,41 @@ class Torchrun(Config):
 
 
 class SlurmConfig(Config):
-    """What the jobs of a study ask of Slurm; what is null is left to the cluster's defaults."""
+    """Options of the study's Slurm jobs; null: the cluster's default."""
 
     mode: Literal["array", "allocation"] = "array"
-    """array: a job array with one job for each block, which holds every arm: arms are compared within a job, on the
-    same nodes. allocation: one job for the whole study."""
+    """array: a job array with one job per block. A job runs every arm, so arms are compared on the same nodes.
+    allocation: one job for the whole study."""
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     time: Word | None = None
-    """Of one job, as sbatch takes it: "30", "02:00:00", "1-12:00:00". Give one: a job without has its partition's."""
+    """Time limit of one job, as for sbatch: "30", "02:00:00", "1-12:00:00". null: the partition's limit."""
     nodes: int | None = Field(None, ge=1, le=1024)
-    """Of one job; null: the largest launch.torchrun.nnodes."""
+    """Nodes of one job; null: the largest launch.torchrun.nnodes."""
     gpus_per_node: Word | None = None
-    """As sbatch takes it: "4", "h100:4"."""
+    """GPUs of each node, as for sbatch: "4", "h100:4"."""
     gres: Word | None = None
     """Generic resources of each node: "gpu:4"."""
     cpus_per_task: int | None = Field(None, ge=1, le=4096)
-    """Cores on each node: all ranks and loader workers of a node are in one task."""
+    """Cores on each node. One task runs all ranks and loader workers of a node."""
     mem: Word | None = None
-    """Memory of each node, as sbatch takes it: "64G"."""
+    """Memory of each node, as for sbatch: "64G"."""
     exclusive: bool = True
-    """No other job on its nodes: they would be measured too. false: nodes are shared."""
+    """Allow no other job on the nodes, because it would disturb the measurement. false: share the nodes."""
     at_once: int | None = Field(None, ge=1, le=1000)
-    """mode array: jobs that may run at the same time; null: as many as there are nodes."""
+    """Maximum number of jobs at the same time, with mode array; null: no limit."""
     extra: list[SbatchOption] = Field([])
     """More options of sbatch, such as --constraint=h100."""
     setup: list[ShellLine] = Field([])
     """Lines of shell before Python starts, such as module load cuda."""
     wait_s: float = Field(86_400, gt=0, le=31_536_000)
-    """harness run waits so long for all of its jobs, queued or running; then it says which, and leaves them be."""
+    """Seconds that harness run waits for its jobs, queued or running. Then it lists the unfinished jobs, which stay."""
 
     @model_validator(mode="after")
     def _at_once_is_of_arrays(self) -> SlurmConfig:
         if self.mode == "allocation" and self.at_once is not None:
-            raise ValueError("at_once: goes with mode array; an allocation is one job")
+            raise ValueError("at_once: needs mode array; an allocation is one job")
         return self
 
 
@@ -223,9 +223,9 @@ class LaunchConfig(Config):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """ddp: each rank holds the whole model (DistributedDataParallel); fsdp: a share of it (FSDP2, fully_shard)."""
     timeout_s: float = Field(120, gt=0, le=86_400)
-    """Waiting for the other ranks ends the run after this many seconds."""
+    """Seconds that a rank waits for the others before the run fails."""
     slurm: SlurmConfig | None = None
-    """Run the study in jobs of Slurm; null: here. All arms share it, so it stands in base."""
+    """Run the study in Slurm jobs; null: on this machine. Give it in base, because all arms share it."""
 
     @model_validator(mode="after")
     def _nodes_of_a_job(self) -> LaunchConfig:

@@ -48,14 +48,14 @@ Objective = Literal["causal", "masked"]
 
 
 class MupConfig(Config):
-    """Maximal update parametrization: what training does to the activations does not depend on the width, so the best
-    learning rate of a narrow model is that of a wide one (Yang et al. 2022, "Tensor Programs V", table 8)."""
+    """Maximal update parametrization: the effect of training on activations does not depend on the width, so narrow and
+    wide models share the best learning rate (Yang et al. 2022, "Tensor Programs V", table 8)."""
 
     base_width: int = Field(ge=1)
-    """The width at which initial weights and learning rates are the usual ones; those of other widths follow from it.
-    The same one for all the models that a learning rate is carried over between."""
+    """Width at which initial weights and learning rates are the usual ones. Use one value for all models that share a
+    learning rate."""
     base_heads: int | None = Field(None, ge=1)
-    """Attention heads at base_width; null: as many as the model has, so that heads are wider in a wider model."""
+    """Attention heads at base_width; null: as many as the model has, so wider models have wider heads."""
 
     @model_validator(mode="after")
     def _whole_heads(self) -> MupConfig:
@@ -85,7 +85,7 @@ class ModelConfig(Config):
         ]
         | None
     ) = DEFAULT_PRESET
-    """Of the dimensions below those that are given replace the preset's. Default: gpt2-tiny where no other model is."""
+    """Model whose dimensions the keys below override. Default: gpt2-tiny, if no other model is given."""
     family: Literal["gpt2", "llama", "distilbert"] | None = None
     layers: int | None = Field(None, ge=1)
     width: int | None = Field(None, ge=1)
@@ -93,7 +93,7 @@ class ModelConfig(Config):
     kv_heads: int | None = Field(None, ge=1)
     ffn_width: int | None = Field(None, ge=1)
     vocab_size: int | None = Field(None, ge=2)
-    """Size of the embedding table; default: the preset's or config's, or the tokenizer's where the preset has none."""
+    """Size of the embedding table. Default: that of the preset or config, else that of the tokenizer."""
     config: (
         Annotated[
             Annotated[str, Tag("[path]")] | Annotated[dict[str, Json], Tag("[inline]")],
@@ -101,16 +101,16 @@ class ModelConfig(Config):
         ]
         | None
     ) = None
-    """A folder with a config.json, such a file, or what would stand in it ({model_type: qwen2, hidden_size: 64, ...}):
-    any causal or masked language model of the transformers library, with random weights. Its dropout is as it says.
-    Nothing is downloaded, and code that a folder carries is never run."""
+    """A folder with a config.json, such a file, or its content ({model_type: qwen2, hidden_size: 64, ...}): any
+    causal or masked language model of the transformers library, with random weights and its own dropout. Nothing is
+    downloaded, and code in the folder is never run."""
     pretrained: str | None = None
-    """A folder with a config.json and weights (*.safetensors), which training goes on from."""
+    """A folder with a config.json and weights (*.safetensors), from which training starts."""
     factory: Annotated[str, AfterValidator(named_function)] | None = None
-    """MODULE:FUNCTION of your own, which gives a torch module instead of a preset's. It is called with those of
-    vocab_size, sequence_length and seed that it has a parameter for. The module is called with input_ids and labels
-    (which it shifts by itself, as transformers' models do) and returns the loss, or something that holds it. Only where
-    a source of your own pads before the text it is given attention_mask too."""
+    """Your MODULE:FUNCTION, which returns a torch module. It may have parameters vocab_size, sequence_length and seed.
+    The module is called with input_ids and labels, which it must shift itself as transformers' models do. It returns
+    the loss, an object with .loss, or a tuple that begins with the loss. It also gets attention_mask if your own source
+    pads before the text."""
     arguments: dict[str, Json] = Field({})
     """More arguments of the factory, by name."""
     objective: Objective | None = None
@@ -118,19 +118,19 @@ class ModelConfig(Config):
     80 % of these are replaced by a mask token, 10 % by a random one and 10 % by themselves (Devlin et al. 2019).
     Default: what the model was made for; causal for a factory's."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
-    """sdpa: torch's scaled_dot_product_attention, which picks a kernel; flash: the same, with its flash kernel or not
-    at all; eager: plain matrix products. auto: sdpa where the model has it, else eager."""
+    """sdpa: torch's scaled_dot_product_attention, which picks a kernel. flash: only its flash kernel. eager: plain
+    matrix products. auto: sdpa if the model has it, else eager."""
     compile: bool = False
-    """Compile the model with torch.compile, in the first steps: give them as warmup_steps."""
+    """Compile the model with torch.compile. The first steps compile, so set enough warmup_steps."""
     activation_checkpointing: bool = False
-    """Keep each layer's input alone for the backward pass, and compute the layer again there: a third more compute for
-    a fraction of the memory (Chen et al. 2016)."""
+    """Keep only each layer's input for the backward pass, and recompute the layer there: a third more compute for a
+    fraction of the memory (Chen et al. 2016)."""
     fused_gelu: bool | None = None
-    """true: compute GPT-2's GELU (the tanh approximation) in one kernel of torch instead of transformers' eight. The
-    same function, but other rounding: losses differ in their last digits from those of the default."""
+    """true: compute GPT-2's GELU (the tanh approximation) in one kernel of torch instead of transformers' eight.
+    Rounding differs, so losses differ in their last digits."""
     mup: MupConfig | None = None
-    """Of a preset (gpt2 or llama): initial weights and learning rates by maximal update parametrization; null: the
-    usual ones. The model stays a usual one, which every reader of its checkpoints knows."""
+    """Initial weights and learning rates by maximal update parametrization, for a preset (gpt2 or llama); null: the
+    usual ones. Checkpoints have the usual format."""
 
     @model_validator(mode="before")
     @classmethod
@@ -151,7 +151,7 @@ class ModelConfig(Config):
             raise ValueError(f"{listed} given; give exactly one of preset, config, pretrained, factory (others: null)")
         if self.is_of_files:
             if keys := [key for key in DIMENSIONS if getattr(self, key) is not None]:
-                raise ValueError(f"{chosen[0]} says what the model is made of; {', '.join(keys)} are of a preset alone")
+                raise ValueError(f"{chosen[0]} defines the model; {', '.join(keys)} are only for a preset")
             if self.pretrained is not None and self.vocab_size is not None:
                 raise ValueError("pretrained weights have the vocabulary of their config.json; leave vocab_size out")
         return self
@@ -161,7 +161,7 @@ class ModelConfig(Config):
         if self.mup is None:
             return self
         if self.is_of_files or self.factory is not None:
-            raise ValueError("mup: which weight grows with the width is known of a preset alone; allowed here: null")
+            raise ValueError("mup: only for a preset, whose widths are known; allowed here: null")
         assert self.preset is not None
         family = self.family or PRESETS[self.preset]["family"]
         if family not in MUP_FAMILIES:

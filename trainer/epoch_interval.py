@@ -35,5 +35,5 @@ class EpochInterval:
     def _done(self) -> int:
         epochs = self._epochs()
         if epochs is None:
-            raise InputError(f"{self._key}: an epoch of these batches has no known length; give every_steps")
+            raise InputError(f"{self._key}: the length of an epoch of these batches is unknown; give every_steps")
         return math.floor(epochs / self._every + _SLACK)

@@ -194,7 +194,7 @@ def _whole(text: str) -> int:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text:.40} is no number that a program can count with")
+    raise ValueError(f"{text:.40} is outside of the range of numbers")
 
 
 def check_utf8(name: str, where: str) -> None:
@@ -210,7 +210,7 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path}: no home folder is known for {Path(path).parts[0]}") from error
+        raise InputError(f"{path}: unknown home folder of {Path(path).parts[0]}") from error
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str
     Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        raise InputError(f"{key}: holds bytes that are no text (UTF-8)")
+        raise InputError(f"{key}: contains bytes that are not UTF-8 text")
     if ids := codec.encode(prompt):
         return ids
     begin = tokenizer.bos_id if tokenizer.eos_id is None else tokenizer.eos_id

@@ -154,7 +154,7 @@ def read_header(path: Path) -> LlmcHeader:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     integers = np.frombuffer(begin, "<i4") if len(begin) == 4 * HEADER else None
     if integers is None and begin[:4] == MAGIC.to_bytes(4, "little"):
-        raise InputError(f"{path}: {size:,} bytes, where its header alone has {4 * HEADER:,}: cut short")
+        raise InputError(f"{path}: {size:,} bytes, but its header needs {4 * HEADER:,}: cut short")
     if integers is None or integers[0] != MAGIC:
         raise InputError(f"{path}: not a model file of llm.c (its first int32 must be {MAGIC})")
     version, *fields = (int(integer) for integer in integers[1:8])
@@ -176,7 +176,7 @@ def read_header(path: Path) -> LlmcHeader:
     if size != header.size_bytes:
         differs = size - header.size_bytes
         difference = f"cut short by {-differs:,} bytes" if differs < 0 else f"{differs:,} bytes too many"
-        raise InputError(f"{path}: {size:,} bytes, where its header speaks of {header.size_bytes:,}: {difference}")
+        raise InputError(f"{path}: {size:,} bytes, but its header expects {header.size_bytes:,}: {difference}")
     return header
 
 
@@ -262,10 +262,10 @@ def header_of(model: torch.nn.Module, dtype: LlmcDtype, vocab_size: int | None =
     """Return the header of a model file for ``model``. Raises InputError if llm.c has no such model."""
     config: Any = getattr(model, "config", None)
     if type(model).__name__ != "GPT2LMHeadModel":
-        raise InputError(f"llm.c's model files hold GPT-2 alone, and this is a {type(model).__name__}")
+        raise InputError(f"llm.c's model files support only GPT-2, and this is a {type(model).__name__}")
     for key, allowed in _COMPUTED.items():
         if (value := getattr(config, key)) not in allowed:
-            raise InputError(f"llm.c computes {key} {literal(allowed[0])} alone, and this model has {literal(value)}")
+            raise InputError(f"llm.c computes {key} {literal(allowed[0])} only, and this model has {literal(value)}")
     if config.n_inner not in (None, 4 * config.n_embd):
         raise InputError(
             f"llm.c's feed-forward width is four times the width ({4 * config.n_embd}), and this model's is "
@@ -293,7 +293,7 @@ def as_folder(
     header, weights = read_model(path)
     target = expanded(out).absolute()
     if target.exists():
-        raise InputError(f"{out}: there is something already; choose a new folder (--out)")
+        raise InputError(f"{out}: already exists; choose a new folder (--out)")
     if tokenizer is not None and tokenizer.vocab_size > header.vocab_size:
         raise InputError(
             f"{path} has {header.vocab_size:,} token ids, fewer than the tokenizer ({tokenizer.vocab_size:,}); "

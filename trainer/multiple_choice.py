@@ -107,7 +107,7 @@ def load_choices(
 def check_causal(objective: Objective) -> None:
     """Raise InputError for a masked model, because it has no likelihood of following text."""
     if objective != "causal":
-        raise InputError(f"{KEY}: the likelihood of an ending is asked of a causal model; model.objective is masked")
+        raise InputError(f"{KEY}: the likelihood of an ending needs a causal model, but model.objective is masked")
 
 
 def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str) -> tuple[list[str], Choices]:
@@ -115,7 +115,7 @@ def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str)
 
     if info is None or info.kind == "source":
         raise InputError(
-            f"{key}: {config.path} holds text, and the tokenizer is not known here; allowed: a .bin with token ids"
+            f"{key}: {config.path} holds text, but the tokenizer is unknown here; allowed: a .bin with token ids"
         )
     prompt = None if config.prompt == "auto" else config.prompt
     questions = list(read_jsonl(config.path, key, config.most, prompt))
@@ -139,7 +139,7 @@ def _encoded(questions: Sequence[TextQuestion], engine: Engine) -> list[EndingRo
             question = questions[number // ENDINGS]
             place = "ctx" if not context else f"endings: number {number % ENDINGS} (from 0)"
             raise InputError(
-                f"{question.place}: {place}: the tokenizer makes no token of it; allowed: text that it knows"
+                f"{question.place}: {place}: the tokenizer makes no token of it; give text that it can encode"
             )
         rows.append(EndingRow(np.array([*context, *ending], dtype=np.int64), len(ending)))
     return rows
@@ -193,7 +193,7 @@ def _fitting(choices: Choices, places: Sequence[str], longest_row: int) -> Choic
         if row.scored >= longest_row:
             raise InputError(
                 f"{places[number // ENDINGS]}: ending {number % ENDINGS} (from 0) has {row.scored} tokens, and the "
-                f"model takes rows of {longest_row} with at least one of the context; allowed: a model of more "
+                f"model has rows of {longest_row} with at least one of the context; allowed: a model of more "
                 "positions, or shorter endings"
             )
         shortened += len(row.ids) > longest_row

@@ -37,7 +37,7 @@ class TextSampler:
         Raises InputError if the model cannot continue it: no causal model, or too long a prompt.
         """
         if prepared.objective != "causal" or compute.longest_row is None:
-            raise InputError("sample: text takes a causal model that is computed; allowed: no sample")
+            raise InputError("sample: text needs a computed causal model; allowed: no sample")
         self._config, self._compute, self._tokenizer = config, compute, prepared.tokenizer
         self._codec = load_codec(prepared.tokenizer)
         self._prompt = prompt_ids(self._codec, prepared.tokenizer, config.prompt, "sample.prompt")

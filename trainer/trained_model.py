@@ -218,10 +218,10 @@ def load_trained(place: str, key: str) -> TrainedModel:
     folder = checkpoint.path
     if not (folder / checkpoint_folder.WEIGHTS).is_file():
         raise InputError(
-            f"{folder}: its weights are in shares of ranks (launch.parallel fsdp), which only its own training reads"
+            f"{folder}: its weights are in shares of ranks (launch.parallel fsdp), which only its own training can read"
         )
     if not (folder / CONFIG).is_file():
-        raise InputError(f"{folder}: the model of a model.factory, which transformers does not know")
+        raise InputError(f"{folder}: the model of a model.factory, which transformers cannot load")
     from trainer.data.kept_tokenizer import kept
 
     assert training is not None

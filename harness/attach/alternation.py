@@ -173,7 +173,7 @@ class AlternatingCommand:
                 else:
                     self._ranks.append(_Rank(connection, int(hello["pid"])))
                     expected = int(hello.get("world") or 1)
-            missing = f"{len(self._ranks)} of {expected} ranks came" if self._ranks else ""
+            missing = f"{len(self._ranks)} of {expected} ranks connected" if self._ranks else ""
             self._check(time.monotonic() - since_s, self.limits.start_s, missing)
 
     def _order(self, message: dict[str, int | float | bool]) -> None:
@@ -204,7 +204,7 @@ class AlternatingCommand:
             for message in map(json.loads, lines):
                 rank.done |= message.get("event") == "done"
                 if message.get("event") == "fault":
-                    reason = f"our recording failed and was switched off while {self.doing}: {message.get('error')}"
+                    reason = f"the recording stopped after an internal error while {self.doing}: {message.get('error')}"
                     raise CommandFailed(reason)
         return bool(ready)
 
@@ -213,8 +213,8 @@ class AlternatingCommand:
         if self.limits.spent:
             raise BudgetSpent(f"{self.name} was {self.doing}: {self._diagnosis()}")
         if silent_s > limit_s:
-            trainer_text = f"process {self._silent()}" if self._ranks else "any process that trains"
-            symptom = f"only {missing} within" if missing else f"no word from {trainer_text} for"
+            trainer_text = f"process {self._silent()}" if self._ranks else "any training process"
+            symptom = f"only {missing} within" if missing else f"no message from {trainer_text} for"
             raise CommandFailed(f"{symptom} {limit_s:g} s while {self.doing}: {self._diagnosis()}{self._last_line()}")
 
     def _diagnosis(self) -> str:
@@ -249,7 +249,7 @@ class AlternatingCommand:
         if code is not None or at_once:
             ending = "its training process ended" if code is None else f"it ended with exit code {code}"
             advice = (
-                " before its repetitions were over: let it train longer, or measure fewer steps (--steps)"
+                " before its repetitions were measured: let it train longer, or measure fewer steps (--steps)"
                 if not code
                 else ""
             )
@@ -262,8 +262,8 @@ class AlternatingCommand:
             log.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
             if re.search(rb"EADDRINUSE|address already in use", log.read(), re.IGNORECASE):
                 return (
-                    "; a port of it is in use, and the commands of a block are alive together: let it choose one "
-                    "(torchrun --standalone, accelerate launch --main_process_port 0), or give --interleave runs"
+                    "; its port is in use, because the commands of a block run at the same time: let each choose a "
+                    "free port (torchrun --standalone, accelerate launch --main_process_port 0), or --interleave runs"
                 )
         return ""
 
@@ -272,7 +272,7 @@ class AlternatingCommand:
             lines = self.log.read_text(errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "")
             if last:
-                return f"; it last said: {last[:300]}"
+                return f"; last output: {last[:300]}"
         return ""
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -66,7 +66,7 @@ def run_command(program: Sequence[str], raw: Path, settings: AgentSettings) -> E
     return Ended(code if code >= 0 else 128 - code, begun_ns, monotonic_ns())
 
 
-_AS_IT_IS = "a command is run as it is, without a shell"
+_AS_IT_IS = "commands run without a shell"
 MARK = "HARNESS_ATTACH"  # environment variable: the agent's record folder, which also identifies its processes
 
 
@@ -83,7 +83,7 @@ def environment_of(raw: Path, places: Sequence[str] = ()) -> dict[str, str]:
 def check_program(program: Sequence[str]) -> None:
     """Raise InputError if the program does not exist, before anything starts."""
     if shutil.which(program[0]) is None and not Path(program[0]).exists():
-        raise InputError(f"exec: {program[0]}: no such program; {_AS_IT_IS}")
+        raise InputError(f"exec: {program[0]}: program not found; {_AS_IT_IS}")
 
 
 def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
@@ -91,7 +91,7 @@ def start(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(list(program), **options)
     except FileNotFoundError as error:
-        raise InputError(f"exec: {program[0]}: no such program; {_AS_IT_IS}") from error
+        raise InputError(f"exec: {program[0]}: program not found; {_AS_IT_IS}") from error
     except OSError as error:
         raise InputError(f"exec: {program[0]}: cannot be started ({error.strerror})") from error
 

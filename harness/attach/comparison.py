@@ -106,7 +106,7 @@ def run_comparison(
         scenario_file=source,
         scenario_text=scenario.model_dump(mode="json"),
         interleave=scenario.interleave,
-        interleave_reason="commands take turns" if scenario.interleave == "slices" else "as asked",
+        interleave_reason="commands alternate" if scenario.interleave == "slices" else "requested",
         blocks=len(plan.blocks),
         order=[list(block) for block in plan.blocks],
         arms=[_record(arm) for arm in plan.arms],
@@ -148,7 +148,7 @@ def run_comparison(
         status = "done" if all(finished) else "failed"
     except BudgetSpent as spent:
         cut = str(spent)
-        study = replace(study, notes=[*study.notes, f"the time was spent while {cut}"])
+        study = replace(study, notes=[*study.notes, f"the time limit was reached: {cut}"])
         status = "done" if all(finished) else "failed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -166,7 +166,7 @@ def _record(arm: CommandArm) -> ArmRecord:
 def _shorter(arm: str, repetitions: int, scenario: CommandScenario) -> str:
     return (
         f"{arm} ended before its {scenario.steps:,} steps were measured: later blocks measure "
-        f"{repetitions * REPETITION_STEPS:,}. Let it train longer for more"
+        f"{repetitions * REPETITION_STEPS:,}. For more, let it train longer"
     )
 
 
@@ -400,8 +400,8 @@ def _alternate(
                     break
                 if not run.block:
                     raise InputError(
-                        f"{run.arm.name} ended before {REPETITION_STEPS} steps were measured, the fewest of a "
-                        f"comparison, after {scenario.warmup} steps of warm-up: let it train longer"
+                        f"{run.arm.name} ended before {REPETITION_STEPS} steps were measured (after {scenario.warmup} "
+                        "warm-up steps); a comparison needs as many: let it train longer"
                     ) from error
                 failed(run, error)
                 alive.remove(run)

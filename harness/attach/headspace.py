@@ -48,7 +48,7 @@ class Headspace:
         gain = (
             f"would be {self.speedup.median:.2f}x as fast ({low:.2f}x to {high:.2f}x)"
             if low > 1
-            else f"may be no faster ({low:.2f}x to {high:.2f}x)"
+            else f"would not be measurably faster ({low:.2f}x to {high:.2f}x)"
         )
         return (
             f"headspace: with free data this loop {gain}. A step takes {self.step_ms:.3g} ms, and "
@@ -110,7 +110,7 @@ class HeadspaceLoader(Generic[Batch]):
         yield from stock
         if self.result is None:
             _say(
-                f"headspace: no answer yet, {len(self._pairs)} of {COMPARED_MIN} comparisons: iterate again, or longer."
+                f"headspace: undecided after {len(self._pairs)} of {COMPARED_MIN} comparisons: iterate again or longer."
             )
         yield from batches
 

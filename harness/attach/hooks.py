@@ -60,7 +60,7 @@ def record(out: str | Path = "results", *, warmup: int = 5) -> Iterator[Recorded
     with tempfile.TemporaryDirectory(prefix="harness-record-") as raw:
         Path(raw, "settings.json").write_text(json.dumps({"warmup": warmup, "steps": None}))
         if not agent.begin(raw):
-            raise RuntimeError("harness.record: a block records already; end it first")
+            raise RuntimeError("harness.record: another harness.record block is active; end it first")
         try:
             yield recording
         finally:

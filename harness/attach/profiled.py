@@ -85,12 +85,12 @@ class ProfiledWindows:
     def missing(self, one: AttachedProcess) -> list[str]:
         """Return one line, with the reason, for each profile that the settings asked for but ``one`` does not have."""
         problems = [f"not profiled by torch.profiler: {text}" for text in one.noted("not_profiled")]
-        problems += [f"profiling failed and was switched off: {text}" for text in one.noted("profile_fault")]
+        problems += [f"profiling stopped after an error: {text}" for text in one.noted("profile_fault")]
         if one.noted("profile_fault") or one.noted("fault"):
             return problems
         ended = f"the program ended after {one.steps} steps"
         if self._asked.get("profile_steps") and not problems and not one.noted("torch_profiler"):
-            problems.append(f"not profiled by torch.profiler: {ended}, before its window was over")
+            problems.append(f"not profiled by torch.profiler: {ended}, before its window ended")
         if self._asked.get("profile_seconds") and not self._was_sampled:
             problems.append(f"not sampled by py-spy: {ended}, before its window")
         return problems
@@ -116,8 +116,8 @@ def _with_torch(found: ProbesRecord, folder: Path, one: AttachedProcess, raw: Pa
     try:
         if keep(raw / Path(name).name, folder / file_name("main")):
             problem = (
-                f"torch_profiler: the window is cut after {MAX_TRACE_BYTES / 1e6:.0f} MB of text and in no table of "
-                "operators; profile fewer steps (--profile-steps)"
+                f"torch_profiler: the trace was cut at {MAX_TRACE_BYTES / 1e6:.0f} MB, so it is not in the operator "
+                "table; profile fewer steps (--profile-steps)"
             )
     except OSError as error:
         problem = f"torch_profiler: the window could not be written ({error.strerror or error})"
@@ -129,7 +129,7 @@ def _with_stacks(
     found: ProbesRecord, record: PySpyRecord, folder: Path, one: AttachedProcess, raw: Path
 ) -> ProbesRecord:
     if not one.noted("py_spy_window"):
-        line = "py-spy: the program took no step while it was sampled"
+        line = "py-spy: no step ran while it sampled"
         return replace(found, py_spy=None, problems=(*found.problems, line), failed=("py_spy",))
     start_ns, end_ns = one.noted("py_spy_window")[-1]
     record = replace(

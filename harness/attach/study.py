@@ -84,8 +84,8 @@ def make_study(
         runs, interrupted = _runs(folder, arm, arm_process, made_by, windows, environment, code, begun_utc, ended)
         if interrupted:
             notes.append(
-                f"{arm}: {count(interrupted, 'step')} left out, in which a signal handler of the program raised while "
-                "our recording was at work"
+                f"{arm}: {count(interrupted, 'step')} not measured: a signal handler of the program raised an "
+                "exception within a recording hook"
             )
         for record in runs:
             records.append(replace(record, session=session, config={**record.config, COMMAND: _text(program)}))
@@ -96,24 +96,24 @@ def make_study(
     folder.write_study(replace(study, id=study_id, notes=[*study.notes, *notes, *lost]))
     faults = [*windows.problems, *lost]
     faults += [
-        f"process {process.process.pid}: our recording failed and was switched off "
-        f"({str(text).strip().splitlines()[-1]}); the program was left alone"
+        f"process {process.process.pid}: the recording stopped after an internal error "
+        f"({str(text).strip().splitlines()[-1]}); the program continued. Please report the error"
         for process in processes
         for text in process.noted("fault")
     ]
     faults += [
-        f"process {process.process.pid}: what its device did is not recorded ({text}); the rest is"
+        f"process {process.process.pid}: device times are missing ({text}); host times are recorded"
         for process in trained
         for text in process.noted("device_fault")
     ]
     faults += [
-        f"process {process.process.pid}: --fetch {name}: no such function there when its first step began"
+        f"process {process.process.pid}: --fetch {name}: no such function when the first step began"
         for process in trained
         for name in process.noted("unknown_fetch")
     ]
     faults += [
-        f"process {process.process.pid}: --step-ends: no such optimizer made an update; "
-        f"those that did: {', '.join(dict.fromkeys(str(name) for _, name in process.noted('optimizer')))}"
+        f"process {process.process.pid}: --step-ends: no optimizer of this class made an update; "
+        f"optimizers seen: {', '.join(dict.fromkeys(str(name) for _, name in process.noted('optimizer')))}"
         for process in trained
         if process.noted("optimizer") and not process.noted("closes")
     ]
@@ -392,9 +392,9 @@ def _ns_of_look(totals: StepTotals, phase: str) -> float:
 
 def _too_short(totals: StepTotals) -> str:
     if not totals.ended:
-        return "it ended before its first step did: no batch was trained on"
-    reason = "warm-up (--warmup), profiled (--profile) or with an evaluation within"
-    return f"it ended after {count(totals.ended, 'step')}, all of them {reason}"
+        return "the program ended before its first step was complete"
+    reason = "were warm-up (--warmup), were profiled (--profile) or contained an evaluation"
+    return f"no step was measured: all {count(totals.ended, 'step')} {reason}. Run more steps"
 
 
 def _attached(one: AttachedProcess) -> str:
@@ -443,7 +443,7 @@ def _study(
         first.setdefault(record.arm, record)
     notes = [f"the command ended with exit code {code}"] if code else []
     if blocks > 1:
-        notes.append("its blocks are parts of one run: the intervals do not hold what differs from run to run")
+        notes.append("its blocks are parts of one run, so the intervals do not include run-to-run variation")
     for arm, process in arms.items():
         if profiled := profiled_steps(process):
             notes.append(
@@ -453,15 +453,15 @@ def _study(
         if (closing := closing_step(process)) is not None:
             notes.append(
                 f"{arm}: its last {process.steps - closing} steps are {profiled_arm(arm)}, after the measured ones: "
-                "these leave open how long the device works, and kernels tell; --profile none leaves them away"
+                "they record kernels, because CUDA events do not show all device time (--profile none skips them)"
             )
         notes += [f"{arm}: {text}" for text in process.noted("ended")]
         notes += [
             f"{arm}: another thread ({name}) trains as well; its steps are not recorded"
             for name in process.noted("other_thread")
         ]
-        notes += [f"{arm}: our recording failed and was switched off: {text}" for text in process.noted("fault")]
-        notes += [f"{arm}: what its device did is not recorded: {text}" for text in process.noted("device_fault")]
+        notes += [f"{arm}: the recording stopped after an internal error: {text}" for text in process.noted("fault")]
+        notes += [f"{arm}: device times are missing: {text}" for text in process.noted("device_fault")]
     return StudyRecord(
         scenario=SCENARIO,
         question=f"Where does the time of {shlex.join(program)} go?",

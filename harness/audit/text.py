@@ -80,7 +80,7 @@ GAINS: Mapping[GainVerdict, tuple[str, str]] = {  # text for a number of gains, 
     "possible": ("within what the data path can do", "within what the data path can do"),
 }  # fmt: skip
 NO_COMPARISON = "No comparison is declared, and none can be derived."
-BEYOND = "Honest scatter does not reach that far: a setting differs, or its figures are of two measurements."
+BEYOND = "Random scatter does not explain it: a setting differs, or its figures are from two measurements."
 ASSUMPTION = (
     "Assumption: a step takes a fixed time (optimizer, gradient norm) plus a time per sample (forward, backward and "
     "exposed data). Two batch sizes then give both."
@@ -311,7 +311,7 @@ def short(row: RowAudit) -> str:
     padded = [fitted for fitted in row.readings if fitted.free and fitted.kind == "padding"]
     texts = [reading(fitted, full=False) for fitted in [*(firm or named), *(padded if named else [])]]
     if not texts:
-        return "nothing fits" if not row.readings else "cause not known"
+        return "nothing fits" if not row.readings else "cause unknown"
     remaining = len(texts) - READINGS_NAMED
     ending = f", or {count(remaining, 'more reading')}" if remaining > 0 else ""
     return f"{'fits with' if firm else 'may be'} {', or '.join(texts[:READINGS_NAMED])}{ending}"
@@ -324,7 +324,7 @@ def incomparable(one: Incomparable) -> str:
         "padding": "may count real tokens only",
         "devices": f"may count {count(int(one.value or 0), 'device')}",
         "nothing fits": "is inconsistent, and no reading explains it",
-        "not known": "is inconsistent, and the cause is not known",
+        "not known": "is inconsistent, and the cause is unknown",
     }[one.kind]
 
 
@@ -370,7 +370,7 @@ def _of_table(scatters: Sequence[Scatter]) -> str:
     widest = max(scatters, key=lambda scatter: (len(scatter.rows), scatter.typical))
     text = f"{widest.first} and {widest.second} differ by about"
     if widest.common:
-        return f"({text} {percent((widest.low + widest.high) / 2)} in each: one shared cause, not known)"
+        return f"({text} {percent((widest.low + widest.high) / 2)} in each: one shared cause, unknown)"
     return f"({text} {percent(widest.typical)}: they look measured separately)"
 
 
@@ -403,8 +403,8 @@ def gains_sentence(audit: Audit) -> str | None:
         and abs(gain.measured - 1) < worst.unexplained
     ]
     text = (
-        f"{worst.candidate} against {worst.baseline} lies {percent(worst.unexplained)} outside what its data path can "
-        "do. Noise or other changes in this table are at least that large"
+        f"{worst.candidate} against {worst.baseline} is {percent(worst.unexplained)} outside of what its data path "
+        "can cause. Noise or other changes in this table are at least that large"
     )
     return f"{text}, so {listing(small)} cannot be distinguished from them." if small else f"{text}."
 
@@ -417,10 +417,10 @@ def gain_sentence(gain: Gain, table: Table) -> str:
         return f"{pair}: not comparable{measured}: {_not_comparable(gain.reason)}."
     text = f"{pair}: {change(gain)}"
     if gain.step_ms is None or gain.data_ms is None or gain.isolated is None:
-        return f"{text}; no ceiling, as isolated figures, batch size or step time are not given."
+        return f"{text}; no ceiling, because isolated figures, batch size or step time are not given."
     data = f"data takes {gain.data_ms:.2f} ms of a {gain.step_ms:.1f} ms step ({percent(gain.data_ms / gain.step_ms)})"
     if gain.ceiling is None:
-        return f"{text}; no ceiling, as by itself {data}: most of it must run beside the step."
+        return f"{text}; no ceiling, because by itself {data}: most of it must overlap with the step."
     bound = f"In isolation its data path is {ratio(gain.isolated)} as fast, but {data}: at most {_change(gain.ceiling)}"
     if gain.ceiling_all is not None:
         bound += f", and without any data time {_change(gain.ceiling_all)}"
@@ -472,7 +472,7 @@ def clue_sentence(clue: Clue) -> str:
             f"{span} ms."
         )
         if fixed.odd:
-            parts.append("One optimizer cannot do both: its step is probably not what is declared.")
+            parts.append("One optimizer cannot do both: its step probably differs from the declared one.")
     for row in clue.as_large:
         assert clue.row.tflops is not None
         assert row.tflops is not None

@@ -61,8 +61,8 @@ def add_wait_until_quiet(parser: argparse.ArgumentParser, goes_with: str = "") -
     """Add --wait-until-quiet. ``goes_with``: start of its help text, such as the options that it needs."""
     parser.add_argument(
         "--wait-until-quiet", type=float, metavar="MINUTES",
-        help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores; after MINUTES begin "
-        "anyway",
+        help=f"{goes_with}before block 0, wait until other processes use less than 0.25 cores, at most "
+        "MINUTES",
     )  # fmt: skip
 
 
@@ -75,26 +75,26 @@ def add_limits(parser: argparse.ArgumentParser, within: str) -> None:
         "--within",
         default=within,
         metavar="SHARE",
-        help="a change of the step that counts as none (default: %(default)s)",
+        help="largest change of the step time that counts as the same (default: %(default)s)",
     )
     parser.add_argument(
         "--memory-within",
         default="5%",
         metavar="SHARE",
-        help="a change of peak memory that counts as none, or off (default: %(default)s)",
+        help="largest change of peak memory that counts as the same, or off (default: %(default)s)",
     )
     parser.add_argument(
         "--startup-within",
         default="20%",
         metavar="SHARE",
-        help="a change of startup time that counts as none, or off (default: %(default)s)",
+        help="largest change of startup time that counts as the same, or off (default: %(default)s)",
     )
 
 
 def add_undecided(parser: argparse.ArgumentParser) -> None:
     """Add --undecided-exit, the exit code if nothing could be decided."""
     parser.add_argument(
-        "--undecided-exit", default="4", metavar="N", help="exit code where nothing could be decided (default: 4)"
+        "--undecided-exit", default="4", metavar="N", help="exit code if the result is undecided (default: 4)"
     )
 
 
@@ -104,9 +104,9 @@ def add_comparing(parser: argparse.ArgumentParser) -> None:
     add_undecided(parser)
     parser.add_argument(
         "--allow", action="append", default=[], metavar="KEY",
-        help="decide although this differs (a key that a refusal names); may be repeated",
+        help="compare although this key differs (see the error message); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def name_file(given: str) -> None:
@@ -154,8 +154,8 @@ def refuse_ranks(command: str) -> None:
         number, count = os.environ.get(rank, ""), os.environ.get(world, "")
         if number.isdigit() and count.isdigit() and int(count) > 1:
             raise InputError(
-                f"{command}: {launcher} started it {count} times ({world}={count}, {rank}={number}): as many whole "
-                f"studies would run against each other. Start `harness {command} ...` "
+                f"{command}: {launcher} started it {count} times ({world}={count}, {rank}={number}): as many "
+                f"studies would disturb each other. Start `harness {command} ...` "
                 f"once, without {launcher} (or unset {world}); a distributed program of yours: "
                 "`harness exec -- torchrun ... train.py`"
             )
@@ -172,7 +172,7 @@ def add_trained_model(parser: argparse.ArgumentParser) -> None:
 
 def add_upload(parser: argparse.ArgumentParser) -> None:
     """Add --upload, the URL to which the command also copies its output folder."""
-    parser.add_argument("--upload", metavar="URL", help="copy the folder there, too (s3://BUCKET/FOLDER)")
+    parser.add_argument("--upload", metavar="URL", help="also copy the folder there (s3://BUCKET/FOLDER)")
 
 
 def add_its_tokenizer(parser: argparse.ArgumentParser) -> None:

@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "save":
             action.add_argument(
                 "--anew", action="store_true",
-                help="the code's speed has changed: judge by this study; earlier ones only say what days differ by",
+                help="compare with this study from now on; earlier ones only show day-to-day variation",
             )  # fmt: skip
         if name == "check":
             add_comparing(action)
         action.add_argument(
-            "--baselines", default=BASELINES, metavar="DIR", help="where they are kept (default: %(default)s)"
+            "--baselines", default=BASELINES, metavar="DIR", help="folder of the baselines (default: %(default)s)"
         )
 
 
@@ -64,12 +64,12 @@ def _save(arguments: argparse.Namespace, folder: Path) -> int:
         if len(series[name].blocks) < MIN_BLOCKS:
             raise InputError(
                 f"{arguments.study}: {name} has {len(series[name].blocks)} finished blocks; "
-                f"a baseline takes {MIN_BLOCKS}"
+                f"a baseline needs {MIN_BLOCKS}"
             )
         if series[name].diverged_runs:
             raise InputError(
-                f"{arguments.study}: {name}: the loss of {series[name].diverged_runs} runs diverged: no baseline; "
-                "keep one of a training that learns"
+                f"{arguments.study}: {name}: the loss of {series[name].diverged_runs} runs diverged, so it cannot be "
+                "a baseline; keep one of a training that learns"
             )
     notes = []
     for name in names:

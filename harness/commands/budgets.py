@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NO_LIMIT = "none"
 _LIMIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(usd|h|m|s)\s*", re.IGNORECASE)
 _HOURS = {"h": 1.0, "m": 1 / 60, "s": 1 / 3600}
-UNPRICED = "budget.usd: no price is known for what the arms run on; give price_usd_per_hour, or budget.hours"
+UNPRICED = "budget.usd: the price of the devices is unknown; give price_usd_per_hour, or budget.hours"
 _ALLOWED = "allowed: a time (6h, 90m, 30s), an amount (20usd), or none"
 
 
@@ -78,7 +78,7 @@ def resumed_allowance(folder: Path, text: str | None) -> Allowance | None:
     if previous is None:
         if text is not None and read_limit(text) is not None:
             raise InputError(
-                f"run --resume {shell_word(folder)} --budget: it was begun without one, so nothing was predicted for it"
+                f"run --resume {shell_word(folder)} --budget: it began without a budget, so its cost was not predicted"
             )
         return None
     limit = previous.limit if text is None else read_limit(text)
@@ -193,11 +193,11 @@ def _predicted(
             before = f"{duration(spent_s)} spent before + " if spent_s else ""
             took_s = time.monotonic() - begun_s
             raise InputError(
-                f"budget: {amounts_text(limit, limit_s)}, but measuring the first steps, which is spent too, was not "
-                f"over by then: {before}{duration(took_s)}; nothing is left for the {of}. Give it more "
-                "(harness cost predicts how much)"
+                f"budget: {amounts_text(limit, limit_s)}, but measuring the first steps used all of it "
+                f"({before}{duration(took_s)}), so nothing is left for the {of}. Give a larger budget (harness cost "
+                "predicts it)"
             ) from failed
-        raise InputError(f"budget: what it costs could not be measured: {failed}") from failed
+        raise InputError(f"budget: the cost could not be measured: {failed}") from failed
     finally:
         remove(place)
     prices = prices_of(measured, scenario_usd=scenario.price_usd_per_hour)
@@ -214,9 +214,7 @@ def _refuse_unpriced(limit: SpendingLimit | None, found: PredictedCost, option: 
     """
     if limit is not None and limit.usd is not None and found.per_hour_usd is None:
         if option is not None:
-            raise InputError(
-                f"{option}: an amount, and no price was known when it began; allowed: a time (6h), or none"
-            )
+            raise InputError(f"{option}: an amount, but the study began without a price; allowed: a time (6h), or none")
         raise InputError(UNPRICED)
 
 
@@ -256,7 +254,7 @@ def stopped_line(folder: Path, cut: str | None) -> str:
     text = "" if cost is None else f" {outcome(cost)}"
     if cut is None:
         return (
-            f"harness: stopped at the budget; the last checkpoint is saved.{text} Go on with a larger budget "
+            f"harness: stopped at the budget; the last checkpoint is saved.{text} Continue with a larger budget "
             "and --resume"
         )
     return (

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two studies and the options of a comparison."""
     parser.add_argument("baseline", metavar="STUDY_A", help=f"the baseline: {STUDY_HELP}")
-    parser.add_argument("candidate", metavar="STUDY_B", help="the candidate, found in the same way")
+    parser.add_argument("candidate", metavar="STUDY_B", help="the candidate, given in the same way")
     add_arm(parser)
     add_comparing(parser)
     parser.add_argument(
         "--baselines", default=BASELINES, metavar="DIR",
-        help="kept baselines, whose sessions say what days differ by (default: %(default)s)",
+        help="kept baselines, used to estimate day-to-day variation (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def compare(arguments: argparse.Namespace, _command: list[str]) -> int:
     names = [name for name in select(candidate, arguments.arm, arguments.candidate) if name in baseline]
     if not names:
         raise InputError(
-            f"compare: no arm is in both; {arguments.baseline}: {', '.join(baseline)}; "
+            f"compare: no common arm; {arguments.baseline}: {', '.join(baseline)}; "
             f"{arguments.candidate}: {', '.join(candidate)}"
         )
     folder = Path(arguments.baselines)
@@ -79,7 +79,7 @@ def read_series(path: Path) -> dict[str, BlockSeries]:
     folder = StudyFolder(path)
     series = series_of(folder.read_study(), list(folder.runs()))
     if not series:
-        raise InputError(f"{path}: no finished run with a measured step: nothing to compare")
+        raise InputError(f"{path}: no finished run with a measured step to compare")
     return series
 
 
@@ -121,7 +121,7 @@ def allow_lines(found: Iterable[Across]) -> Iterable[str]:
     for across in found:
         if across.refused:
             keys = " ".join(f"--allow {_quoted(difference.key)}" for difference in across.refused)
-            yield f"\nTo compare them nonetheless: {keys}"
+            yield f"\nTo compare them anyway: {keys}"
 
 
 def _quoted(key: str) -> str:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=int, metavar="N", help="optimizer steps of each arm's training (default: the scenario's steps)"
     )
     price = parser.add_mutually_exclusive_group()
-    price.add_argument("--price", type=float, metavar="USD", help="price of an hour of all devices that an arm runs on")
+    price.add_argument("--price", type=float, metavar="USD", help="price per hour of all devices of an arm")
     price.add_argument(
         "--device-profile", metavar="NAME",
         help="take the price of this profile (h100-sxm), for each device (default: price_usd_per_hour of the scenario, "
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--round-up", type=float, metavar="USD", help="round the price up to a multiple of this (0.5)")
     parser.add_argument(
-        "--study", action="store_true", help="predict harness run instead: every run of every block, with its controls"
+        "--study", action="store_true", help="predict harness run instead: all runs of all blocks, with controls"
     )
     add_overrides(parser)
-    parser.add_argument("--out", default=OUT, metavar="DIR", help="where the measured steps go (default: %(default)s)")
+    parser.add_argument("--out", default=OUT, metavar="DIR", help="folder for measured steps (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON")
-    parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
+    parser.add_argument("--force", action="store_true", help="start even if it cannot fit into the free memory")
 
 
 def cost(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -95,7 +95,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise InputError if an option has an impossible value."""
     if arguments.steps is not None:
         if arguments.study:
-            raise InputError("cost: --steps is of trainings; how far the runs of a study go is its scenario's steps")
+            raise InputError("cost: --steps is only for trainings; the runs of a study have the steps of its scenario")
         if not 0 < arguments.steps <= MAX_COSTED_STEPS:
             raise InputError(f"--steps: {arguments.steps}; allowed: 1 to {MAX_COSTED_STEPS:,}")
     for name in ("price", "round_up"):
@@ -109,7 +109,7 @@ def add_spent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="folders of harness train, run, cost and sweep, or folders above them"
     )
-    parser.add_argument("--price", type=float, metavar="USD", help="US dollars per hour, in place of recorded prices")
+    parser.add_argument("--price", type=float, metavar="USD", help="US dollars per hour, instead of recorded prices")
     parser.add_argument("--json", action="store_true", help="print the expenses as JSON")
 
 

@@ -49,7 +49,7 @@ def add_stats_arguments(parser: argparse.ArgumentParser) -> None:
         help="padding and packing at this length; may be repeated (default: powers of 2, and the scenario's own)",
     )
     parser.add_argument("--out", metavar="DIR", help="write stats.md, stats.json and the picture there")
-    parser.add_argument("--json", action="store_true", help="print JSON, a line for each corpus")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line per corpus")
 
 
 def stats(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -124,7 +124,7 @@ def formats(arguments: argparse.Namespace, _command: list[str]) -> int:
     say(f"{corpus.name}: {facts.documents:,} documents, {facts.tokens:,} tokens, vocabulary {info.vocab_size:,}")
     if new := progress.documents - progress.kept:
         read = "read" if corpus.content == "tokens" else f"tokenized with {info.engine}"
-        kept = f"{new:,} documents, behind {progress.kept:,} that an earlier process had written: "
+        kept = f"{new:,} documents, after {progress.kept:,} of an earlier process: "
         say(f"{kept if progress.kept else ''}{read} and written as flat tokens in {tokenized_s:.2f} s")
     measurements = costs(
         pretokenized.flat(), Vocabulary(info.vocab_size, info.eos_id), need.sequence_length, padding_id(info), folder,
@@ -162,7 +162,7 @@ def _costs_table(found: Sequence[FormatCost], tokens: int, sequence_length: int)
         f"{measurement.format}: not possible: {measurement.reason}" for measurement in found if measurement.reason
     ]
     cut = next((tokens - measurement.tokens for measurement in found if measurement.format == "padded"), 0)
-    lines.append(f"bytes/token: of all {tokens:,} tokens; padded rows of {sequence_length} cut {cut:,} of them off")
+    lines.append(f"bytes/token: of all {tokens:,} tokens; padded rows of {sequence_length} drop {cut:,} of them")
     return lines
 
 
@@ -245,11 +245,11 @@ def export(arguments: argparse.Namespace, _command: list[str]) -> int:
     keep(tokenizer, Path(arguments.out))
     for name in exported.files:
         say(str(Path(arguments.out) / name))
-    say(f"{exported.tokens} tokens of {exported.documents} documents; {exported.empty} without a token leave no trace")
+    say(f"{exported.tokens} tokens of {exported.documents} documents; {exported.empty} without a token are lost")
     if (line := no_separator(tokenizer)) is not None:
         print(line, file=sys.stderr)
     if arguments.format == "llmc" and len(exported.files) == 1:
-        say("all of it is shard 0, which llm.c validates with: --shard-tokens N makes smaller shards")
+        say("all tokens are in shard 0, which llm.c uses for validation; make smaller shards with --shard-tokens N")
     return 0
 
 
@@ -279,16 +279,16 @@ def read(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.data.formats.export import Vocabulary, import_tokens
 
     if (tokenizer := given_tokenizer(arguments.tokenizer)) is None:
-        raise InputError("data import: --tokenizer names the one that made the files; none can be trained on token ids")
+        raise InputError("data import: --tokenizer: cannot train one on token ids; give the one that made the files")
     out = Path(arguments.out)
     if out.exists():
-        raise InputError(f"--out {out}: there is something already; choose a new file")
+        raise InputError(f"--out {out}: already exists; choose a new file")
     vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
     imported = import_tokens(arguments.format, [Path(file) for file in arguments.files], vocabulary, out)
     ends = "" if tokenizer.eos_id is None else " with the end-of-text id that each ends in"
     say(f"{out}: {imported.documents} documents, {imported.tokens} tokens{ends}")
     if imported.cut:
-        say("the first or the last document is cut: it begins before these files, or goes on behind them")
+        say("the first or the last document is cut: it begins before or ends after these files")
     say(f"lost: {'; '.join(imported.lost)}")
     return 0
 
@@ -305,16 +305,16 @@ ACTIONS = {
         "harness.commands.data:read", "make a corpus of the files of llm.c or nanoGPT", "add_import_arguments"
     ),
     "formats": Command(
-        "harness.commands.data:formats", "print what each format takes: bytes and seconds", "add_formats_arguments"
+        "harness.commands.data:formats", "measure size, read and write time of each format", "add_formats_arguments"
     ),
     "stats": Command(
         "harness.commands.data:stats",
-        "what a corpus is made of: lengths, padding, packing, duplicates",
+        "print statistics of a corpus: lengths, padding, packing, duplicates",
         "add_stats_arguments",
     ),
     "dedup": Command("harness.commands.data_dedup:dedup", "remove near-duplicates from a corpus, here or on Spark"),
     "verify": Command(
-        "harness.commands.data:verify", "prove that all data paths yield the same batches", "add_verify_arguments"
+        "harness.commands.data:verify", "check that all data paths yield the same batches", "add_verify_arguments"
     ),
 }
 

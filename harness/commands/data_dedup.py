@@ -33,8 +33,8 @@ _STAGES = {
     "identical": "finding documents with the same shingles",
     "pairs": "pairing documents that share a band",
     "verify": "verifying pairs",
-    "decide": "deciding what is kept",
-    "write": "writing what is kept and removed",
+    "decide": "deciding which documents are kept",
+    "write": "writing kept and removed documents",
 }
 
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--unicode", choices=("nfc", "nfkc", "none"), default="nfc",
-        help="form in which texts are compared: composed letters, also ligatures and wide letters as plain ones, or as "
-        "they are (default: %(default)s)",
+        help="Unicode form for the comparison: NFC, NFKC (also plain letters for ligatures and wide letters), or "
+        "unchanged (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--case", choices=("lower", "fold", "keep"), default="lower",
@@ -73,12 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=("local", "spark"), default="local", help="program that compares (default: %(default)s)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one a core)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that sketch (default: one per core)")
     parser.add_argument(
         "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a task (default: 600)"
+        "--timeout", type=float, metavar="S", help="seconds for Spark to start, or to end a task (default: 600)"
     )
     parser.add_argument(
         "--labels",
@@ -97,7 +97,7 @@ def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
     from trainer.data.corpus.places import scheme_of
 
     if arguments.out is None:
-        raise InputError("data dedup: where to? give --out DIR")
+        raise InputError("data dedup: give --out DIR")
     if scheme_of(arguments.out) is not None:
         raise InputError(
             f"--out {arguments.out}: a URL; allowed: a folder of this machine; --upload {arguments.out} copies it there"
@@ -107,7 +107,7 @@ def dedup(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.make_labelled is not None:
         return _make(arguments)
     if arguments.corpus is None:
-        raise InputError("data dedup: which data? give --corpus, or --make-labelled N")
+        raise InputError("data dedup: give --corpus, or --make-labelled N")
     settings = _settings(arguments)
     spark = _spark(arguments)
     return _dedup(arguments, settings, spark)
@@ -120,7 +120,7 @@ def _make(arguments: argparse.Namespace) -> int:
 
     for name, value in vars(arguments).items():
         if name in _OTHERS and value != arguments.parser.get_default(name):
-            raise InputError(f"--{name.replace('_', '-')}: does not go with --make-labelled")
+            raise InputError(f"--{name.replace('_', '-')}: cannot be combined with --make-labelled")
     check_count(arguments.make_labelled)
     check_new(Path(arguments.out))
     with announced(f"making {arguments.make_labelled:,} labelled documents"):
@@ -152,7 +152,7 @@ def _settings(arguments: argparse.Namespace) -> DedupSettings:
         permutations = PERMUTATIONS if arguments.permutations is None else arguments.permutations
         banding = banding_for(arguments.threshold, permutations)
     elif arguments.permutations is not None:
-        raise InputError("--permutations: does not go with --bands and --rows, of which there are bands x rows")
+        raise InputError("--permutations: cannot be combined with --bands and --rows (there are bands x rows)")
     else:
         banding = given_banding(arguments.bands, arguments.rows)
     return DedupSettings(shingling, arguments.threshold, banding, arguments.seed)
@@ -167,7 +167,7 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
 
     for name in ("workers",) if arguments.engine == "spark" else ("master", "timeout"):
         if getattr(arguments, name) is not None:
-            raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
+            raise InputError(f"--{name}: cannot be combined with --engine {arguments.engine}")
     if arguments.workers is not None and not 1 <= arguments.workers <= 256:
         raise InputError(f"--workers {arguments.workers}: allowed: 1 to 256")
     if arguments.engine == "local":

@@ -33,8 +33,8 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
     add_tokenizer(parser)
     parser.add_argument(
         "--tokenizer-engine", metavar="NAME",
-        help="tokenizers, sentencepiece, tiktoken, gigatoken, fastokens or auto; used once it has proved that its ids "
-        "are the same (default: the tokenizer's own)",
+        help="tokenizers, sentencepiece, tiktoken, gigatoken, fastokens or auto; used if it gives the same ids "
+        "(default: the tokenizer's own)",
     )  # fmt: skip
 
 
@@ -69,12 +69,12 @@ def needs_of(arguments: argparse.Namespace, *keys: str) -> list[DataConfig]:
     if arguments.scenario is not None:
         options["--tokenizer-engine"] = arguments.tokenizer_engine
         if superfluous := [name for name, value in options.items() if value is not None]:
-            raise InputError(f"data {arguments.action}: {superfluous[0]} goes without a scenario")
+            raise InputError(f"data {arguments.action}: {superfluous[0]} cannot be combined with a scenario")
         return distinct_needs(arguments, *keys)
     if missing := [name for name, value in options.items() if value is None]:
-        raise InputError(f"data {arguments.action}: which data? give a scenario, or {' and '.join(missing)}")
+        raise InputError(f"data {arguments.action}: give a scenario, or {' and '.join(missing)}")
     if arguments.set or arguments.arm:
-        raise InputError(f"data {arguments.action}: --set and --arm are of a scenario")
+        raise InputError(f"data {arguments.action}: --set and --arm need a scenario")
     return [of_corpus(arguments)]
 
 
@@ -164,8 +164,8 @@ def distinct_needs(arguments: argparse.Namespace, *keys: str) -> list[DataConfig
         data = arm.config.data
         if data.source is not None:
             raise InputError(
-                f"arm {arm.name}: data.source: {data.source} makes its batches by itself, without a corpus, a "
-                f"tokenizer or pretokenized files: there is nothing to {arguments.action}; select other arms with --arm"
+                f"arm {arm.name}: data.source: {data.source} makes its own batches, without a corpus, a "
+                f"tokenizer or pretokenized files: nothing to {arguments.action}; select other arms with --arm"
             )
         needs.setdefault(json.dumps(data.model_dump(include=set(keys)), sort_keys=True), data)
     return list(needs.values())

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="write to DIR/<format> (default: the cache)")
     add_upload(parser)
     parser.add_argument("--sequence-length", type=int, metavar="N", help="length of padded rows, without a scenario")
-    parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one a core)")
+    parser.add_argument("--workers", type=int, metavar="N", help="threads that tokenize (default: one per core)")
     parser.add_argument(
         "--engine", choices=ENGINES, default="local", help="program that tokenizes (default: %(default)s)"
     )
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--master", metavar="URL", help="Spark's master (default: that of spark-submit or SPARK_CONF_DIR)"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="how long Spark may take to start, or to end a share (default: 600)"
+        "--timeout", type=float, metavar="S", help="seconds for Spark to start, or to end a share (default: 600)"
     )
 
 
@@ -64,13 +64,13 @@ def pretokenize(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.workers is not None and arguments.workers < 1:
         raise InputError(f"--workers {arguments.workers}: at least 1")
     if arguments.sequence_length is not None and arguments.scenario is not None:
-        raise InputError("--sequence-length: a scenario has its own; use --set data.sequence_length=N")
+        raise InputError("--sequence-length: with a scenario use --set data.sequence_length=N")
     _check_engine(arguments)
     needs = needs_of(arguments, "corpus", "tokenizer", *(("sequence_length",) if "padded" in formats else ()))
     if arguments.out is not None:
         only(needs, f"--out {arguments.out}")
     elif arguments.upload is not None:
-        raise InputError("--upload: copies what --out DIR holds; give that, too")
+        raise InputError("--upload: also needs --out DIR, which it copies")
     uploader = None
     if arguments.upload is not None:
         uploader = uploader_of(Path(arguments.out), arguments.upload)
@@ -114,7 +114,7 @@ def _check_engine(arguments: argparse.Namespace) -> None:
     options = ("workers",) if arguments.engine == "spark" else ("master", "timeout")
     for name in options:
         if getattr(arguments, name) is not None:
-            raise InputError(f"--{name}: does not go with --engine {arguments.engine}")
+            raise InputError(f"--{name}: cannot be combined with --engine {arguments.engine}")
     if arguments.engine == "spark":
         from trainer.data.spark_process import check_installed
 
@@ -165,5 +165,5 @@ def _pretokenized(
         except KeyboardInterrupt:
             if progress.documents:
                 kept = f"{progress.documents:,} of {corpus.documents:,} documents are kept"
-                print(f"harness: {kept}; the same command goes on behind them", file=sys.stderr)
+                print(f"harness: {kept}; the same command continues after them", file=sys.stderr)
             raise

@@ -26,8 +26,8 @@ INDENT = " " * (6 + NAME_COLUMNS)
 STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red"}
 DOCTOR_SCHEMA = 1
 NOTE = (
-    "Each line is ok, warn or fail, with the fix. Exits with 1 where something fails, which makes harness run "
-    "impossible here; warnings alone exit with 0."
+    "Each line is ok, warn or fail, with the fix. Exits with 1 if a check fails, so that harness run "
+    "cannot work here; warnings alone exit with 0."
 )
 
 
@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", action="store_true", help="measure this CPU's rates (5 to 20 s) and cache them")
     parser.add_argument("--threads", type=int, metavar="N", help="torch threads on the CPU (default: torch's choice)")
     parser.add_argument("--json", action="store_true", help="print the checks, and the facts behind them, as JSON")
-    parser.add_argument(
-        "--out", default=DEFAULT_OUT, metavar="DIR", help="where studies would go (default: %(default)s)"
-    )
+    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for studies (default: %(default)s)")
 
 
 def doctor(arguments: argparse.Namespace, _command: list[str]) -> int:
@@ -146,7 +144,7 @@ def conclusion(checks: Sequence[Check], scenario: bool = False) -> str:
     counts = Counter(check.status for check in checks)
     ability = "harness run works here"
     if scenario:
-        ability = "nothing here stops harness run (not looked at: what the files hold and what own code does)"
+        ability = "harness run can start here (not checked: contents of files and your own code)"
     if counts["fail"]:
         ability = "harness run cannot work here"
     return f"{ability}: {counts['ok']} ok, {counts['warn']} warn, {counts['fail']} fail"

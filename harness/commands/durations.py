@@ -53,7 +53,7 @@ def plan_line(plan: Plan | CommandPlan, source: str, out: Path) -> str:
     """
     if (duration := expected(plan, out)) is not None:
         return f"expected duration: {duration.text}"
-    text = f"expected duration: unknown, as no finished study of these arms lies in {out / plan.scenario.name}"
+    text = f"expected duration: unknown, because no finished study of these arms is in {out / plan.scenario.name}"
     return f"{text}; {how_to_measure(plan, source)}"
 
 
@@ -61,8 +61,8 @@ def how_to_measure(plan: Plan | CommandPlan, source: str) -> str:
     """Return the command that would measure how long the study takes, as text. ``source``: the scenario file."""
     if isinstance(plan, CommandPlan):
         steps = plan.scenario.warmup + plan.scenario.steps
-        first = f"each of its runs takes its start and {steps} steps; harness run {shell_word(source)} --repeats 1"
-        return f"{first} runs {len(plan.arms)} of them, and --plan then goes by that"
+        first = f"each of its runs has a start and {steps} steps; harness run {shell_word(source)} --repeats 1"
+        return f"{first} runs {len(plan.arms)} of them, and --plan then uses its times"
     return f"harness cost {shell_word(source)} --study measures a few steps of every arm"
 
 
@@ -96,12 +96,12 @@ def trial(plan: Plan, source: str, out: Path) -> Duration:
             raise KeyboardInterrupt from failed
         if failed.status == OVER:
             raise InputError(
-                f"it was not over within {MOST_TRIAL_S:.0f} s: the study takes long, or others use this machine"
+                f"the trial did not finish within {MOST_TRIAL_S:.0f} s: the study is long, or the machine is busy"
             ) from failed
         raise InputError(f"{failed}{f'; its log: {failed.log}' if failed.log else ''}") from failed
     duration = _from_trial(plan, out / TRIALS / plan.scenario.name)
     if duration is None:
-        raise InputError("the trial left no study that can be read")
+        raise InputError("the trial left no readable study")
     return duration
 
 
@@ -195,7 +195,7 @@ def _trial_basis(measured: Sequence[ArmMeasurement], path: Path) -> str:
     from harness.judge.policy import CORE_WAIT_SHARE_MAX
 
     steps, waiting = min(len(arm.steps_s) for arm in measured), max(arm.waiting_share for arm in measured)
-    slowed = f"; other processes slowed it: up to {waiting:.0%} of an arm's steps waited for a core"
+    slowed = f"; other processes slowed it: up to {waiting:.0%} of the time of an arm's steps was a wait for a core"
     return (
         f"a trial of {steps} steps of every arm, {path}; without preparing data"
         f"{slowed if waiting > CORE_WAIT_SHARE_MAX else ''}"

@@ -60,12 +60,12 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
     device = torch_device(arguments.device, "--device")
     override = given_tokenizer(arguments.tokenizer)
     if override is None and arguments.tokenizer is not None:
-        raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
+        raise InputError(f"--tokenizer {arguments.tokenizer}: cannot train one here; give the model's tokenizer")
     trained = load_trained(arguments.model, "--model")
     tokenizer = trained.tokenizer if override is None else override
     if tokenizer is None and not is_bin(arguments.multiple_choice):
         raise InputError(
-            f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer), or "
+            f"{trained.name}: it has no tokenizer; give the one that it was trained with (--tokenizer), or "
             f"questions as token ids ({OPTION} FILE.bin)"
         )
     config = MultipleChoiceConfig(path=arguments.multiple_choice, most=arguments.most, prompt=arguments.prompt)
@@ -74,7 +74,7 @@ def evaluate(arguments: argparse.Namespace, _command: list[str]) -> int:
     if largest >= trained.vocab_size:
         if is_bin(arguments.multiple_choice):
             raise InputError(
-                f"{OPTION}: {arguments.multiple_choice} is of another vocabulary: its largest token id is {largest:,}, "
+                f"{OPTION}: {arguments.multiple_choice} has another vocabulary: its largest token id is {largest:,}, "
                 f"and {trained.name} has {trained.vocab_size:,} ids (0 to {trained.vocab_size - 1:,}); give a file of "
                 "the model's vocabulary, or questions as text (jsonl)"
             )

@@ -29,7 +29,7 @@ PROFILE_STEPS, MOST_PROFILE_STEPS = 3, 100
 PROFILE_SECONDS, MOST_PROFILE_SECONDS = 5, 60
 FUNCTION = re.compile(r"([\w.]+:)?\w+(\.\w+)?")
 NOTE = """No line of the program changes: torch's DataLoader, backward pass and optimizers are timed from outside, and
-its losses stay what they are. The exit code is the program's own; 1 where it ended well but nothing could be attached.
+its losses stay what they are. The exit code is the program's own; 1 if it succeeded but nothing could be attached.
 Not seen: a Python that ignores PYTHONPATH (env -i, python -I or -E); loaders that are not torch's, except a function
 that returns the batch."""
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--profile [KIND]] [--out DIR] -- COMMAND [ARGUMENT ...]"
     )
     parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run: python train.py, torchrun ..."
+        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="command to run: python train.py, torchrun ..."
     )
     parser.add_argument(
         "--steps",
@@ -56,13 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="'COMMAND'",
-        help="is COMMAND after -- faster than this one? both run as they are, in turns, in fresh processes each block",
+        help="compare COMMAND after -- with this one; both run unchanged and alternate, in fresh processes each block",
     )
     parser.add_argument(
         "--controls",
         metavar="LIST",
         help="run the command again as its own controls: ideal-data (no step waits for data), data-only (batches), "
-        "a-a (as it is: what no change looks like), dose (each batch made 1, 2 and 4 times more), or all",
+        "a-a (unchanged, to measure the noise floor), dose (each batch made 1, 2 and 4 times more), or all",
     )
     parser.add_argument(
         "--repeats", type=int, metavar="N", help=f"blocks, with --against or --controls (default: {BLOCKS})"
@@ -70,19 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interleave",
         choices=("slices", "runs"),
-        help="with --against or --controls: alternate slices of living commands, or run one after the other (default: "
+        help="with --against or --controls: alternate slices of running commands, or run them one by one (default: "
         "slices)",
     )
     add_wait_until_quiet(parser, "with --against or --controls: ")
     parser.add_argument(
         "--fetch",
         metavar="[MODULE:]NAME",
-        help="the function that returns a batch, where none of torch's loaders does and it is not found by itself",
+        help="the function that returns a batch, if no torch loader does and it is not detected",
     )
     parser.add_argument(
         "--step-ends",
         metavar="OPTIMIZER",
-        help="class of the optimizer whose update ends a step, where several take part",
+        help="class of the optimizer whose update ends a step, if there are several",
     )
     parser.add_argument(
         "--profile",
@@ -91,19 +91,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(AUTO, TORCH, PY_SPY, BOTH, NONE),
         help="record some steps after the warm-up, which are not measured: operators by torch.profiler (torch, or "
         "--profile alone), stacks of all processes by py-spy, or both. Without it: auto, torch.profiler after the "
-        "measured steps of --steps, where a CUDA device's events leave over 5 %% of them open; none: never",
+        "measured steps of --steps, if CUDA events leave over 5 %% of the device time unknown; none: never",
     )
     parser.add_argument(
         "--profile-steps", type=int, metavar="N", help=f"steps that torch.profiler records (default: {PROFILE_STEPS})"
     )
     parser.add_argument(
-        "--profile-seconds", type=int, metavar="S", help=f"how long py-spy samples (default: {PROFILE_SECONDS})"
+        "--profile-seconds", type=int, metavar="S", help=f"seconds of sampling by py-spy (default: {PROFILE_SECONDS})"
     )
-    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
+    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for studies (default: %(default)s)")
     parser.add_argument(
         "--recorded",
         metavar="DIR",
-        help="run nothing: make the study of what was recorded there (STUDY/raw of an exec that was killed)",
+        help="run nothing: make a study from this recording (STUDY/raw of an exec that was killed)",
     )
 
 
@@ -114,9 +114,9 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     """
     program = _program(arguments.program, command)
     if arguments.recorded is not None and program:
-        raise InputError("exec: --recorded runs nothing: leave the command away")
+        raise InputError("exec: --recorded runs nothing: omit the command")
     if arguments.recorded is None and not program:
-        raise InputError("exec: what is to run? harness exec -- python train.py")
+        raise InputError("exec: give a command: harness exec -- python train.py")
     if arguments.fetch is not None and not FUNCTION.fullmatch(arguments.fetch):
         raise InputError(f"exec: --fetch {arguments.fetch!r}: allowed: get_batch, or module:get_batch")
     for option, least in (("steps", 1), ("warmup", LEAST_WARMUP)):
@@ -128,7 +128,7 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
         return _compare(arguments, program, command)
     for option in ("repeats", "interleave", "wait_until_quiet"):
         if getattr(arguments, option) is not None:
-            raise InputError(f"exec: --{option.replace('_', '-')} goes with --against or --controls")
+            raise InputError(f"exec: --{option.replace('_', '-')} needs --against or --controls")
     from harness.attach.command import run_command
     from harness.attach.study import SCENARIO
     from harness.launch.preparation import check_writable
@@ -153,7 +153,7 @@ def execute(arguments: argparse.Namespace, command: list[str]) -> int:
     try:
         status = _report(folder, raw, program, command, outcome, begun_utc)
     except OSError:  # a full disk
-        print(f"harness: what was recorded is kept; harness exec --recorded {raw} makes a study of it", file=sys.stderr)
+        print(f"harness: the recording is kept; make a study: harness exec --recorded {raw}", file=sys.stderr)
         raise
     remove(raw)
     return status
@@ -185,9 +185,9 @@ def _check_profile(arguments: argparse.Namespace) -> None:
     if arguments.profile in (None, AUTO, NONE):
         return
     if arguments.against is not None or arguments.controls is not None:
-        raise InputError("exec: --profile does not go with --against or --controls: profile each command by itself")
+        raise InputError("exec: --profile cannot be combined with --against or --controls: profile each command alone")
     if arguments.recorded is not None:
-        raise InputError("exec: --recorded runs nothing: there is nothing to --profile")
+        raise InputError("exec: --recorded runs nothing: omit --profile")
 
 
 def _compare(arguments: argparse.Namespace, program: list[str], command: list[str]) -> int:
@@ -197,7 +197,7 @@ def _compare(arguments: argparse.Namespace, program: list[str], command: list[st
     from harness.launch.quiet import load_check
 
     if arguments.recorded is not None:
-        raise InputError("exec: --recorded runs nothing: it does not go with --against or --controls")
+        raise InputError("exec: --recorded runs nothing: omit --against and --controls")
     check = load_check(arguments.wait_until_quiet, "exec")
     blocks = BLOCKS if arguments.repeats is None else arguments.repeats
     if not 1 <= blocks <= MOST_BLOCKS:
@@ -315,18 +315,18 @@ def _why(found: ExecResult, raw: Path, code: int) -> str:
     if not raw.is_dir():
         return f"nothing was recorded: the folder of the recording was removed while the command ran ({raw})"
     if found.switched_off:
-        return "no training step was seen: our recording was switched off before the first one"
+        return "no training step was recorded: the recording stopped before the first one"
     if pids := with_variable(MARK, str(raw)):
         numbers = ", ".join(map(str, pids[:PROCESSES_NAMED]))
         return (
-            f"nothing was recorded: the command ended and left processes behind ({numbers}); what they do is not "
+            f"nothing was recorded: the command ended and left processes behind ({numbers}), which are not "
             "measured; start the training in the foreground (no nohup, &, or daemon)"
         )
     if code:
         ending = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
-        return f"no training step was seen: the command {ending}"
+        return f"no training step was recorded: the command {ending}"
     if found.started:
-        return "no training step was seen: torch was imported, but no backward pass ran in a process of the command"
+        return "no training step was recorded: torch was imported, but no backward pass ran in a process of the command"
     return (
         "nothing was attached: no Python process of the command imported torch, or its environment lost PYTHONPATH "
         "(env -i, python -I)"

@@ -13,11 +13,11 @@ MEANINGS = {
     0: "done; of a check: faster or the same",
     1: "a run failed (finished runs are kept and reported), data differ, a check of `doctor` fails, the disk is full, "
     "or a `budget` was reached",
-    2: "the input is wrong: one line names file, key and what is allowed",
+    2: "the input is wrong: one line with the file, the key and the allowed values",
     REGRESSION: "something got slower",
-    4: "undecided: whether something got slower could not be decided (`--undecided-exit` sets another code)",
+    4: "undecided: the check has no result (`--undecided-exit` sets another code)",
     EXIT_INTERRUPTED: "interrupted: Ctrl-C, SIGTERM or SIGHUP; finished runs are kept",
-    141: "the reader of the output has gone, as in `| head`",
+    141: "the reader of the output closed it, as in `| head`",
 }
 OF_STUDY = {"done": 0, "failed": 1, "interrupted": EXIT_INTERRUPTED}
 

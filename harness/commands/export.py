@@ -32,10 +32,10 @@ def export_tokenizer(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     out = Path(arguments.out)
     if expanded(out).exists():
-        raise InputError(f"--out {out}: there is something already; choose a new file")
+        raise InputError(f"--out {out}: already exists; choose a new file")
     info = kept(expanded(arguments.tokenizer)) or given_tokenizer(arguments.tokenizer)
     if info is None:
-        raise InputError(f"{arguments.tokenizer}: none can be trained here; give one that was")
+        raise InputError(f"{arguments.tokenizer}: cannot train one here; give a trained one")
     written = write_tokenizer(info, out)
     unused = f"; {written.unused:,} of them have no token" if written.unused else ""
     say(
@@ -66,7 +66,7 @@ def export_model(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the GPT-2 checkpoint as an llm.c model file, and print a summary. Raises InputError if ``--out`` exists."""
     out = Path(arguments.out)
     if expanded(out).exists():
-        raise InputError(f"--out {out}: there is something already; choose a new file")
+        raise InputError(f"--out {out}: already exists; choose a new file")
     from trainer.llmc_model import not_finite, write_model
     from trainer.trained_model import load_trained
 

@@ -23,7 +23,7 @@ _DRAWN = "--temperature, --top-k or --top-p"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the text, and the choice of tokens."""
-    parser.epilog = f"The most likely token is taken where none of {_DRAWN} is given; else tokens are drawn by --seed."
+    parser.epilog = f"Without {_DRAWN} the most likely token is taken; else tokens are drawn with --seed."
     add_trained_model(parser)
     parser.add_argument(
         "--prompt", metavar="TEXT", required=True, help="the text to continue; '' begins a new document"
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=128, metavar="N", help="most tokens to generate (default: %(default)s)"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="logits are divided by it; 0: the most likely")
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K most likely tokens")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most likely tokens")
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="draw among the fewest tokens of probability P together"
+        "--top-p", type=float, metavar="P", help="draw from the smallest set of tokens with total probability P"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the draws (default: 0)")
     parser.add_argument("--no-cache", action="store_true", help="compute all positions again for each token")
@@ -58,7 +58,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
     device = torch_device(arguments.device, "--device")
     override = given_tokenizer(arguments.tokenizer)
     if override is None and arguments.tokenizer is not None:
-        raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
+        raise InputError(f"--tokenizer {arguments.tokenizer}: cannot train one here; give the model's tokenizer")
     trained = load_trained(arguments.model, "--model")
     tokenizer = _tokenizer(trained, override)
     codec = load_codec(tokenizer)
@@ -88,7 +88,7 @@ def generate(arguments: argparse.Namespace, _command: list[str]) -> int:
 _ENDINGS = {
     "end of text": "end of text",
     "max tokens": "--max-tokens",
-    "context": "the model has no position for another token",
+    "context": "the model has no more positions",
 }
 
 
@@ -111,8 +111,8 @@ def _choice(arguments: argparse.Namespace) -> TokenChoice:
         if value is not None and (temperature == 0 or not is_sampled)
     ]  # fmt: skip
     if without_effect:
-        reason = "--temperature 0" if temperature == 0 else f"none of {_DRAWN}"
-        raise InputError(f"{without_effect[0]}: nothing is drawn with {reason}: the most likely token is taken")
+        reason = "with --temperature 0" if temperature == 0 else f"without {_DRAWN}"
+        raise InputError(f"{without_effect[0]}: no effect {reason}: the most likely token is taken")
     from trainer.generate import TokenChoice
 
     default = 1.0 if is_sampled else 0.0
@@ -122,7 +122,5 @@ def _choice(arguments: argparse.Namespace) -> TokenChoice:
 def _tokenizer(trained: TrainedModel, given: TokenizerInfo | None) -> TokenizerInfo:
     tokenizer = trained.tokenizer if given is None else given
     if tokenizer is None:
-        raise InputError(
-            f"{trained.name}: no tokenizer lies beside it; give the one that it was trained with (--tokenizer)"
-        )
+        raise InputError(f"{trained.name}: it has no tokenizer; give the one that it was trained with (--tokenizer)")
     return tokenizer

@@ -43,7 +43,7 @@ def read_model(arguments: argparse.Namespace, _command: list[str]) -> int:
 
     tokenizer = given_tokenizer(arguments.tokenizer)
     if tokenizer is None and arguments.tokenizer is not None:
-        raise InputError(f"--tokenizer {arguments.tokenizer}: none can be trained here; give the one of the model")
+        raise InputError(f"--tokenizer {arguments.tokenizer}: cannot train one here; give the model's tokenizer")
     header, weights = as_folder(expanded(arguments.file), Path(arguments.out), tokenizer)
     say(f"{arguments.out}: {header.title}, {header.dtype}; the file has no optimizer's moments")
     if tokenizer is None:
@@ -93,11 +93,11 @@ def read_llmc_log(arguments: argparse.Namespace, _command: list[str]) -> int:
     if log.hellaswag:
         scored = log.hellaswag[-1]
         say(f"HellaSwag {scored.value:.4f} after {scored.updates:,} steps; {len(log.hellaswag):,} in evaluations.csv")
-    say(f"tokens are counted as {arguments.tokens_per_step:,} a step: the log does not say them (--tokens-per-step)")
+    say(f"assumed {arguments.tokens_per_step:,} tokens per step, which the log does not record (--tokens-per-step)")
     if log.other_lines:
-        say(f"{log.other_lines:,} lines of other kinds are left out")
+        say(f"{log.other_lines:,} lines of other kinds are ignored")
     if log.cut:
-        say("the last line has no end, so it may be cut, and is left out")
+        say("the last line has no end, so it may be cut, and is ignored")
     return 0
 
 
@@ -112,7 +112,7 @@ def import_log(log: LlmcLog, tokens_per_step: int, out: Path) -> None:
 
     target = expanded(out).absolute()
     if target.exists():
-        raise InputError(f"{out}: there is something already; choose a new folder (--out)")
+        raise InputError(f"{out}: already exists; choose a new folder (--out)")
 
     def build(to: Path) -> None:
         losses = LossTable(to / LOSSES, 0)
@@ -136,7 +136,9 @@ ACTIONS = {
         "add_model_arguments",
     ),
     "llmc-log": Command(
-        "harness.commands.import_:read_llmc_log", "make tables of losses of llm.c's main.log", "add_log_arguments"
+        "harness.commands.import_:read_llmc_log",
+        "make tables of the losses in a main.log of llm.c",
+        "add_log_arguments",
     ),
 }
 

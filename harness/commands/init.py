@@ -50,7 +50,7 @@ class Question:
 KIND = Question(
     "about",
     "KIND",
-    "what do you have: text, source (a dataset or loader in Python), loop (a function that trains) or command (any "
+    "what to measure: text, source (a dataset or loader in Python), loop (a function that trains) or command (any "
     "training command)?",
     TEXT,
 )
@@ -66,7 +66,7 @@ QUESTIONS = (
     ),
     Question("steps", "N", "measured steps of each block; the training must last for 5 more", "60", (LOOP, COMMAND)),
     Question(
-        "source", "MODULE:FUNCTION", "your function that gives a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)
+        "source", "MODULE:FUNCTION", "your function that returns a Dataset or DataLoader: MODULE:FUNCTION", of=(SOURCE,)
     ),
     Question(
         "corpus",
@@ -85,7 +85,7 @@ QUESTIONS = (
     Question(
         "factory",
         "MODULE:FUNCTION",
-        "your function that gives a torch module: MODULE:FUNCTION; empty for a preset",
+        "your function that returns a torch module: MODULE:FUNCTION; empty for a preset",
         of=OURS,
     ),
     Question(
@@ -96,7 +96,7 @@ QUESTIONS = (
         OURS,
         "factory",
     ),
-    Question("vocab-size", "N", "number of ids that your source gives; empty where the model says it", of=(SOURCE,)),
+    Question("vocab-size", "N", "number of ids of your source; empty if the model defines it", of=(SOURCE,)),
     Question("device", "DEVICE", "device: auto, cpu or cuda", "auto", OURS),
     Question("sequence-length", "N", "sequence length", "128", OURS),
     Question("batch-size", "N", "batch size", "4", OURS),
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-trial",
         action="store_true",
-        help="do not run a few steps of every arm (about 20 seconds), which say how long the study will take",
+        help="do not run a few steps of every arm (about 20 seconds) to estimate the duration of the study",
     )
 
 
@@ -138,7 +138,7 @@ def init(arguments: argparse.Namespace, _command: list[str]) -> int:
     answers = _answers(subject, options)
     for name, answer in answers.items():
         if not answer.isprintable() or any("\ud800" <= letter <= "\udfff" for letter in answer):
-            raise InputError(f"init: {path}: --{name} {answer!r}: not text that a file can hold")
+            raise InputError(f"init: {path}: --{name} {answer!r}: not valid text for a file")
         if name in ("corpus", "parquet") and answer and "://" not in answer and not _matches(answer):
             raise InputError(f"init: --{name} {answer}: no such file; allowed: a file, a folder, a glob or a URL")
     _check(path, scenario_text(subject, answers, REPEATS))
@@ -167,7 +167,7 @@ def _say_duration(path: Path, about: str, answers: Mapping[str, str], *, measure
     unknown = "no study of these arms has run here"
     duration = expected(plan, out)
     if duration is None and measures and not isinstance(plan, CommandPlan):
-        print("trial: a few steps of every arm, to estimate the duration (--no-trial leaves it out)", file=sys.stderr)
+        print("trial: a few steps of every arm, to estimate the duration (skip it with --no-trial)", file=sys.stderr)
         try:
             duration = trial(plan, source, out)
         except InputError as error:
@@ -197,7 +197,7 @@ def _about(given: Mapping[str, str]) -> str:
     """
     kinds = [kind for kind in ABOUT if kind in given]
     if len(kinds) > 1:
-        raise InputError(f"init: --{kinds[0]} and --{kinds[1]}: a scenario is about one of them; leave the other away")
+        raise InputError(f"init: --{kinds[0]} and --{kinds[1]}: a scenario is about one of them; omit the other")
     if kinds:
         return kinds[0]
     if any(question.of == (TEXT,) and question.name in given for question in QUESTIONS):
@@ -224,7 +224,7 @@ def _answers(about: str, given: Mapping[str, str]) -> dict[str, str]:
             scenarios = " or ".join("text" if kind == TEXT else f"--{kind}" for kind in question.of)
             raise InputError(f"init: --{question.name} goes with {scenarios}; this scenario is about {about}")
     if about != TEXT and not answers[about].strip():
-        raise InputError(f"init: --{about}: it is what the scenario is about; give it")
+        raise InputError(f"init: --{about}: the scenario needs it; give it")
     return answers
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--x", choices=["steps", "tokens"], default="steps", help="the axis (default: %(default)s)")
     parser.add_argument(
         "--measure", choices=["acc", "acc_norm", "acc_tokens"],
-        help="share to draw of multiple choice (default: acc_norm, or acc_tokens where an llm.c log is among the runs)",
+        help="multiple-choice share to draw (default: acc_norm, or acc_tokens if an llm.c log is among the runs)",
     )  # fmt: skip
     parser.add_argument(
         "--tokens-per-step",
@@ -64,7 +64,7 @@ def plot(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.x == "tokens":
         _check_tokens(runs)
     if len(runs) > MOST_RUNS:
-        print(f"{len(runs)} runs: the first {MOST_RUNS} are drawn, as more cannot be told apart", file=sys.stderr)
+        print(f"{len(runs)} runs: only the first {MOST_RUNS} are drawn, to keep them distinct", file=sys.stderr)
     for run in runs[:MOST_RUNS]:
         for line in notes(run, arguments.only):
             print(visible(f"{run.name}: {line}"), file=sys.stderr)
@@ -99,11 +99,9 @@ def _draw_choices(arguments: argparse.Namespace, runs: list[PlottedRun], out: Pa
         measured = [run for run in scored if any(getattr(choice, measure) is not None for choice in run.choices)]
         for run in scored:
             if run not in measured:
-                print(
-                    visible(f"{run.name}: its {measure} is not known, so it is left out of {CHOICES}"), file=sys.stderr
-                )
+                print(visible(f"{run.name}: its {measure} is unknown, so it is not in {CHOICES}"), file=sys.stderr)
         if not measured and not has_losses:
-            raise InputError(f"--measure {measure}: nothing is drawn, as it is not known of any of the runs")
+            raise InputError(f"--measure {measure}: not drawn, because it is unknown for all runs")
         if measured:
             pictures = (choices_figure(measured, measure, arguments.x, sheet) for sheet in (WIDE, NARROW))
             write_picture(out / CHOICES, drawn(next(pictures), narrow=next(pictures)))
@@ -144,6 +142,6 @@ def _check_tokens(runs: list[PlottedRun]) -> None:
     for run in runs:
         if run.tokens is None or not run.tokens.shape[1]:
             raise InputError(
-                f"--x tokens: {run.name} does not say how many tokens its steps had; give --tokens-per-step for a log "
+                f"--x tokens: {run.name} does not record the tokens of its steps; give --tokens-per-step for a log "
                 "of llm.c (524288 in its GPT-2 124M), or --x steps"
             )

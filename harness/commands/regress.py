@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 GUARD = "scenarios/guard.yaml"  # covers the recorder and the loader's hot path
 NOTE = (
-    "Exits with 3 where something got slower (or takes more memory, or longer to start), with 4 where that could not "
-    "be decided (a short budget, sides that cannot be compared), with 1 where a run failed, else with 0. What was "
-    "measured is written before."
+    "Exits with 3 if something got slower (or takes more memory, or longer to start), with 4 if that could not "
+    "be decided (a short budget, sides that cannot be compared), with 1 if a run failed, else with 0. The results "
+    "are written first."
 )
 
 
@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "harness regress --base REV|PATH [OPTION ...] [SCENARIO | -- COMMAND [ARGUMENT ...]]"
     parser.add_argument(
         "scenario", nargs="*", metavar="SCENARIO | -- COMMAND",
-        help=f"what is measured: a scenario file, or a training command (in the harness's own repository: {GUARD})",
+        help=f"scenario file or training command to measure (in the harness's own repository: {GUARD})",
     )  # fmt: skip
-    parser.add_argument("--base", metavar="REV|PATH", help="what it is compared with (required)")
-    parser.add_argument("--head", default=".", metavar="REV|PATH", help="what is judged (default: this folder)")
+    parser.add_argument("--base", metavar="REV|PATH", help="state to compare with (required)")
+    parser.add_argument("--head", default=".", metavar="REV|PATH", help="state to check (default: this folder)")
     add_overrides(parser)
-    parser.add_argument("--control", metavar="NAME", help="each arm under this control: data-only or ideal-data")
+    parser.add_argument("--control", metavar="NAME", help="run each arm under this control: data-only or ideal-data")
     parser.add_argument(
         "--steps", type=int, metavar="N", help=f"end a block of a command after N measured steps (default: {STEPS})"
     )
@@ -55,13 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         default="10m",
         metavar="TIME",
-        help="add blocks until this time is spent; one that runs then is left out (default: %(default)s)",
+        help="add blocks until this time is spent; an unfinished block is dropped (default: %(default)s)",
     )
     add_limits(parser, within="1%")
     add_undecided(parser)
-    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where the study goes (default: %(default)s)")
-    parser.add_argument("--markdown", metavar="FILE", help="also write the page for a comment here")
-    parser.add_argument("--junit", metavar="FILE", help="also write JUnit XML here")
+    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for the study (default: %(default)s)")
+    parser.add_argument("--markdown", metavar="FILE", help="also write the page for a comment to this file")
+    parser.add_argument("--junit", metavar="FILE", help="also write JUnit XML to this file")
 
 
 def regress(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -137,11 +137,11 @@ def _measured(arguments: argparse.Namespace, command: list[str]) -> tuple[str, l
         scenarios = [GUARD]
     if not program and len(scenarios) != 1:
         raise InputError(
-            "regress: what is to be measured? Give a command: harness regress --base main -- python train.py; or one "
+            "regress: give a command: harness regress --base main -- python train.py; or one "
             "SCENARIO: harness init speed.yaml --command 'python train.py', then harness regress speed.yaml --base main"
         )
     if arguments.base is None:
-        raise InputError("the following arguments are required: --base REV|PATH (what is compared with, such as main)")
+        raise InputError("the following arguments are required: --base REV|PATH (state to compare with, such as main)")
     if scenarios and arguments.steps is not None:
         raise InputError("regress: --steps goes with a command; a SCENARIO takes --set steps=N")
     return "".join(scenarios), program

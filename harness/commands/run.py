@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from harness.scenario.commands import CommandScenario
     from harness.scenario.plan import Plan
 
-_QUIET_ELSEWHERE = "run --wait-until-quiet: does not go with launch.slurm, whose jobs run on other machines"
+_QUIET_ELSEWHERE = "run --wait-until-quiet: cannot be combined with launch.slurm, whose jobs run on other machines"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,27 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help=SCENARIO_HELP)
     parser.add_argument("--plan", action="store_true", help="print every run in order, and run nothing")
-    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="where studies go (default: %(default)s)")
-    parser.add_argument("--resume", metavar="STUDY", help="run what the study in this folder still lacks")
+    parser.add_argument("--out", default=DEFAULT_OUT, metavar="DIR", help="folder for studies (default: %(default)s)")
+    parser.add_argument("--resume", metavar="STUDY", help="complete the study in this folder")
     add_overrides(parser)
-    parser.add_argument("--repeats", type=int, metavar="N", help="blocks, each with every arm once")
+    parser.add_argument("--repeats", type=int, metavar="N", help="number of blocks; each runs every arm once")
     parser.add_argument(
-        "--interleave", choices=("auto", "slices", "runs"), help="interleave repetitions, or one run after the other"
+        "--interleave", choices=("auto", "slices", "runs"), help="alternate repetitions, or run one after the other"
     )
     parser.add_argument(
         "--json", action="store_true", help="print summary.json instead of the first screen; with --plan: the plan"
     )
-    parser.add_argument("--here", action="store_true", help="run on this machine what launch.slurm would run in jobs")
+    parser.add_argument("--here", action="store_true", help="run on this machine instead of jobs of launch.slurm")
     parser.add_argument("--dry-run", action="store_true", help="print the batch script of launch.slurm; submit nothing")
     parser.add_argument(
-        "--no-wait", action="store_true", help="submit the jobs of launch.slurm and leave; --resume STUDY gathers"
+        "--no-wait", action="store_true", help="submit the jobs of launch.slurm and exit; gather with --resume STUDY"
     )
     parser.add_argument(
         "--budget", metavar="LIMIT",
-        help="what it may spend: 6h, 90m, 20usd, or none; instead of the budget of the scenario or (--resume) study",
+        help="limit: 6h, 90m, 20usd, or none; replaces the budget of the scenario or (--resume) study",
     )  # fmt: skip
     add_wait_until_quiet(parser)
-    parser.add_argument("--force", action="store_true", help="start it also where it cannot fit into the free memory")
+    parser.add_argument("--force", action="store_true", help="start even if it cannot fit into the free memory")
 
 
 def run(arguments: argparse.Namespace, command: list[str]) -> int:
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, command: list[str]) -> int:
         _check_resume(arguments)
         return _finish(_resume(arguments, command), arguments.json)
     if arguments.scenario is None:
-        raise InputError("run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY")
+        raise InputError("run: give a scenario file (scenarios/*.yaml), or --resume STUDY")
     from harness.scenario.commands import CommandScenario, open_scenario
     from harness.scenario.plan import make_plan
 
@@ -124,7 +124,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
         return None
     in_jobs = slurm_of({arm.name: arm.config for arm in plan.arms}) is not None and not arguments.here
     if arguments.no_wait and not in_jobs:
-        raise InputError("run --no-wait: goes with launch.slurm, whose jobs run without this process")
+        raise InputError("run --no-wait: needs launch.slurm, whose jobs run without this process")
     if in_jobs and arguments.wait_until_quiet is not None:
         raise InputError(_QUIET_ELSEWHERE)
     from harness.commands.budgets import limit_asked, study_allowance
@@ -132,8 +132,7 @@ def _start(plan: Plan, arguments: argparse.Namespace, command: list[str]) -> Out
     limit = limit_asked(arguments.budget, plan.scenario)
     if limit is not None and in_jobs:
         raise InputError(
-            "run: budget: goes with a study that runs where it is started; jobs of launch.slurm end after "
-            "launch.slurm.time"
+            "run: budget: only for a study on this machine; jobs of launch.slurm end after launch.slurm.time"
         )
     warn_of_missing(plan.scenario.track)
     if in_jobs:
@@ -162,7 +161,7 @@ def _resume(arguments: argparse.Namespace, command: list[str]) -> Outcome:
             return resume_in_jobs(path, command, force=arguments.force, wait=not arguments.no_wait)
         refuse_jobs_in_queue(path)
     elif arguments.no_wait:
-        raise InputError("run --no-wait: goes with a study of launch.slurm, whose jobs run without this process")
+        raise InputError("run --no-wait: needs a study of launch.slurm, whose jobs run without this process")
     from harness.commands.budgets import resumed_allowance
 
     allowance = resumed_allowance(path, arguments.budget)
@@ -179,7 +178,7 @@ def _run_commands(scenario: CommandScenario, arguments: argparse.Namespace, comm
 
     for option in ("arm", "json", "force", "here", "dry_run", "no_wait", "budget"):
         if getattr(arguments, option):
-            raise InputError(f"run: --{option.replace('_', '-')} does not go with a scenario of commands")
+            raise InputError(f"run: --{option.replace('_', '-')} cannot be combined with a scenario of commands")
     check = load_check(arguments.wait_until_quiet, "run")
     plan = plan_commands(scenario)
     if arguments.plan:
@@ -206,7 +205,7 @@ def _check_resume(arguments: argparse.Namespace) -> None:
     }
     for name, value in options.items():
         if value:
-            raise InputError(f"run --resume: {name} does not go with it: a study is completed as it was planned")
+            raise InputError(f"run --resume: {name} cannot be combined with it: a resumed study keeps its plan")
 
 
 def _finish(outcome: Outcome, as_json: bool) -> int:

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan", "--dry-run", action="store_true", dest="plan", help="print the trials (and brackets), and run nothing"
     )
     parser.add_argument(
-        "--cost", action="store_true", help="train a few steps of each size of trial, print the hours and money of all"
+        "--cost", action="store_true", help="train a few steps of each trial size, and print the hours and cost of all"
     )
-    parser.add_argument("--out", default=OUT, metavar="DIR", help="where sweeps go (default: %(default)s)")
-    parser.add_argument("--resume", metavar="DIR", help="run what the sweep in this folder still lacks")
+    parser.add_argument("--out", default=OUT, metavar="DIR", help="folder for sweeps (default: %(default)s)")
+    parser.add_argument("--resume", metavar="DIR", help="complete the sweep in this folder")
     add_upload(parser)
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
@@ -49,7 +49,7 @@ def sweep(arguments: argparse.Namespace, command: list[str]) -> int:
     if arguments.resume is not None:
         return _resumed(arguments, command)
     if arguments.sweep is None:
-        raise InputError("sweep: which one? give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR")
+        raise InputError("sweep: give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR")
     from harness.sweep.load import load_sweep
 
     loaded = load_sweep(arguments.sweep, arguments.set)
@@ -129,7 +129,7 @@ def _resumed(arguments: argparse.Namespace, command: list[str]) -> int:
     }
     for name, value in options.items():
         if value:
-            raise InputError(f"sweep --resume: {name} does not go with it: a sweep goes on as it was begun")
+            raise InputError(f"sweep --resume: {name} cannot be combined with it: a resumed sweep keeps its settings")
     from harness.sweep.begin import resume_sweep
     from harness.sweep.load import settings_with
     from harness.sweep.store import SweepFolder
@@ -150,9 +150,9 @@ def _finish(ended: SweepEnded, copy: _SweepCopy) -> int:
         say(line)
     say(f"summary: {folder.summary_md}")
     if ended.status == "interrupted":
-        print(f"interrupted; go on with: harness sweep --resume {shell_word(folder.path)}", file=sys.stderr)
+        print(f"interrupted; continue with: harness sweep --resume {shell_word(folder.path)}", file=sys.stderr)
     elif ended.error is not None:
-        print(f"harness: {ended.error}; go on with: harness sweep --resume {shell_word(folder.path)}", file=sys.stderr)
+        print(f"harness: {ended.error}; resume it: harness sweep --resume {shell_word(folder.path)}", file=sys.stderr)
     if copy.uploader is not None and not finish_upload(folder.path, copy.uploader):
         return EXITS[ended.status] or EXITS["failed"]
     return EXITS[ended.status]

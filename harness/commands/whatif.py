@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the study, the arm and the edits."""
     add_study(parser)
-    parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed where the study has several)")
+    parser.add_argument("--arm", metavar="NAME", help="the arm to replay (needed if the study has several)")
     parser.add_argument(
         "--set",
         action="append",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read, tokenize, pack, transfer: 0, 0.5x or 3ms; device=2x; workers, prefetch, ranks, batch_size, "
         "cores=N; sync=off; may be repeated",
     )
-    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="predict each value, and draw them as a picture")
+    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="predict each value, and draw a picture")
     parser.add_argument("--out", metavar="DIR", help="folder for the picture of --sweep (default: the current one)")
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON")
 
@@ -54,7 +54,7 @@ def whatif(arguments: argparse.Namespace, _command: list[str]) -> int:
     if not edits and swept is None:
         raise InputError("whatif: nothing to change; give --set KEY=VALUE (tokenize=0, device=2x, ...) or --sweep")
     if arguments.out is not None and swept is None:
-        raise InputError("whatif: --out goes with --sweep, which draws a picture")
+        raise InputError("whatif: --out needs --sweep, which draws a picture")
     out = expanded(arguments.out or "")
     if swept is not None:
         check_writable(out)
@@ -104,7 +104,7 @@ def _arm(wanted: str | None, runs: Sequence[RunData]) -> str:
     if wanted is None:
         if len(plain) == 1:
             return plain[0]
-        raise InputError(f"whatif: which arm? give --arm NAME; arms: {', '.join(plain) or 'none has run'}")
+        raise InputError(f"whatif: give --arm NAME; arms: {', '.join(plain) or 'none has run'}")
     if wanted not in names:
         listed = ", ".join(names) or "none has run"
         raise InputError(f"--arm {wanted}: no such arm{did_you_mean(wanted, names) or ';'} arms: {listed}")

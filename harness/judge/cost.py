@@ -452,7 +452,7 @@ class PredictedCost:
     def __post_init__(self) -> None:
         same_length = len(self.measured) == len(self.work) == len(self.prices)
         if not same_length or not all(arm.plain_s for arm in self.measured):
-            raise ValueError("its arms do not belong together")
+            raise ValueError("measured, work and prices must list the same arms, each with a settled step")
 
     @property
     def arms(self) -> tuple[ArmCost, ...]:

@@ -45,7 +45,7 @@ def called_apart(call: Callable[[], Result], what: str, limit_s: float) -> Resul
         process.join(KILLED_S)
         if process.exitcode == _INTERRUPTED:
             raise KeyboardInterrupt
-        raise InputError(f"{what} ended with status {process.exitcode} and no word")
+        raise InputError(f"{what} ended with status {process.exitcode} without a message")
     finally:
         if process.is_alive():
             process.join(1)
@@ -68,5 +68,5 @@ def _answer(call: Callable[[], object], channel: Connection, parent: int) -> Non
     try:
         answer = pickle.dumps((result, raised))
     except (pickle.PicklingError, TypeError, AttributeError) as error:  # Each class has another error for this.
-        answer = pickle.dumps((None, RuntimeError(f"{raised or 'what it gave'} cannot be sent: {error}")))
+        answer = pickle.dumps((None, RuntimeError(f"{raised or 'its result'} cannot be sent: {error}")))
     channel.send_bytes(answer)

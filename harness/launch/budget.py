@@ -136,7 +136,7 @@ class Allowance(Deadline):
         try:
             write_json(self._path, cost_json(self.now))
         except OSError as error:
-            print(f"warning: {self._path}: what was spent is not written: {in_words(error)}", file=sys.stderr)
+            print(f"warning: {self._path}: the spending could not be written: {in_words(error)}", file=sys.stderr)
 
 
 def cost_json(predicted: PredictedCost) -> dict[str, object]:

@@ -99,7 +99,7 @@ def main(descriptor: int, parent: int) -> int:
             run.write(ending)
         except Exception as error:  # For example a full disk. The parent must be informed.
             traceback.print_exc()
-            ending = RunEnding("failed", f"what was measured could not be written: {in_words(error)}")
+            ending = RunEnding("failed", f"the measurements could not be written: {in_words(error)}")
             folder.write_run(run.record_of(ending))
     else:
         folder.write_run(ending.of(record))

@@ -38,13 +38,13 @@ class WorkerChoice:
     @property
     def text(self) -> str:
         if self.trial is None:
-            return "0, as data.tokenize starts processes of its own"
+            return "0, because data.tokenize starts its own processes"
         trial, cores = self.trial, self.trial.cores
         predicted = {workers: trial.predicted_ms(workers) for workers in sorted({0, 1, self.workers, cores})}
         return (
             f"{self.workers}: a batch takes {trial.stage_ms:.3g} ms to make on average, {trial.ready_ms:.3g} ms to "
-            f"receive from a worker, whose own share is {trial.cycle_ms:.3g} ms, and {trial.step_ms:.3g} ms to train "
-            f"on with {trial.threads} of {cores} cores; so a step would take, for each of its batches, "
+            f"receive from a worker ({trial.cycle_ms:.3g} ms of the worker), and {trial.step_ms:.3g} ms to train on "
+            f"with {trial.threads} of {cores} cores. Predicted time of a step, per batch: "
             + ", ".join(f"{ms:.3g} ms with {workers}" for workers, ms in predicted.items())
         )
 
@@ -130,8 +130,6 @@ def _tried(config: TrainerConfig, start_s: float) -> WorkerTrial:
         if "error" not in fields:
             return WorkerTrial(**fields)
     except (ValueError, TypeError) as error:
-        last = (
-            one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])) or "it said nothing"
-        )
+        last = one_line(" / ".join(errors.decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])) or "no output"
         raise InputError(f"{KEY}: its trial ended with exit code {process.returncode}: {last}") from error
     raise InputError(str(fields["error"]))

@@ -141,7 +141,7 @@ def find_code(where: str, repository: Path) -> Code:
         commit = _commit(where, repository)
         if not holds_code(where, repository):  # Check before git registers a worktree in an unrelated repository.
             raise InputError(
-                f"{where}: its commit {commit[:12]} holds no harness/launch/ and trainer/: {NOT_THIS_PROJECT}"
+                f"{where}: its commit {commit[:12]} has no harness/launch/ or no trainer/: {NOT_THIS_PROJECT}"
             )
         with _alone(cache_root() / "code"):
             folder, label = _worktree(commit, repository), commit[:12]
@@ -203,11 +203,11 @@ def fit_config(code: Code, config: JsonObject, defaults: JsonObject, errors: lis
         location = [part for part in path if not str(part).startswith("[")]  # drops the names of union members
         dotted = ".".join(map(str, location))
         if kind != "extra_forbidden":
-            raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); choose one that both allow")
+            raise InputError(f"{code.label}: refuses {dotted} of this scenario ({message}); use what both allow")
         asked = _value(config, location)
         if asked is not None and asked not in (_value(defaults, location), BEFORE.get(dotted)):
             raise InputError(
-                f"{code.label}: does not know {dotted}, which this scenario sets; choose one that both know"
+                f"{code.label}: has no key {dotted}, which this scenario sets; remove it, or choose states that have it"
             )
         (_value(fitted, location[:-1]) or {}).pop(location[-1], None)
     return fitted
@@ -240,7 +240,7 @@ def _worktree(commit: str, repository: Path) -> Path:
             return folder
         link = (folder / ".git").read_text().removeprefix("gitdir:").strip() if (folder / ".git").is_file() else ""
         if checkout is not None or Path(link).is_dir():
-            raise InputError(f"{folder}: is no longer what was checked out there; delete it")
+            raise InputError(f"{folder}: differs from its checkout; delete it")
         shutil.rmtree(folder)  # The repository of this worktree is gone.
     try:
         git(repository, "worktree", "prune")  # The folder was deleted.
@@ -282,7 +282,7 @@ def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python
-    print(f"{folder.name}: asks for other packages: making an environment in {home} (once)", file=sys.stderr)
+    print(f"{folder.name}: requires other packages: creating an environment in {home} (once)", file=sys.stderr)
     # Like in the Makefile, an NVIDIA machine keeps its installed packages, including torch.
     nvidia, constraints = has_nvidia_driver(), folder / CONSTRAINTS
     pins = ["-c", str(constraints)] if constraints.is_file() and not nvidia else []

@@ -85,7 +85,7 @@ def measure(
     for arm in arms:
         if arm.config.launch is not None and arm.config.launch.slurm is not None:
             raise InputError(
-                "cost: launch.slurm: steps are measured where the command is started; call it within a job, and give "
+                "cost: launch.slurm: steps are measured where they are started; call it within a job, and give "
                 "--set launch.slurm=null"
             )
     short = tuple(replace(arm, config=short_config(arm.config, trains=of == "training")) for arm in arms)
@@ -106,7 +106,7 @@ def measure(
     until = None if limit_s is None else Deadline(time.monotonic_ns() + round(limit_s * 1e9))
     outcome = run_study(small, out, command, source, options=StudyOptions(force, until, extra_warmup=False))
     if outcome.cut is not None:
-        raise MeasurementFailed(f"its first steps were not over within that time: {outcome.cut}", OVER)
+        raise MeasurementFailed(f"its first steps did not finish within that time: {outcome.cut}", OVER)
     folder = StudyFolder(outcome.folder)
     by_arm = {run.record.arm: run for run in folder.runs()}
     for name in names:
@@ -132,8 +132,8 @@ def _check_intervals(config: TrainerConfig) -> None:
     for key, section in (("evaluation", config.evaluation), ("checkpoint", config.checkpoint)):
         if section is not None and section.every_epochs is not None:
             raise InputError(
-                f"{key}.every_epochs: how many steps they take is not known before; allowed with a budget or an "
-                f"estimate: {key}.every_steps"
+                f"{key}.every_epochs: the steps of an epoch are unknown before the training; with a budget or an "
+                f"estimate use {key}.every_steps"
             )
 
 
@@ -324,7 +324,7 @@ def steps_of(goal: Goal, config: TrainerConfig) -> int:
         return goal.steps
     if goal.tokens is None:
         raise InputError(
-            "--epochs: how many steps they take is not known before; allowed with a budget: --steps, --tokens"
+            "--epochs: the steps of an epoch are unknown before the training; with a budget use --steps or --tokens"
         )
     batch = config.data.batch_size * config.data.sequence_length * config.optimizer.accumulation * config.ranks
     return -(-goal.tokens // batch)
@@ -342,6 +342,6 @@ def works_of(plan: Plan, of: Undertaking, steps: int | None = None) -> tuple[Arm
         if arm.config.resume is not None and (steps or arm.config.steps) <= arm.config.first_step:
             raise InputError(
                 f"arm {arm.name}: resume.step: {arm.config.first_step:,}, and its training ends after "
-                f"{steps or arm.config.steps:,} steps; allowed: more steps in all (--steps), those before it included"
+                f"{steps or arm.config.steps:,} steps; give more steps (--steps counts those before it, too)"
             )
     return tuple(work_of_training(arm.config, steps or arm.config.steps) for arm in arms_of(plan, of))

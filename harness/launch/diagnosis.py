@@ -30,7 +30,7 @@ WORKER_NAME, PIN_NAME = "pt_data_worker", "pt_data_pin"  # name of the processes
 LITTLE_MEMORY_BYTES = 64 * 2**20  # With less free memory, the kernel is about to kill a process.
 LITTLE_SHARED = 0.05  # share of /dev/shm
 _LOG_BYTES = 20_000  # bytes read from the end of a run's log
-_STOPPED = "somebody sent it SIGSTOP", "find out who does that (a batch system, a debugger, Ctrl-Z), and run it again"
+_STOPPED = "it received SIGSTOP", "find the sender (a batch system, a debugger, Ctrl-Z), and run it again"
 _SENT = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -102,9 +102,9 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
         return Finding(_described(crowded, roles), cause, MORE_OPEN_FILES)
     alive = len(living) - 1  # Processes of any name count: a spawned worker changes its name only after its start.
     if alive < seen.workers:
-        cause = f"lost workers: {alive} of {seen.workers} loader workers live"
+        cause = f"lost workers: {alive} of {seen.workers} loader workers are alive"
         if seen.killed_for_memory:
-            cause += f", and {seen.killed_for_memory} processes of this control group were killed for lack of memory"
+            cause += f", and {seen.killed_for_memory} processes of this control group were killed (out of memory)"
         return Finding(_described(main, roles), cause, f"{MORE_MEMORY}; the run's log.txt may say more")
     if seen.free_memory_bytes is not None and seen.free_memory_bytes < LITTLE_MEMORY_BYTES:
         cause = f"out of memory: {size(seen.free_memory_bytes)} is free"
@@ -123,11 +123,11 @@ def explain_end(code: int) -> str:
     ``code``: its exit code, negative for a signal.
     """
     if code == -signal.SIGKILL:
-        cause, fix = "the kernel killed it for lack of memory, if nobody else did", MORE_MEMORY
+        cause, fix = "the kernel killed it (out of memory), or another process did", MORE_MEMORY
     elif -code in _SENT:
-        cause, fix = "somebody sent it that signal", "find out who does that (a batch system, a script)"
+        cause, fix = "another process sent it that signal", "find the sender (a batch system, a script)"
     elif code < 0:
-        cause, fix = "a fault in native code that its batches are made with", "the run's log.txt may say more"
+        cause, fix = "a fault in native code that makes its batches", "the run's log.txt may say more"
     else:
         cause = "the code that makes its batches ended it (sys.exit, os._exit, KeyboardInterrupt)"
         fix = "let it raise another error; the run's log.txt may say more"
@@ -241,14 +241,14 @@ def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
 
     ``longer``: configuration key that allows more time.
     """
-    advice = f"raise {longer} where it is only slow"
+    advice = f"raise {longer} if it is only slow"
     if process.state == "D":
-        return "a disk, a file server or a driver does not answer", f"check that it does (dmesg, mount); {advice}"
+        return "a disk, a file server or a driver does not answer", f"check it (dmesg, mount); {advice}"
     if process.state == "R":
         return "a step takes longer than this, or never ends", f"py-spy dump --pid shows where it is; {advice}"
     if process.place is not None and " of " in process.place:
-        return f"nothing comes from {process.place.partition(' of ')[2]}", f"check it; {advice}"
-    return "it waits for something that does not come", f"py-spy dump --pid shows for what; {advice}"
+        return f"no data from {process.place.partition(' of ')[2]}", f"check it; {advice}"
+    return "it waits for an event that does not happen", f"py-spy dump --pid shows where; {advice}"
 
 
 def _end_of(log: Path, start: int) -> str:

@@ -124,8 +124,8 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
         return
     if (engine := data.get("engine", prepared.tokenizer.engine)) != prepared.tokenizer.engine:
         raise InputError(
-            f"the tokenizer's engine is no longer what the study was begun with ({engine}, now "
-            f"{prepared.tokenizer.engine}): one study must not mix the two; name one in data.tokenizer.engine"
+            f"the tokenizer's engine changed since the study began ({engine}, now "
+            f"{prepared.tokenizer.engine}), and a study must not mix two; set data.tokenizer.engine"
         )
     corpus = "code of data.source" if config.data.source is not None else "corpus"
     for part, name, present, begun in (
@@ -135,8 +135,8 @@ def check_unchanged(config: TrainerConfig, prepared: Prepared, model: str | None
     ):
         if present != begun:
             raise InputError(
-                f"the {part} {name} is no longer what the study was begun with (fingerprint {begun}, now {present}): "
-                "one study must not mix the two; leave it alone while a study runs, and start a new one"
+                f"the {part} {name} changed since the study began (fingerprint {begun}, now {present}), and a study "
+                "must not mix the two; do not change it while a study runs, and start a new study"
             )
 
 

@@ -130,7 +130,7 @@ def check_memory_need(
     name = PLACES[where]
     if not most:
         if where == "memory":
-            yield ok(name, "not compared: it is not known here how much memory is free")
+            yield ok(name, "not compared: the free memory is unknown here")
         return
     worst = max(most, key=lambda use: use.takes.high_bytes)
     refused = next((use for use in most if use.is_refused), None)
@@ -140,9 +140,9 @@ def check_memory_need(
     elif not worst.takes.high_bytes:  # of the card
         return
     elif unknown is not None:
-        yield ok(name, f"not known: the tokenizer, which harness run loads first, sizes the model of arm {unknown}")
+        yield ok(name, f"unknown: the size of the model of arm {unknown} depends on the tokenizer")
     elif own := next((need.arm for use in most for need in use.group if need.own_model), None):
-        yield ok(name, f"not known: nobody knows how large the model of arm {own} is before it is built")
+        yield ok(name, f"unknown: the size of the model of arm {own} is known only after it is built")
     elif refused is not None:
         finding = f"{refused.refusal}; less if the tokenizer learns fewer tokens than data.tokenizer.train asks for"
         yield warn(name, finding, f"{refused.advice}{FORCIBLE}")
@@ -175,7 +175,7 @@ def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
     else:
         keys = "data.workers" if ranks == 1 else "launch.torchrun.nproc" + " x data.workers" * bool(workers)
         fix = f"{keys}: at most {documents}, or a larger data.corpus.documents"
-        yield fail("documents", f"{finding}: each {'worker' if workers else 'rank'} needs one of its own", fix)
+        yield fail("documents", f"{finding}: each {'worker' if workers else 'rank'} needs its own document", fix)
 
 
 def _shards(config: TrainerConfig) -> int:

@@ -135,7 +135,7 @@ class ForkServer:
         if not self._readable(timeout_s):
             state = diagnose_process(self._process.pid, "fork server", "limits.start_s")
             self._end()
-            raise ForkServerSilent(f"the fork server gave no answer for {timeout_s:g} s: {state}")
+            raise ForkServerSilent(f"the fork server did not answer for {timeout_s:g} s: {state}")
         try:
             answer = self._socket.recv(_MAX_REPLY_BYTES)
         except OSError as error:

@@ -35,7 +35,7 @@ WORKER = ByteRange(20 * MIB, 200 * MIB)  # private pages of a forked loader work
 NO_BYTES = ByteRange(0, 0)
 CONTEXT = ByteRange(200 * MIB, 1024 * MIB)  # CUDA's kernels and libraries on the card
 MOST_OF_MEMORY = 0.7  # share of the free memory; the rest is for the page cache, which the sources read from
-FORCIBLE = ", or start it all the same with --force"
+FORCIBLE = ", or start anyway with --force"
 MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a socket
 
 
@@ -192,9 +192,9 @@ def choose_interleave(
     ``place``: where the runs are, if not on this machine. ``free_bytes``: free memory there (None: unknown).
     """
     if asked != "auto":
-        return asked, "as the scenario asks"
+        return asked, "set by the scenario"
     if len(needs) > MOST_ARMS:
-        return "runs", f"{len(needs)} arms are too many to keep alive side by side"
+        return "runs", f"{len(needs)} arms are too many to keep alive together"
     uses_gpu = any(need.computes_on == "cuda" for need in needs)
     available = max(free_gpu_memory(), default=None) if uses_gpu else available_memory_bytes()
     kind = "GPU memory" if uses_gpu else "memory"
@@ -203,9 +203,7 @@ def choose_interleave(
     if available is None:
         return "runs", f"free {kind} is unknown{'' if place else ' here'}"
     total = sum((need.on_card if uses_gpu else need.in_memory).peak.high_bytes for need in needs)
-    exclusion = " without the models whose size is not known (model.factory, or no formula)" * any(
-        need.own_model for need in needs
-    )
+    exclusion = " without models of unknown size (model.factory, or no formula)" * any(need.own_model for need in needs)
     text = f"{len(needs)} arms need about {total / GIB:.1f} GiB together{exclusion}, "
     text += f"{available / GIB:.1f} GiB {kind} is free"
     return ("slices" if total <= MOST_OF_MEMORY * available else "runs"), text

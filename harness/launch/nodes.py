@@ -183,7 +183,7 @@ class Nodes:
         nodes = ", ".join(f"node {number}" for number in sorted(missing))
         if (code := self._process.poll()) is not None:
             raise InputError(
-                f"launch.torchrun.nnodes: srun ended with exit code {code} before {nodes} had come; its output is above"
+                f"launch.torchrun.nnodes: srun ended with exit code {code} before {nodes} joined; its output is above"
             )
         if time.monotonic() > end_s:
             late = f"{nodes} of {self.count} did not {what} within {self._timeout_s:g} s (limits.start_s)"
@@ -224,7 +224,7 @@ def check_nodes(configs: Iterable[TrainerConfig]) -> int:
     count = max((nodes_of(config) for config in configs), default=1)
     job_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
     if count > 1 and (not job_nodes.isdigit() or int(job_nodes) < count):
-        reason = f"this job has {job_nodes}" if job_nodes else "this is no job of Slurm"
+        reason = f"this job has {job_nodes}" if job_nodes else "this is not a Slurm job"
         raise InputError(f"launch.torchrun.nnodes: {count} machines, but {reason}; leave out --here")
     return count
 

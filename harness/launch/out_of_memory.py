@@ -118,11 +118,11 @@ def what_fits(config: TrainerConfig, shape: Shape, memory_bytes: int, elsewhere:
     batch_size = config.data.batch_size
     of_each = " of each rank" if config.ranks > 1 else ""
     takes = (
-        f"by the arithmetic batch_size {batch_size} takes{of_each} {need.low_bytes / GIB:.1f} to "
-        f"{need.high_bytes / GIB:.1f} GiB, and {memory_bytes / GIB:.1f} GiB is there"
+        f"by estimate batch_size {batch_size} needs{of_each} {need.low_bytes / GIB:.1f} to "
+        f"{need.high_bytes / GIB:.1f} GiB, and {memory_bytes / GIB:.1f} GiB is available"
     )
     if need.high_bytes <= memory_bytes:
-        return f"{takes}: something that it does not count took the rest, so what would fit is not known"
+        return f"{takes}: memory outside of the estimate took the rest, so the batch size that fits is unknown"
     parts = [takes]
     for condition, variant in _ways(config):
         most = _largest(variant, shape, memory_bytes - elsewhere.low_bytes, low=True)
@@ -142,7 +142,7 @@ def _ways(config: TrainerConfig) -> Iterator[tuple[str, TrainerConfig]]:
     """Yield (condition in words, configuration): the configuration itself, then variants of it that need less
     memory.
     """
-    yield "as it is", config
+    yield "unchanged", config
     checkpointed = config.model_copy(
         update={"model": config.model.model_copy(update={"activation_checkpointing": True})}
     )

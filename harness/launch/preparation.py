@@ -234,5 +234,5 @@ def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig
         try:
             probes_of(section(record.scenario_text, "probes"), arm.control)
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: scenario_text.probes: not what a run can be given: {in_words(error)}") from error
+            raise InputError(f"{path}: scenario_text.probes: not valid settings of a run: {in_words(error)}") from error
     return configs

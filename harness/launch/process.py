@@ -170,7 +170,7 @@ class RunProcess:
         written = self._folder.read_record(self.record.arm, self.record.block)
         if written is None:
             place = self._folder.run(self.record.arm, self.record.block)
-            self._fail(f"it ended well, but there is no run.json of it that can be read in {place}")
+            self._fail(f"it ended without an error, but its run.json is missing or unreadable in {place}")
             return
         measured = self.record
         self.record = replace(
@@ -290,7 +290,7 @@ class RunProcess:
         workers = integer(section(self.record.config, "data"), "workers") if repeating else 0
         finding = diagnose(look_at(self._pid, workers, log, self._log_start), key)
         self._check_budget(finding.process)
-        self._fail(f"no sign of life for {limit_s:g} s ({key}) while {self._doing}: {finding}")
+        self._fail(f"no message for {limit_s:g} s ({key}) while {self._doing}: {finding}")
 
     def _check_budget(self, process: str) -> None:
         """Raise BudgetSpent if the study's time is over. ``process``: description of what the run was waiting for."""
@@ -323,6 +323,6 @@ def _reason(code: int | None, config: JsonObject) -> str:
     if code is None:
         return "the fork server that started the runs of this block was killed (out of memory?)"
     if code >= 0:
-        return f"the process ended with status {code} and no word; see log.txt"
+        return f"the process ended with status {code} without a message; see log.txt"
     advice = advice_for_a_killed_run(config) if -code == signal.SIGKILL else ""
     return f"the process was {killed_by(-code)}{advice}"

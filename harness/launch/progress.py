@@ -218,7 +218,7 @@ class TextProgress(_Display):
         done = self.documents - self.kept
         remaining = _left(elapsed_s, done / (self._all - self.kept) if done else 0.0)
         rate = f"{self._bytes / 1e6 / elapsed_s:.1f} MB/s | " if self._bytes else ""
-        kept = f", {self.kept:,} of them before" if self.kept else ""
+        kept = f", {self.kept:,} of them earlier" if self.kept else ""
         return (
             f"{visible(self._what)}: {self.documents:,} of {self._all:,} documents{kept} | {rate}"
             f"{_clock(elapsed_s)} gone{remaining}"
@@ -256,7 +256,7 @@ def _left(elapsed_s: float, share: float) -> str:
     Empty if less than a second is left.
     """
     if share <= 0:
-        return ", time left unknown yet"
+        return ", time left unknown"
     left_s = elapsed_s * (1 - share) / share
     return f", about {_clock(left_s)} left" if left_s >= 1 else ""
 

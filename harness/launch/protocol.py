@@ -71,7 +71,7 @@ RECORD_FIELDS = (
 # The version is read from the line with this prefix in the other state's file, without running its code.
 _VERSION_LINE = "VERSION = "
 NOT_THIS_PROJECT = (
-    "not a state of this project; code of your own is compared by a scenario that names some (data.source, "
+    "not a state of this project; to compare your own code, use a scenario that names it (data.source, "
     "model.factory, command or loop)"
 )
 
@@ -280,7 +280,7 @@ def protocol_of(folder: Path) -> int:
         if not number.isdecimal() or int(number) not in PATHS:
             versions = ", ".join(map(str, PATHS))
             raise InputError(
-                f"{folder}: speaks protocol {number} between launcher and runs; this state knows {versions}"
+                f"{folder}: speaks protocol {number} between launcher and runs; this state supports {versions}"
             )
         version = int(number)
     else:
@@ -288,5 +288,5 @@ def protocol_of(folder: Path) -> int:
     server = folder.joinpath(*PATHS[version].fork_server.split(".")).with_suffix(".py")
     if not server.is_file() or not (folder / "trainer").is_dir():
         wanted = server.relative_to(folder)
-        raise InputError(f"{folder}: holds no {wanted} and trainer/: {NOT_THIS_PROJECT}")
+        raise InputError(f"{folder}: has no {wanted} or no trainer/: {NOT_THIS_PROJECT}")
     return version

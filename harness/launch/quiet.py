@@ -43,7 +43,7 @@ class LoadCheck:
         if load is None or load.other_cores <= limit:
             return []
         if self.wait_minutes is None:
-            return [_warn(f"{_text(load, len(allowed))}; {OPTION} MINUTES waits for that")]
+            return [_warn(f"{_text(load, len(allowed))}; or use {OPTION} MINUTES")]
         begun_s = time.monotonic()
         end_s = begun_s + 60 * self.wait_minutes
         with announced(f"waiting until other processes use less than {limit:.2g} cores ({_users(load, len(allowed))})"):
@@ -54,7 +54,7 @@ class LoadCheck:
             note = f"{waited}; others now use less than {limit:.2g} cores"
             print(note, file=sys.stderr, flush=True)
             return [note]
-        return [_warn(f"{waited}, and begins anyway: {_text(load, len(allowed))}")]
+        return [_warn(f"{waited}, started anyway: {_text(load, len(allowed))}")]
 
 
 def load_check(wait_minutes: float | None, command: str) -> LoadCheck:

@@ -141,7 +141,7 @@ class OtherRanks:
                 if time.monotonic() > end_s:
                     names = ", ".join(f"rank {number}" for number in sorted(missing))
                     raise RankFailedError(
-                        f"{names} of other machines did not come within {self._timeout_s:g} s (launch.timeout_s)"
+                        f"{names} of other machines did not connect within {self._timeout_s:g} s (launch.timeout_s)"
                     )
                 if not readable(listening, 1.0):
                     continue
@@ -212,7 +212,7 @@ class OtherRanks:
         if self._failed:
             return self.cause() or self._worst()
         states = "; ".join(f"rank {rank.number}: {self._described(rank.number)}" for rank in self._others)
-        return f"the ranks waited for one another in vain ({str(error).splitlines()[0]}); {states}"
+        return f"the exchange between the ranks failed ({str(error).splitlines()[0]}); {states}"
 
     def cause(self) -> str | None:
         """Return the line of the first rank that failed by itself, not because of another rank; None without one."""
@@ -230,7 +230,7 @@ class OtherRanks:
     def _described(self, number: int) -> str:
         rank = next(entry for entry in self._others if entry.number == number)
         if rank.node:
-            return f"its process is on {rank.node}, where nobody looked at it"
+            return f"its process is on {rank.node} and was not checked"
         return describe_process(rank.pid, f"rank {number}")
 
     def _read(self, other: _Other) -> None:
@@ -274,12 +274,12 @@ def _end_of(other: _Other) -> str:
     It waits for the end of a process of this machine.
     """
     if other.node:
-        return f"its process on {other.node} is gone, or that machine is; the job's log has what was printed there"
+        return f"its process on {other.node} or that machine is gone; see the job's log"
     pid = other.pid
     with suppress(ChildProcessError):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         ending = (
-            f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code} and no word (see log.txt)"
+            f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}, no message (see log.txt)"
         )
         return f"its process {ending}; {explain_end(code)}" if code < 0 else f"its process {ending}"
     return "its process is gone"

@@ -152,7 +152,7 @@ def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
     try:
         begin_s, end_s = (datetime.fromisoformat(time_utc).timestamp() for time_utc in (begin_utc, end_utc))
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{path}: begin or end of the run is no time ({in_words(error)})") from error
+        raise InputError(f"{path}: begin or end of the run is not a time ({in_words(error)})") from error
     if end_s < begin_s:
         raise InputError(f"{path}: it ends ({end_utc}) before it begins ({begin_utc})")
     return begin_s, end_s
@@ -219,7 +219,7 @@ def _amount(path: Path, key: str, value: object) -> float:
     """
     parsed = _number(value)
     if parsed is None or not 0 <= parsed < math.inf:
-        raise InputError(f"{path}: {key}: {value!r:.40} is no amount of time; allowed: a number from 0")
+        raise InputError(f"{path}: {key}: {value!r:.40} is not a duration; allowed: a number from 0")
     return parsed
 
 

@@ -137,7 +137,7 @@ def begin_study(
     cannot run. ``elsewhere``: machines of the runs; None: this one.
     """
     if sequential is not None or elsewhere is not None:
-        cause = "both sides of a comparison need the same" if sequential else "its runs are on other machines"
+        cause = "both sides of a comparison need the same number" if sequential else "its runs are on other machines"
         refuse_auto([arm.config for arm in plan.arms], cause)
     refuse_resume({arm.name: arm.config for arm in plan.arms})
     if elsewhere is None:
@@ -182,7 +182,7 @@ def begin_study(
         left_out={name: list(modules) for name, modules in plan.left_out.items()},
     )
     for name, modules in plan.left_out.items():
-        print(f"{name} is left out: it needs {', '.join(modules)}, not installed here", file=sys.stderr)
+        print(f"{name} is left out: it needs {', '.join(modules)}, which is not installed", file=sys.stderr)
     return create_folder(out, plan.scenario.name), record, data
 
 
@@ -255,7 +255,7 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
     """
     record, path = folder.read_study(), folder.path
     if record.is_training:
-        raise InputError(f"{path}: a training, which harness train SCENARIO --out {path} --resume goes on with")
+        raise InputError(f"{path}: a training; continue it with harness train SCENARIO --out {path} --resume")
     if any(COMMAND in arm.declared for arm in record.arms):
         raise InputError(f"{path}: a study of commands is not resumed; run it again")
     if any(arm.code is not None for arm in record.arms):  # The code may have changed or be gone.
@@ -279,7 +279,7 @@ def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> Stu
     for name, before in record.fingerprints.items():
         if data.fingerprints.get(name) != before:
             raise InputError(
-                f"{path}: {name} is no longer what the study was begun with: the two must not be mixed; start a new one"
+                f"{path}: {name} changed since the study began, and the two must not be mixed; start a new study"
             )
     check_memory(data.needs, {arm.name for arm in record.arms if arm.control == PROFILED}, record.interleave, force)
     _warn_of_limits([configs[arm.name] for arm in record.arms if arm.control != PROFILED], record.interleave)
@@ -319,7 +319,7 @@ def _execute(
                 record = _end_after(record, _finished_blocks(folder, record))
             else:
                 interrupted = until.stopped = True  # Nothing failed: it can be completed like an interrupted study.
-            record = replace(record, notes=[*record.notes, f"the time was spent while {cut}"])
+            record = replace(record, notes=[*record.notes, f"the time limit was reached: {cut}"])
         except KeyboardInterrupt:  # From here on, the study can be reported and resumed.
             interrupted = True
             if sequential is not None:  # The total number of blocks is unknown.
@@ -363,7 +363,7 @@ def _run_blocks(
         planned = f"{len(todo)} runs in {sum(map(bool, missing))} blocks"
         print(planned if todo else "every run of this study is done", file=sys.stderr)
     else:
-        print(f"blocks of {len(record.order[0])} runs, until there are enough", file=sys.stderr)
+        print(f"blocks of {len(record.order[0])} runs, until the result is clear", file=sys.stderr)
     note: Callable[[], None] = (lambda: None) if until is None else until.note
     total = len(todo) if sequential is None else None
     progress = Progress(total, sum(repetitions[name].total_steps for name in todo), note)
@@ -492,7 +492,7 @@ def only_one(folder: StudyFolder, name: str = ".lock") -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{folder.path}: this study is being run by another process; wait for it") from error
+            raise InputError(f"{folder.path}: another process runs this study; wait for it") from error
         except OSError as error:  # Some network file systems have no locks.
             reason = error.strerror or str(error)
             print(f"warning: {folder.path} cannot be locked ({reason}): let no other process run it", file=sys.stderr)

@@ -44,21 +44,21 @@ def train_arm(
         raise InputError(f"train: arm {arm.name} computes no model, so there is nothing to train")
     if config.launch is not None and config.launch.slurm is not None:
         raise InputError(
-            "train: launch.slurm: a training runs where it is started; call harness train ... --resume in a batch "
-            "script of your own, and give --set launch.slurm=null"
+            "train: launch.slurm: a training runs on the machine that starts it; call harness train ... --resume in "
+            "your own batch script, and give --set launch.slurm=null"
         )
     _check_begin(config, goal)
-    refuse_auto([config], "a training that may be resumed needs the same in all its parts")
+    refuse_auto([config], "all parts of a training need the same number")
     check_devices({arm.name: config})
     check_writable(out)
     folder = StudyFolder(out)
     if folder.study_json.exists() and not folder.read_study().is_training:
-        raise InputError(f"--out {out}: a study lies there, which is no training; give another folder")
+        raise InputError(f"--out {out}: it contains a study, not a training; give another folder")
     begun = folder.study_json.exists() or (out / CHECKPOINTS).exists()
     if begun and not resume:
-        raise InputError(f"--out {out}: a training lies there; go on with it (--resume), or give another folder")
+        raise InputError(f"--out {out}: it contains a training; continue it (--resume), or give another folder")
     if resume and not begun:  # One line of a batch script begins and resumes it.
-        print(f"--resume: no training lies in {out}, so it begins", file=sys.stderr)
+        print(f"--resume: no training in {out}, so it starts at step 0", file=sys.stderr)
     allowance = options.allowed(config, goal)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def only_arm(plan: Plan) -> Arm:
     arms = [arm for arm in plan.arms if arm.control is None]
     if len(arms) != 1:
         names = ", ".join(arm.name for arm in arms)
-        raise InputError(f"train: one arm is trained, not {len(arms)}: give --arm; arms: {names}")
+        raise InputError(f"train: only one arm can be trained, not {len(arms)}: give --arm; arms: {names}")
     return arms[0]
 
 
@@ -89,8 +89,8 @@ def _check_begin(config: TrainerConfig, goal: Goal) -> None:
     """Raise InputError if the training's first step (``resume.step``) is not before its end."""
     if config.resume is not None and goal.steps is not None and goal.steps <= config.first_step:
         raise InputError(
-            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; allowed: more "
-            "steps in all (--steps), those before it included"
+            f"resume.step: {config.first_step:,}, and the training ends after {goal.steps:,} steps; give more "
+            "steps (--steps counts those before it, too)"
         )
 
 
@@ -109,12 +109,12 @@ def _with_schedule(config: TrainerConfig, goal: Goal) -> TrainerConfig:
     if steps is not None and optimizer.lr_warmup_steps >= steps:
         raise InputError(
             f"optimizer.lr_warmup_steps: {optimizer.lr_warmup_steps} of a {optimizer.schedule} schedule of {steps} "
-            "steps, which are all of this training; allowed: fewer, or more steps"
+            "steps, the length of this training; allowed: fewer, or more steps"
         )
     if steps is None:
         raise InputError(
-            "optimizer.schedule_steps: how many steps --epochs gives is not known, and a schedule "
-            f"({optimizer.schedule}) ends with them; give it, or --steps or --tokens"
+            "optimizer.schedule_steps: the number of steps is unknown with --epochs, but the schedule "
+            f"({optimizer.schedule}) needs it; give it, or --steps or --tokens"
         )
     scheduled = optimizer.model_copy(update={"schedule_steps": steps})
     return config.model_copy(update={"optimizer": scheduled})

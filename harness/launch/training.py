@@ -213,7 +213,7 @@ class Training:
         checkpoint = checkpoint_folder.newest(self.folder.path / CHECKPOINTS) if resume else None
         begins = not self.folder.study_json.exists()
         if resume and checkpoint is None and not begins:
-            print(f"{self.folder.path}: no checkpoint lies there, so it begins again", file=sys.stderr)
+            print(f"{self.folder.path}: no checkpoint found, so it starts again", file=sys.stderr)
         study = self.records.study(scenario, resume, price_usd_per_hour)
         first = config.first_step if checkpoint is None else checkpoint.steps
         block = len(study.order) - 1
@@ -222,8 +222,8 @@ class Training:
             study = begun_elsewhere(study, config.resume)
         lost = ""
         if recorded < first:
-            lost = f"the part that trained steps {recorded} to {first - 1} was killed: they are in no ledger"
-            study = replace(study, notes=[*study.notes, f"{lost} and in no figure"])
+            lost = f"the part that trained steps {recorded} to {first - 1} was killed: no ledger contains them"
+            study = replace(study, notes=[*study.notes, f"{lost}, and no figure"])
         record = self.records.run(study, block)
         self.folder.remove_leftovers()
         if self._allowance is not None:
@@ -298,7 +298,7 @@ class Training:
                 self.records.write(study, record, self._state.training.tables, self._state.training.compute)
                 ending = replace(ending, written=True)
             except OSError as error:
-                line = ending.error or f"what was measured was not written: {in_words(error)}"
+                line = ending.error or f"the measurements could not be written: {in_words(error)}"
                 ending = replace(ending, status="failed", error=line)
         elif part.begins and self.folder.study_json.exists():  # The study's status is "running".
             with suppress(OSError):

@@ -32,7 +32,7 @@ class Goal:
             return tokens / self.tokens
         assert self.epochs is not None
         if epochs is None:
-            raise InputError("--epochs: nobody knows how long an epoch of these batches is; give --steps or --tokens")
+            raise InputError("--epochs: the length of an epoch of these batches is unknown; give --steps or --tokens")
         return epochs / self.epochs
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class TrainingProgress:
         self._sampling_s += sample.seconds
         cleared = "\r\x1b[K" if self._rewrites else ""
         text = visible(sample.text).strip()
-        print(f"{cleared}after {sample.step + 1:,} steps it writes: {text}", file=sys.stderr, flush=True)
+        print(f"{cleared}after {sample.step + 1:,} steps it generates: {text}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """End the progress line on a terminal, so that later output begins on a new line."""

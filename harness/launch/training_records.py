@@ -69,7 +69,7 @@ class TrainingRecords:
                 arms=[arm],
                 environment=environment,
                 id=new_study_id(),
-                notes=["its blocks are parts of one training: the intervals do not hold what differs from run to run"],
+                notes=["its blocks are parts of one training, so the intervals do not include run-to-run variation"],
             )
         if price_usd_per_hour is not None:
             study = replace(study, scenario_text={**study.scenario_text, "price_usd_per_hour": price_usd_per_hour})
@@ -126,7 +126,7 @@ def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
         fingerprint = file_fingerprint(path)
     note = (
         f"begun at step {resume.step:,} with the weights of {resume.llmc} (fingerprint {fingerprint}); the optimizer's "
-        "moments begin at zero, as llm.c's model file has none"
+        "moments begin at zero, because llm.c's model file has none"
     )
     print(note, file=sys.stderr)
     return replace(study, notes=[*study.notes, note])

@@ -141,7 +141,7 @@ class TrainingState:
             data, self.tokens = states["data"], integer(about, "tokens")
             of_all = integer(about, TOKENS_OF_ALL) if TOKENS_OF_ALL in about else self.tokens
         except (KeyError, TypeError) as error:
-            raise InputError(f"{checkpoint.path}: not one of harness train ({one_line(error)})") from error
+            raise InputError(f"{checkpoint.path}: not a checkpoint of harness train ({one_line(error)})") from error
         self._ranks.begin_at(self.tokens, of_all)
         self.steps = checkpoint.steps
         self.epochs_are_over = bool(about.get(EPOCHS_ARE_OVER))
@@ -205,15 +205,15 @@ class TrainingState:
         """
         steps = self._config.first_step
         shows = steps and self._ranks.rank.is_first
-        with announced(f"passing over the data of steps 0 to {steps - 1:,}") if shows else nullcontext():
+        with announced(f"skipping the data of steps 0 to {steps - 1:,}") if shows else nullcontext():
             for _ in range(steps * self._config.optimizer.accumulation):
                 self.tokens += next(batches).tokens * self._config.ranks
                 if self._stopping.asked:
                     raise KeyboardInterrupt
         if self._ranks.share(steps, self.tokens, batches.position) >= 1:
             raise InputError(
-                f"resume.step: {steps:,} steps are {self.tokens:,} tokens, and the training ends after {self._goal}, "
-                "which they hold; allowed: a later end"
+                f"resume.step: {steps:,} steps are {self.tokens:,} tokens, but the training ends after {self._goal}; "
+                "give a later end"
             )
 
 

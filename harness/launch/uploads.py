@@ -42,7 +42,7 @@ PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # pause before the second attempt, then do
 UPLOAD_END_S = 600.0  # limit for the remaining files after the training
 CHECK_S = 60  # limit for the check with a small file before the training
 NICE = 10  # niceness of the thread, so that steps have priority
-WITHOUT = "or go on without --upload and call harness upload later"
+WITHOUT = "or continue without --upload and call harness upload later"
 STUDY, SWEEP = "study.json", "sweep.json"
 IDENTITIES = {STUDY: "id", SWEEP: "created_utc"}  # identity of a folder, by file
 # Files that are copied last: their presence means that the files around them are complete.
@@ -96,7 +96,7 @@ class Destination:
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()
         if self._scheme == "file" and Path(self._root).absolute().is_relative_to(folder.absolute()):
-            raise InputError(f"{KEY}: {url} lies within {folder}, which would be copied into itself")
+            raise InputError(f"{KEY}: {url} is inside {folder}, so the copy would contain itself")
         kept = self._read_kept()
         self._begun = kept is not None
         self._there = kept or {}
@@ -188,7 +188,7 @@ class Destination:
             except Exception as error:  # each filesystem has errors of its own
                 if not remaining:
                     raise InputError(
-                        f"{KEY}: {self.url}: cannot be written ({plain_reason(error)}); give a URL that can, {WITHOUT}"
+                        f"{KEY}: {self.url}: cannot be written ({plain_reason(error)}); give a writable URL, {WITHOUT}"
                     ) from error
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_PAUSE_S)
@@ -260,7 +260,7 @@ class Destination:
             fs.copy_files(str(path), target, fs.LocalFileSystem(), self._filesystem, use_threads=False)
         else:
             if self._filesystem.get_file_info(target).type == fs.FileType.Directory:
-                raise _BlockedError(f"a folder stands at {target}; remove it, or give another URL")
+                raise _BlockedError(f"there is a folder at {target}; remove it, or give another URL")
             parent, _, last = target.rpartition("/")
             temporary = f"{parent}/.{last}{UNFINISHED}"
             self._filesystem.create_dir(parent, recursive=True)
@@ -285,11 +285,11 @@ class Destination:
             if remote_id == local_id:
                 return
             kind = "sweep" if name == SWEEP else "training or study"
-            raise InputError(f"another {kind} lies there ({name}); give another URL, or remove that one")
+            raise InputError(f"it contains another {kind} ({name}); give another URL, or remove that one")
         with suppress(OSError):  # The place may forbid listing.
             if listed := self._listed():
-                files = "1 file lies" if len(listed) == 1 else f"{len(listed):,} files lie"
-                raise InputError(f"{files} there already; give another URL, or remove what is there")
+                files = "1 file" if len(listed) == 1 else f"{len(listed):,} files"
+                raise InputError(f"it already contains {files}; give another URL, or remove them")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
         """Return (size in bytes, time of change in ns) of all files at the URL, by name relative to it.
@@ -364,7 +364,7 @@ def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Desti
     try:
         return Worker("upload-check").call(reached, limit_s)
     except TimeoutError as error:
-        raise InputError(f"{KEY}: {url}: no answer within {limit_s} s; give a URL that answers, {WITHOUT}") from error
+        raise InputError(f"{KEY}: {url}: no answer within {limit_s} s; give another URL, {WITHOUT}") from error
 
 
 def _may_go(name: str, here: Collection[str]) -> bool:
@@ -399,7 +399,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
                 relative.encode()
                 mode = path.stat().st_mode
             except UnicodeEncodeError:
-                yield relative, "its name is no UTF-8"
+                yield relative, "its name is not UTF-8"
             except OSError as error:
                 if path.is_symlink():
                     yield relative, f"a broken link: {error.strerror}"

@@ -75,8 +75,8 @@ class TriedSources:
             self._tried[asked] = facts["smallest_id"], facts["largest_id"]
             self._files.setdefault((KEY, data.source, code), set()).update(facts["files"])
             note = (
-                f"a thread of data.source {data.source} tokenizes ({', '.join(facts['threads'])}): its time is in no "
-                "stage, and a wait for it is reading"
+                f"a thread of data.source {data.source} tokenizes ({', '.join(facts['threads'])}): no stage includes "
+                "its time, and waits for it count as reading"
             )
             if facts["threads"] and note not in self.notes:
                 self.notes.append(note)
@@ -87,8 +87,8 @@ class TriedSources:
         smallest, largest = self._tried[asked]
         if not shape.vocab_size:
             raise InputError(
-                f"arm {arm}: model.vocab_size: give it, as {data.source} does not say how many ids there are (the "
-                f"largest of its first batch is {largest})"
+                f"arm {arm}: model.vocab_size: give it, because {data.source} does not define it (the largest id of "
+                f"its first batch is {largest})"
             )
         if not 0 <= smallest <= largest < shape.vocab_size:
             raise InputError(
@@ -109,7 +109,7 @@ def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str
     assert data.source is not None
     answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
     if not answer["trained_tokens"]:
-        raise InputError(f"{KEY}: {data.source}: no label of its first batch counts (all are -100)")
+        raise InputError(f"{KEY}: {data.source}: all labels of its first batch are -100, so nothing is trained")
     return answer
 
 
@@ -143,7 +143,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
         try:
             if not _ends(process, start_s):
                 finding = diagnose(look_at(process.pid, 0, Path(errors.name)), "limits.start_s")
-                failure = "gave no batch" if key == KEY else "was not imported"
+                failure = "returned no batch" if key == KEY else "was not imported"
                 raise InputError(f"{key}: {name} {failure} within {start_s:g} s (limits.start_s): {finding}")
         finally:
             with suppress(ProcessLookupError):  # No process of the group is left.
@@ -158,7 +158,7 @@ def _ask(key: str, name: str, arguments: list[str], given: str, start_s: float, 
     try:
         content: dict[str, Any] = json.loads(out)
     except ValueError as error:
-        last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "it said nothing"
+        last = one_line(" / ".join(printed.splitlines()[-PRINTED_LINES_SHOWN:])) or "no output"
         number = process.returncode
         ending = f"{name} ended its process (exit code {number})"
         if number < 0:

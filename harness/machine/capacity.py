@@ -195,7 +195,7 @@ MORE_SHARED_MEMORY = (
 )
 MORE_OPEN_FILES = "ulimit -n 4096 (docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf)"
 MORE_PROCESSES = "ulimit -u, docker run --pids-limit, or pids.max of the control group: raise it; or fewer data.workers"
-MORE_MEMORY = "more memory, or less of it: --interleave runs, fewer data.workers, a smaller model"
+MORE_MEMORY = "more memory, or use less: --interleave runs, fewer data.workers, a smaller model"
 
 REMEDIES = {
     "shared memory": MORE_SHARED_MEMORY,

@@ -49,11 +49,11 @@ def remedy(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> st
     scope = read_int(root / "proc/sys/kernel/yama/ptrace_scope")
     container = _container(root, environment)
     if scope == 3:
-        return "kernel.yama.ptrace_scope is 3, which only a reboot lifts: start the machine with it at 1 or less"
+        return "kernel.yama.ptrace_scope is 3, until a reboot: set it to 1 or less at boot, and reboot"
     if not _dumpable():
         return (
-            "this process is not dumpable, as it has changed its user or group: start it as its final user, or give "
-            "py-spy the capability: sudo setcap cap_sys_ptrace+ep PATH/TO/py-spy"
+            "this process is not dumpable, because it has changed its user or group: start it as its final user, or "
+            "give py-spy the capability: sudo setcap cap_sys_ptrace+ep PATH/TO/py-spy"
         )
     if scope == 2 and container is None:
         return _for_slurm("sudo sysctl kernel.yama.ptrace_scope=1", environment)

@@ -153,8 +153,8 @@ class ProbeSet:
             self._closed = True
         except Exception as error:
             self._closing_problem = (
-                f"{CLOSING.name}: the window after the measured steps failed ({in_words(error)}), so how long the "
-                f"device worked stays open; probes.{CLOSING.name}: false leaves it out"
+                f"{CLOSING.name}: the window after the measured steps failed ({in_words(error)}), so the "
+                f"device time is unknown; probes.{CLOSING.name}: false skips this window"
             )
 
     def close(self) -> None:

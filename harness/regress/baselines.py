@@ -28,7 +28,7 @@ from trainer.files import read_json, write_text
 from trainer.json_types import Json, JsonObject
 
 BASELINE_SCHEMA = 1
-MEND = "restore it from version control, or delete it to begin anew"
+MEND = "restore it from version control, or delete it to start a new baseline"
 LEAST_MS, MOST_MS = 10.0**-MS_DIGITS, 1e12  # Allowed range of a time in ms: saved times are rounded, and a run ends.
 # Excludes the kernel's release, which changes with every security update, and the package under test.
 KEYS = (*MACHINE, "python", *(package for package in PACKAGES if package != OWN_PACKAGE))
@@ -187,7 +187,7 @@ def read(path: Path) -> Baseline:
             raise InputError(f"{path}: part_ms.{name}: no times; {MEND}")
     for place, times in _times(series, history):
         if odd := [time_ms for time_ms in times if time_ms and not LEAST_MS <= time_ms <= MOST_MS]:
-            raise InputError(f"{path}: {place}: {odd[0]} ms is no time; {MEND}")
+            raise InputError(f"{path}: {place}: {odd[0]} ms is outside of the valid range; {MEND}")
     return Baseline(path, str(content.get("environment_key")), series, history.earlier, history.level)
 
 
@@ -254,6 +254,6 @@ def _missing(folder: Path, scenario: str, arm: str, here: JsonObject, command: s
     environment = environment_of(baselines[0].series)
     differs = [f"{key} {environment[key]!r}, here {here[key]!r}" for key in here if here[key] != environment.get(key)]
     return NoBaselineError(
-        f"{folder}: the baseline of {scenario}, {arm} is of another environment ({'; '.join(differs)}): "
-        f"never compared; keep one of this environment: {command}"
+        f"{folder}: the baseline of {scenario}, {arm} was measured in another environment "
+        f"({'; '.join(differs)}), so it cannot be compared; keep one for this environment: {command}"
     )

@@ -248,7 +248,7 @@ def _series(
         if differs:
             raise InputError(
                 f"{study.scenario}: {arm}: block {record.block} ran in another environment than block {first.block} "
-                f"({', '.join(differs)}): no figures of one state"
+                f"({', '.join(differs)}); measure all blocks in one environment"
             )
     return BlockSeries(
         scenario=study.scenario,

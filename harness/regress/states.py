@@ -239,7 +239,7 @@ def with_states(asked: ComparisonPlan, states: Mapping[str, State]) -> tuple[Com
     shared = check_functions(functions, states.values())
     if len(shared) == len(functions):
         raise InputError(
-            f"{', '.join(shared)}: both sides import what is installed; install it with pip install -e, or "
+            f"{', '.join(shared)}: both sides would import the installed package; install it with pip install -e, or "
             "call harness from the folder in which it lies"
         )
     note_same_code([*states.values()])

@@ -49,18 +49,18 @@ class CauseText:
 
 
 CAUSES: Mapping[Cause, CauseText] = {
-    "failed runs": CauseText("{details}", "Mend what failed: its log is in the study's folder"),
+    "failed runs": CauseText("{details}", "Fix the failed run; its log is in the study's folder"),
     "no shared block": CauseText(NO_BLOCK, "Allow more time with --budget, or fewer steps"),
     "other tokens per step": CauseText(
         "steps of {ours} and of {theirs} tokens: their times cannot be compared",
         "Give both sides one batch size and sequence length",
     ),
-    "code changed": CauseText("{details}: changed while it was measured", "Run the check again, and edit nothing"),
-    "differences": CauseText("not comparable: {details}", "Measure both alike, or --allow what differs"),
+    "code changed": CauseText("{details} changed during the measurement", "Run the check again, without edits"),
+    "differences": CauseText("not comparable: {details}", "Measure both with the same settings, or pass --allow KEY"),
     "no baseline": CauseText("{details}", "Keep a baseline first"),
     "no core": CauseText("{doubt}", "Use a quiet machine, or free cores"),
     "too few blocks": CauseText(
-        f"{{blocks}} of the {MIN_BLOCKS} blocks that an interval takes", "Allow more time with --budget"
+        f"only {{blocks}} of the {MIN_BLOCKS} blocks that an interval needs", "Allow more time with --budget"
     ),
     "within the noise": CauseText(
         "the change is no larger than the noise floor of {floor}", "Use a quiet machine, or longer runs"
@@ -69,14 +69,14 @@ CAUSES: Mapping[Cause, CauseText] = {
         "the interval includes changes within {within} and beyond", "Allow more time with --budget"
     ),
     "at the limit": CauseText(
-        "the change is about as large as the limit of {within}", "Choose another --within: blocks hardly decide this"
+        "the change is about as large as the limit of {within}", "Choose another --within; more blocks hardly help"
     ),
     "scattered": CauseText(
         "blocks differ by far more than the limit of {within}", "Use a quiet machine, longer runs, or a larger --within"
     ),
     "not compared": CauseText("nothing was compared", ""),
     "day to day": CauseText(
-        "days alone may change the speed by {days}", "Use harness regress, which alternates both states"
+        "day-to-day variation alone may change the speed by {days}", "Use harness regress, which alternates both states"
     ),
     "other work": CauseText("the two sides do different work: {work}", "Give both sides the same work"),
     "used lead": CauseText("{lead}", "Give both more warm-up steps, or longer runs"),
@@ -162,7 +162,7 @@ def sentence(c: StateComparison) -> str:
         return f"{name}: undecided, {cause.cause}.{todo}"
     assert c.baseline_ms is not None
     assert c.candidate_ms is not None
-    verdict = c.verdict if c.cause is None else f"undecided, as {cause.cause}"
+    verdict = c.verdict if c.cause is None else f"undecided, because {cause.cause}"
     if c.verdict == "same":
         verdict = f"same within {percent(c.step.within)}"
     elif c.verdict == "slower":
@@ -170,7 +170,7 @@ def sentence(c: StateComparison) -> str:
         verdict = f"{listing(grew)} grew by more than allowed"
         if c.step.outcome == "slower" or c.rare:
             verdict = f"slower by more than the {percent(c.step.within)} allowed"
-    changed = "The time of a step did not settle" if too_noisy(c.step) else f"A step's time changed {moved(c.step)}"
+    changed = "The step time was too noisy" if too_noisy(c.step) else f"A step's time changed {moved(c.step)}"
     figures = (
         f"{changed}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
         f"{c.candidate} ({horizon(c.blocks, c.steps) if c.steps else count(c.blocks, 'block')}, {_floor(c.step)})."
@@ -215,7 +215,7 @@ def default(one: OtherDefault) -> str:
         return one.text
     if one.lacking:
         return (
-            f"default: {one.lacking} has no key {one.key} and runs as with {one.base!r}; the other runs as asked "
+            f"default: {one.lacking} has no key {one.key} and behaves as with {one.base!r}; the other uses the setting "
             f"({', '.join(one.asked)})"
         )
     return f"default: {one.key} is {one.base!r} at base and {one.head!r} at head; both ran one configuration"
@@ -344,10 +344,10 @@ def blocks_note(result: RegressionResult, budget_s: float) -> str | None:
     """Return a note if the budget ended the check in the middle of a block, or before the first look; else None."""
     blocks = max((comparison.blocks for comparison in result.comparisons), default=0)
     if result.cut is not None:
-        progress = f"after {count(blocks, 'block')}" if blocks else "before one block had ended"
+        progress = f"after {count(blocks, 'block')}" if blocks else "before the first block ended"
         return (
             f"the budget of {budget_s:.0f} s was spent {progress}, in the middle of the next: {result.cut}. "
-            "Raise --budget, or end what hangs"
+            "Raise --budget, or stop the process that hangs"
         )
     if result.status != "done" or blocks >= FIRST_LOOK or not blocks:
         return None
@@ -379,4 +379,4 @@ def same_code_note(commit: str) -> str:
 
 def left_out_note(comparisons: Sequence[str]) -> str:
     """Return a note that these comparisons do not run, because they contain no user code."""
-    return f"left out, as no code of your own runs in them: {', '.join(comparisons)}"
+    return f"skipped, because none of your code runs in them: {', '.join(comparisons)}"

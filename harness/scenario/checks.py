@@ -134,7 +134,9 @@ def _overlaps(scenario: Scenario) -> Iterator[Problem]:
         for key in flatten(expand(overrides or {})):
             for axis in scenario.matrix:
                 if axis == key or axis.startswith(f"{key}."):
-                    yield Problem(("arms", name, *key.split(".")), f"the matrix sets {axis} too; keep one of them")
+                    yield Problem(
+                        ("arms", name, *key.split(".")), f"the matrix also sets {axis}; remove it from one of them"
+                    )
 
 
 def compare_problems(
@@ -152,11 +154,9 @@ def compare_problems(
         if unknown:
             continue
         if pair.baseline == pair.candidate:
-            yield Problem(("compare", index), f"{pair.baseline} against itself; the a-a control does that")
+            yield Problem(("compare", index), f"compares {pair.baseline} with itself; use the a-a control")
         if (pair.baseline in arms) != (pair.candidate in arms):
-            yield Problem(
-                ("compare", index), "one name has a matrix point and one has not; give both with, or both without"
-            )
+            yield Problem(("compare", index), "only one name has a matrix point; give it for both names or for none")
 
 
 def _at_points(arms: Iterable[str], matrix: Mapping[str, Sequence[Json]]) -> list[str]:

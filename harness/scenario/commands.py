@@ -230,7 +230,7 @@ def _arm_problems(
     kind, template = _runs(scenario, values)
     path: KeyPath = ("arms", name, kind) if kind in own else (kind,)
     for key in sorted(scenario.matrix.keys() & own.keys()):
-        yield Problem(("arms", name, key), f"the matrix sets {key} too; keep one of them")
+        yield Problem(("arms", name, key), f"the matrix also sets {key}; remove it from one of them")
     if kind == LOOP:
         try:
             files(LOOP, named_function(template))  # checks that the module exists without importing it
@@ -250,4 +250,4 @@ def _arm_problems(
     if path == (COMMAND,):
         for key in sorted(values.keys() - used):
             place: KeyPath = ("arms", name, key) if key in own else ("base", key)
-            yield Problem(place if key not in scenario.matrix else ("matrix", key), f"write {{{key}}} into the command")
+            yield Problem(place if key not in scenario.matrix else ("matrix", key), f"add {{{key}}} to the command")

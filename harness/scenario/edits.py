@@ -100,13 +100,13 @@ def _parsed(edits: Edits, key: str, value: str, text: str) -> Edits:
     if key == "device":
         factor = _factor(value)
         if factor is None or factor == 0:
-            raise InputError(f"--set {text}: device takes how many times as fast it is, such as 2x or 0.5x")
+            raise InputError(f"--set {text}: device takes a speed factor such as 2x or 0.5x")
         return replace(edits, device=factor)
     if key == "sync":
         sync = next((choice for choice in SYNCS if choice == value), None)
         if sync is None:
             raise InputError(
-                f"--set {text}: sync takes off (no blocking on the gradient norm), late (on that of the step before) "
+                f"--set {text}: sync takes off (no blocking on the gradient norm), late (on that of the previous step) "
                 "or on"
             )
         return replace(edits, sync=sync)

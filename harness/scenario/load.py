@@ -69,8 +69,8 @@ def load_scenario(
     document = read_overridden(path, sets or (), repeats=repeats, interleave=interleave)
     if (key := key_of_commands(document)) is not None:
         raise InputError(
-            f"{document.marks[(key,)]}: {key}: its arms are programs of your own; harness run and harness regress take "
-            "such a scenario, this does not"
+            f"{document.marks[(key,)]}: {key}: its arms are your own programs, which this command does not support; "
+            "use harness run or harness regress"
         )
     return check_scenario(document)
 
@@ -169,7 +169,7 @@ def apply_set(document: Document, text: str) -> None:
     value = parse_document(value_text, label, numbered=False).data
     first = key.split(".")[0]
     if first in FILE_ONLY:
-        raise InputError(f"{label}: {first} is set in the file; --set takes keys of base, or of {', '.join(SETTABLE)}")
+        raise InputError(f"{label}: only the file can set {first}; --set takes keys of base, and {', '.join(SETTABLE)}")
     if first not in (*SETTABLE, "base"):
         key = f"base.{key}"
     try:

@@ -46,7 +46,7 @@ Name = Annotated[str, AfterValidator(_folder_name)]
 
 def _module_name(name: str) -> str:
     if not name.isidentifier():
-        raise ValueError("no module's name; give what is imported, such as tiktoken")
+        raise ValueError("not a module name; give an importable name such as tiktoken")
     return name
 
 
@@ -81,7 +81,7 @@ class Claim(Config):
     @model_validator(mode="after")
     def _has_its_baseline(self) -> Claim:
         if CLAIMS[self.claim].ratio != (self.baseline is not None):
-            needs = "needs a baseline" if self.baseline is None else "takes no baseline"
+            needs = "needs a baseline" if self.baseline is None else "must not have a baseline"
             raise ValueError(f"the claim {self.claim!r} {needs}")
         return self
 
@@ -107,9 +107,9 @@ class OwnClaim(Config):
         if self.low > self.high:
             raise ValueError(f"from {self.low:g} is above to {self.high:g}")
         if len(self.arms) == 1 and self.figure in SHARES and self.high > 1:
-            raise ValueError(f"{self.figure} is a share, from 0 to 1: to {self.high:g} is above that")
+            raise ValueError(f"{self.figure} is a share from 0 to 1; lower `to` ({self.high:g})")
         if len(set(self.arms)) < len(self.arms):
-            raise ValueError(f"arms names {self.arms[0]} twice; give two different arms")
+            raise ValueError(f"{self.arms[0]} is given twice in arms; give two different arms")
         return self
 
     @model_serializer(mode="plain")

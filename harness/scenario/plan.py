@@ -142,7 +142,7 @@ def make_plan(scenario: Scenario, source: str, arms: Sequence[str] = ()) -> Plan
     kept = [variant for variant in selected if variant.name not in left_out]
     if not kept:
         name, modules = next(iter(left_out.items()))
-        raise InputError(f"{source}: requires: every arm lacks a module here; {name} needs {', '.join(modules)}")
+        raise InputError(f"{source}: requires: every arm needs a missing module; {name} needs {', '.join(modules)}")
     baselines = {pair.baseline for pair in comparisons} or {
         variant.name for variant in plain if variant.arm == plain[0].arm
     }
@@ -252,8 +252,8 @@ def _doses(scenario: Scenario, source: str, one: Variant, config: TrainerConfig)
             extra = work * (1 + times) - 1
             if extra > MAX_EXTRA:
                 raise InputError(
-                    f"{source}: controls: dose: {key} of {one.name} would be {extra} ({times} times its own {work} "
-                    f"more); at most {MAX_EXTRA}"
+                    f"{source}: controls: dose: {key} of {one.name} would be {extra} ({times} times its own "
+                    f"{work} more); allowed: at most {MAX_EXTRA}"
                 )
             yield f"dose-{kind}-{times}", expand({key: extra})
 
@@ -312,7 +312,7 @@ def describe(plan: Plan) -> str:
         f"{_count(len(plan.comparisons), 'comparison')}"
     )
     left_out = [
-        f"{name} is left out: it needs {', '.join(modules)}, not installed here"
+        f"{name} is left out: it needs {', '.join(modules)}, which is not installed"
         for name, modules in plan.left_out.items()
     ]
     return "\n".join([*lines, counts, *left_out])

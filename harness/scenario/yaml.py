@@ -87,7 +87,7 @@ def read_document(path: Path, order: int = 0) -> Document:
         with path.open("rb") as file:  # a device such as /dev/zero never ends
             content = file.read(MAX_YAML_BYTES + 1)
         if len(content) > MAX_YAML_BYTES:
-            raise InputError(f"{path}: more than {MAX_YAML_BYTES // 2**20} MiB; that is no file written by hand")
+            raise InputError(f"{path}: more than {MAX_YAML_BYTES // 2**20} MiB; give a scenario file")
         text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file{_neighbours(path)}") from error
@@ -171,7 +171,7 @@ class _Builder:
             raise self._refuse(node, path[:1], f"expands to more than {MAX_YAML_VALUES} values (aliases that repeat?)")
         self._document.marks.setdefault(path, self._mark(node))
         if id(node) in open_nodes:
-            raise self._refuse(node, path, "an alias refers to the value that holds it (a cycle)")
+            raise self._refuse(node, path, "an alias refers to a value that contains it (cycle)")
         inside = (*open_nodes, id(node))
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._mapping(node, path, inside)

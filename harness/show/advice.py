@@ -20,11 +20,11 @@ from harness.show.words import capitalised, floor_percent, interval, listing, pe
 _WAITED_FOR = "a disk, a network, a lock, threads of a tokenizer"
 COSTS: dict[AdviceCost, str] = {
     "processes": "a core and the memory of a process for each",
-    "no processes": "batches that are no longer made while the device computes",
+    "no processes": "no overlap of making batches and computing",
     "memory": "more batches in memory",
     "pretokenized copy": "a pretokenized copy of the corpus on disk",
-    "late check": "seeing a step later that a loss is not finite (compute.sync: late)",
-    "its data path": "what that path needs",
+    "late check": "detecting a non-finite loss one step later (compute.sync: late)",
+    "its data path": "the requirements of that path",
 }
 
 
@@ -198,8 +198,7 @@ def _reasons(found: Sequence[ArmAdvice], advised: set[str], names: ArmNames) -> 
     if remaining := [arm for arm in remaining if arm not in explained]:
         lines.append(
             f"No further change of the data loading is worth trying for {_named(remaining, names)}: no predicted gain "
-            "is surely larger than "
-            f"{_least_gain([advice for advice in found if advice.arm in remaining])}."
+            f"is surely larger than {_least_gain([advice for advice in found if advice.arm in remaining])}."
         )
     return lines
 
@@ -301,11 +300,11 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
     parts = [table(["arm", "change", "predicted", "measured here", "worth it"], rows)]
     parts.append(
         "Each arm replayed under one change at a time, times as fast [95 % interval], for the time of a step. *worth "
-        "it*: the interval lies above 1, the median clears the noise floor, the error of the unedited replay and "
+        "it*: the interval lies above 1, the median exceeds the noise floor, the error of the unedited replay and "
         f"{percent(ADVISED_GAIN_MIN)}, and that error is within {percent(REPLAY_ERROR_MAX)}; of several numbers of "
-        "workers the smallest that is as good as the best. "
+        "workers, the smallest that is as good as the best. "
         + (_OR if any(option.serial is not None for advice in found for option in advice.options) else "")
-        + f"{NOT_MEASURED}: no arm of this study is so. Costs: "
+        + f"{NOT_MEASURED}: no arm of this study has this change. Costs: "
         + "; ".join(f"{name}: {COSTS[kind]}" for name, kind in kinds.items())
         + "."
     )
@@ -314,7 +313,7 @@ def section(found: Sequence[ArmAdvice], names: ArmNames) -> str:
         _iterable([advice for advice in found if any(option.cost == "processes" for option in advice.options)], names),
     )
     if assumed:
-        parts.append("The replay takes for granted:")
+        parts.append("The replay assumes:")
         parts.append("\n".join(f"- {safe(line)}" for line in assumed))
     return "\n\n".join(parts)
 
@@ -330,7 +329,7 @@ def _cell(one: Advice, arm: str, names: ArmNames) -> str:
 
 
 _NUMBERS: Mapping[AdviceCost, str] = {"processes": "loader workers", "memory": "batches ahead"}
-_OR = f"*or*: where what the stages wait for ({_WAITED_FOR}) serves one worker at a time. "
+_OR = f"*or*: if the resource that stages wait for ({_WAITED_FOR}) serves one worker at a time. "
 _KINDS: dict[str, AdviceCost] = {
     "workers": "processes",
     "no workers": "no processes",

@@ -95,7 +95,7 @@ def _check_tables(study: StudyFolder, record: StudyRecord, runs: Sequence[RunDat
         return
     errors = (run.record.error for run in runs if run.record.error)
     reason = next(errors, f"no {study.path / 'runs'}/*/*/run.json")
-    raise InputError(f"{study.path}: no table of its runs is left ({one_line(reason)}); its report stays as it is")
+    raise InputError(f"{study.path}: no table of its runs is left ({one_line(reason)}); its report is unchanged")
 
 
 def _has_figures(summary_json: Path) -> bool:

@@ -25,28 +25,28 @@ from harness.show.text.verdicts import absent_text, reason
 from harness.show.words import interval, listing, part_of, percent, ratio
 
 BOUNDS: Mapping[Bound, tuple[str, str]] = {  # its name, and why
-    "data": ("bound by data work", "nothing else that leaves the device idle is known to cost them more"),
-    "host": ("host-bound", "the device runs dry while the host does other work than data"),
+    "data": ("bound by data work", "no other cause of device idle time is known to cost more"),
+    "host": ("host-bound", "the device is idle while the host does other work than data"),
     "launch": ("launch-bound", "the device ends its work as the host ends launching it: it waits for launches"),
     "device or launch": (
         "device-bound or launch-bound",
-        "while the host is still launching a phase, the device works or waits for launches: its events do not tell "
-        "which, a profiled window does",
+        "while the host is still launching a phase, the device works or waits for launches: CUDA events do not show "
+        "which; a profiled window does",
     ),
     "device": (
         "device-bound",
-        "the device runs dry {idle} of the step, and fetching could last {more} of a step longer for next to nothing",
+        "the device is idle for {idle} of the step, and fetching could take {more} of a step longer at almost no cost",
     ),
     "balanced": (
         "balanced",
-        "the device runs dry {idle} of the step, and fetching could not last {more} of a step longer for next to "
-        "nothing",
+        "the device is idle for {idle} of the step, and fetching could not take {more} of a step longer at almost no "
+        "cost",
     ),
 }
 NEVER_REST = "its loader workers are at work nearly all the time, and the step waits for them"
 HELD = (
-    "the device runs dry {idle} of the step; a full queue of launches, or a call that blocks untimed, may have held "
-    "the host, so it is not known how much longer fetching could last"
+    "the device is idle for {idle} of the step; a full queue of launches, or an untimed blocking call, may have "
+    "blocked the host, so it is unknown how much longer fetching could take"
 )
 
 
@@ -99,7 +99,7 @@ def _share(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         return
     limit = waits.step_ms / remaining
     yield ChainLink(
-        "share of the step", limit, f"{text}: were all of it waited for, steps would be {ratio(limit)} as fast"
+        "share of the step", limit, f"{text}: if the step waited for all of it, steps would be {ratio(limit)} as fast"
     )
 
 
@@ -110,10 +110,10 @@ def _hidden(waits: Waits, hidden_behind_ms: Mapping[str, float]) -> Iterator[Cha
         return
     step = "the step" if waits.ranks == 1 else "rank 0"
     between_ms = sum(waits.between_steps_ms.values())
-    between_text = f"; {part(between_ms)} ran between training steps, beside an evaluation say"
+    between_text = f"; {part(between_ms)} ran between training steps, such as during an evaluation"
     between_text = between_text if between_ms >= WORTH_SHARE * waits.step_ms else ""
     if hidden < 1e-3:
-        text = f"nothing of it is hidden; it costs {step} {_costs(waits, waited)}{between_text}"
+        text = f"none of it is hidden; it costs {step} {_costs(waits, waited)}{between_text}"
         yield ChainLink("hidden", None, text)
         return
     phases = {name: value for name, value in hidden_behind_ms.items() if value >= 0.05 * hidden}
@@ -166,10 +166,7 @@ def _ceiling(c: Comparison, waits: Waits) -> Iterator[ChainLink]:
         bound = f"; blocks differ in what bounds their steps: {listing(kinds)}"
     open_share = (waits.open_ms or 0.0) / waits.step_ms if waits.step_ms else 0.0
     if waits.bound in ("data", "host", "launch") and open_share > LIMIT_SHARE_MIN:
-        bound += (
-            f", and for {percent(open_share)} of the step the device worked or waited for launches: it is not known "
-            "which"
-        )
+        bound += f", and for {percent(open_share)} of the step the device worked or waited for launches (unknown which)"
     # The time of waits for launches is no saving: faster data work may save more than fewer launches.
     step_ms = waits.step_ms or math.inf
     low, high = (bound_ms / step_ms for bound_ms in waits.waited_range_ms or (waits.waited_ms or 0.0,) * 2)
@@ -214,5 +211,5 @@ def _measured(m: Measured) -> Iterator[ChainLink]:
             m.ratio.median,
             f"and each {'trains' if trains else 'computes'} {ratio(tokens_ratio)} as many tokens on average, which "
             f"makes {ratio(m.ratio.median)} the {m.measure} (median over blocks): that part is "
-            f"{'padding' if padding else 'what a step holds'}, not time",
+            f"{'padding' if padding else 'the size of a step'}, not time",
         )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE = "corpus-lengths.png"
-NO_UNKNOWN = "not counted: the tokenizer has none (it knows every byte, or drops what it does not know)"
+NO_UNKNOWN = "not counted: the tokenizer has none (it encodes every byte, or drops unknown text)"
 _BAR = 30  # characters of the longest bar
 
 
@@ -53,7 +53,7 @@ def page(found: CorpusStatistics, picture: str | None = None) -> str:
         table(["tokens", "documents", "share", "share of tokens", "documents"], _bins(found)),
         "## Padding against packing",
         "Padded: a document a row, cut off at the sequence length; packed: documents end to end. Useful is the share "
-        "of positions that hold a token: the rest is padding, which packed rows have in the last one alone.",
+        "of positions with a token. The rest is padding, which among packed rows only the last one has.",
         table(padded, rows),
         _advice(found),
     ]
@@ -109,8 +109,8 @@ def _advice(found: CorpusStatistics) -> str:
     """
     unknown = (found.unknown_share or 0) > 0.001
     return " ".join([
-        *["The tokenizer does not know part of this text: what was there cannot be learned."] * unknown,
-        *["Special tokens stand in the text itself: a model reads them as the ends or marks that they are."]
+        *["The tokenizer cannot encode part of this text, so a model cannot learn it."] * unknown,
+        *["The text contains special tokens: a model treats them as ends or marks."]
         * (found.special_share > 0),
         *["Documents repeat: held-out copies are kept apart by content, but training sees them again."]
         * (found.duplicate_share > 0.01),

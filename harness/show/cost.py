@@ -80,7 +80,7 @@ def lines(found: PredictedCost) -> list[str]:
     measured = min(len(measurement.steps_s) for measurement in found.measured)
     all_steps = max(work.steps for work in found.work)
     share = f", of {all_steps:,}" if all_steps > measured and found.of == "training" else ""
-    doubted = "not to be trusted, " if barred(found.doubts, "prediction") else ""
+    doubted = "unreliable, " if barred(found.doubts, "prediction") else ""
     return [
         f"{capitalised(subject)} of {found.scenario}: {doubted}about {duration(total.likely)}{cost}; {worst} if all "
         f"steps are like the slowest of those measured (predicted from the first "
@@ -134,14 +134,14 @@ def notes(found: PredictedCost) -> list[str]:
     for arm in found.arms:
         if arm.work.passed_over:
             noted.append(
-                f"{arm.arm}: it begins at step {arm.work.passed_over:,}; the data of the steps before is made and "
-                "dropped first, which is not in it"
+                f"{arm.arm}: it begins at step {arm.work.passed_over:,}; making and dropping the data of earlier "
+                "steps is not included"
             )
         if arm.has_long_steps:
             noted.append(
-                f"{arm.arm}: some of its steps are long: their mean is {ms(arm.each_of_many.likely * 1e3)}, above the "
-                f"median's interval, so {arm.work.steps:,} steps are taken to last the mean each, not the median; "
-                f"at the slowest {ms(arm.each_of_many.worst * 1e3)} each, the slowest of all after the start"
+                f"{arm.arm}: some of its steps are long: the mean ({ms(arm.each_of_many.likely * 1e3)}) is above the "
+                f"median's interval, so the {arm.work.steps:,} steps are predicted by the mean; worst case: "
+                f"{ms(arm.each_of_many.worst * 1e3)} each, as the slowest after the start"
             )
     noted += [
         f"{measurement.arm}: {measurement.device} is emulated; start-up, passes and checkpoints are this machine's, "
@@ -151,7 +151,7 @@ def notes(found: PredictedCost) -> list[str]:
     ]
     noted += [text for entry in found.doubts if (text := _doubt_note(entry))]
     if found.of == "study":
-        noted.append("it ends with the last run: preparing the data and writing the report are not in it")
+        noted.append("it does not include preparing the data and writing the report")
     fewest = min(len(measurement.plain_s) for measurement in found.measured)
     noted.append(
         "the interval covers the few measured steps. It does not cover later load, or a long step rarer than "
@@ -169,14 +169,14 @@ def _doubt_note(one: Doubt) -> str:
     match one.kind:
         case "no core":
             return (
-                f"{one.arms[0]}: for {share} of the measured steps' time it was ready to run without a core: other "
-                "work slowed them. Measure again on a quiet machine"
+                f"{one.arms[0]}: for {share} of the measured steps' time it waited for a core: other work slowed it. "
+                "Measure again on a quiet machine"
             )
         case "drift":
             change = "longer" if (one.share or 0.0) > 0 else "less"
             return (
                 f"{one.arms[0]}: the later half of the measured steps took {share} {change} than the earlier, and "
-                "later steps may go on so. A short harness train shows where they settle"
+                "this may continue. A short harness train shows the speed of later steps"
             )
     return ""
 
@@ -191,7 +191,7 @@ def price_line(found: PredictedCost) -> str:
         unpriced = [arm.arm for arm, price in priced if price is None]
         subset = "" if len(unpriced) == len(found.measured) else f" of {listing(unpriced)}"
         return (
-            f"no price is known{subset}, so only hours are predicted; give --price USD, --device-profile NAME or "
+            f"the price is unknown{subset}, so only hours are predicted; give --price USD, --device-profile NAME or "
             "price_usd_per_hour"
         )
     line = f"price: {listing([*dict.fromkeys(_price_text(price) for _, price in priced if price is not None)])}"
@@ -201,7 +201,7 @@ def price_line(found: PredictedCost) -> str:
         if price is not None and price.source == "profile" and arm.profile != price.name
     )
     if devices:
-        line += f"; the hours are those of {listing([*devices])}, where the steps were measured, not of that device"
+        line += f"; the hours were measured on {listing([*devices])}, not on that device"
     return line
 
 
@@ -274,7 +274,7 @@ def _longer(found: PredictedCost) -> str:
     warms_up_longer = any(
         measurement.waits and work.most_extra for measurement, work in zip(found.measured, found.work, strict=True)
     )
-    return " and arms that wait for data warm up for as long as they may" if warms_up_longer else ""
+    return " and arms that wait for data use the longest warm-up" if warms_up_longer else ""
 
 
 def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None = None) -> str:
@@ -293,7 +293,7 @@ def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None 
     if found.measuring_s:
         measuring = "measuring the first steps, for the prediction"
         rows.append((measuring, duration(found.measuring_s), found.measuring_s))
-        actual = "actual, that among it"
+        actual = "actual, including that"
     rows.append((actual, duration(found.spent_s), found.spent_s))
     cells = [[name, time, *([] if usd is None else [_usd_of(found, seconds)])] for name, time, seconds in rows]
     return joined(
@@ -338,8 +338,8 @@ def outcome(found: PredictedCost) -> str:
         text += f" Budget: {limit_text(found)}; {percent(found.spent_s / found.limit_s)} of it is spent."
     if found.prices_differ and found.per_hour_usd is not None:
         text += (
-            f" Arms cost differently by the hour; what was spent is not told by arm, and is taken at the average of "
-            f"{found.per_hour_usd:.4g} USD an hour that was predicted."
+            " Arms cost differently by the hour; the spending is not recorded per arm, and is charged at the average "
+            f"of {found.per_hour_usd:.4g} USD an hour that was predicted."
         )
     return text
 
@@ -411,7 +411,7 @@ def spending_lines(found: Sequence[Expense]) -> list[str]:
     unpriced = [expense for expense in found if expense.usd is None]
     if unpriced:
         gap = f"{count(len(unpriced), 'folder')} of {len(found)} without a price"
-        lines.append(f"{gap}: the sums of money leave them out; give --price USD to price all")
+        lines.append(f"{gap}: the sums of money exclude them; give --price USD to price all")
     return lines
 
 

@@ -319,7 +319,7 @@ def _label(name: str) -> str:
 
 def _questions(numbers: set[int | None]) -> str:
     if None in numbers:
-        return "of a number of questions that is not known"
+        return "of an unknown number of questions"
     return f"{listing([f'{number:,}' for number in sorted(count for count in numbers if count is not None)])} questions"
 
 

@@ -70,14 +70,14 @@ def page(found: DedupPage, picture: str | None = None) -> str:
     page = joined(
         f"# Near-duplicates in {code(result.corpus)}",
         _sentence(found),
-        "## What was looked for",
+        "## Method",
         _criteria(settings),
         table(
             ["similarity", "becomes a candidate"],
             [_point(settings, similarity) for similarity in similarities(settings)],
         ),
         picture_link("The S-curve", picture) if picture is not None else "",
-        "## What was found",
+        "## Results",
         table(["of the corpus", "value"], _facts(result)),
         _rules(found),
         "## Against the labels" if labelled else "",
@@ -140,8 +140,8 @@ def _sentence(found: DedupPage) -> str:
     share = percent(result.removed / result.documents) if result.removed < 0.995 * result.documents else "over 99 %"
     return (
         f"{result.removed:,} of {result.documents:,} documents ({share}) are removed as near-duplicates, in "
-        f"{count(result.groups, 'group')} of which one each is kept; {result.documents - result.removed:,} documents "
-        "stay."
+        f"{count(result.groups, 'group')}, each with one kept document; {result.documents - result.removed:,} "
+        "documents stay."
     )
 
 
@@ -154,9 +154,8 @@ def _criteria(settings: DedupSettings) -> str:
         f"near-duplicates from a Jaccard similarity of their shingles of {settings.threshold} on. Candidates share "
         f"one of {count(banding.bands, 'band')} of {count(banding.rows, 'row')} ({banding.permutations} permutations, "
         f"seed {settings.seed}): the S-curve 1 - (1 - s^{banding.rows})^{banding.bands}, which rises around "
-        f"{banding.steepest:.2f}. By it, which takes permutations as independent, a pair right at the threshold is no "
-        "candidate with a probability of "
-        f"{_probability(banding.missed(settings.threshold))}."
+        f"{banding.steepest:.2f}. For independent permutations, a pair right at the threshold is missed with a "
+        f"probability of {_probability(banding.missed(settings.threshold))}."
     )
 
 
@@ -200,14 +199,14 @@ def _facts(result: DedupResult) -> list[tuple[str, str]]:
 
 def _rules(found: DedupPage) -> str:
     rules = [
-        f"Groups are what hangs together by similar pairs; {KEPT_RULE}. A removed document may so be less similar to "
+        f"Similar pairs connect the documents of a group; {KEPT_RULE}. So a removed document may be less similar to "
         "the kept one than the threshold: `removed/` lists both rows (from 0, in the corpus' order) and their exact "
-        "similarity (of 64-bit hashes of shingles), and the most similar document that it hangs by."
+        "similarity (of 64-bit hashes of shingles), and the most similar document that connects it."
     ]
     if found.result.crowded:
         rules.append(
-            f"{count(found.result.crowded, 'document')} with more than {BEFORE} earlier ones in a band: there compared "
-            f"with the {BEFORE} before alone, so pairs farther apart may be missed."
+            f"{count(found.result.crowded, 'document')} with more than {BEFORE} earlier ones in a band: there "
+            f"compared only with the previous {BEFORE}, so pairs farther apart may be missed."
         )
     return " ".join(rules)
 

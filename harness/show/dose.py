@@ -34,7 +34,7 @@ def dose_reason(found: Dose) -> str | None:
     if found.slope.ci_low is None:
         return f"fewer than {MIN_BLOCKS} blocks give no interval"
     if found.blocks_needed is None:
-        return f"even {DOSE_BLOCKS_MAX} blocks would not decide: the work is too little for a step that varies so much"
+        return f"even {DOSE_BLOCKS_MAX} blocks would not decide: the effect is too small for steps that vary so much"
     return f"about {count(found.blocks_needed - found.slope.n, 'more block')} would decide"
 
 
@@ -123,68 +123,66 @@ def assumption_lines(found: Iterable[Assumption]) -> list[str]:
 def _busy_unknown(one: Assumption) -> str:
     text = (
         f"while {listing(list(one.names))} {'was' if len(one.names) == 1 else 'were'} still being launched the device "
-        "worked or waited for launches: the interval holds either; launching is taken to last as long as it did"
+        "worked or waited for launches: the interval includes both; launching is assumed to take as long as recorded"
     )
-    return f"{text}, so the step may last longer than this where that work gets longer" if one.scaled else text
+    return f"{text}, so the step may take longer than this if that work gets longer" if one.scaled else text
 
 
 def _device_speed(one: Assumption) -> str:
     scope = "" if one.asynchronous else ", and forward, backward and optimizer are all of it"
     held_up = (
-        "; launching is taken to last as long as it did: where a full queue held it up, a faster device gains more"
+        "; launching is assumed to take as long as recorded: if a full queue delayed it, a faster device gains more"
     )
     return f"all work on the device changes speed alike{scope}{held_up if one.asynchronous else ''}"
 
 
 ASSUMPTIONS: Mapping[AssumptionKind, Callable[[Assumption], str]] = {
     "loader alone": lambda _: (
-        "the loader costs what it cost in the other arm's data-only runs, where it had the machine to itself"
+        "the loader is assumed to cost as much as in the other arm's data-only runs, where it ran alone"
     ),
     "receive not observed": lambda assumption: (
-        f"no batch lay ready: receiving one is taken to cost {_cost(assumption.cost_ms)}, and intervals hold that it "
-        "costs nothing, or all that a hand-over takes"
+        f"no batch was ready early: receiving one is assumed to cost {_cost(assumption.cost_ms)}, and intervals cover "
+        "from nothing to a whole hand-over"
     ),
     "hand-over not observed": lambda assumption: (
-        f"no batch was waited for: its hand-over is taken to last {_cost(assumption.cost_ms)}, and intervals hold that "
-        f"it lasts no longer than receiving the batch does, or {HANDOVER_TIMES_MAX} times as long, as far as the "
-        "recorded order allows that"
+        f"no batch was awaited: its hand-over is assumed to take {_cost(assumption.cost_ms)}, and intervals cover "
+        f"from the time of receiving the batch to {HANDOVER_TIMES_MAX} times the assumed time, as far as the recorded "
+        "order allows"
     ),
     "device not recorded": lambda _: (
-        "what the device did was not recorded: time on the host stands for it, and a wait of the host counts as one"
+        "the device was not recorded: times of the host are used instead, including its waits"
     ),
     "busy not known": _busy_unknown,
     "hand-over": lambda assumption: (
-        "the recording has no workers: handing a batch over to the main thread is taken to cost "
+        "the recording has no workers: handing a batch over to the main thread is assumed to cost "
         f"{assumption.tensor_ms} ms for each of its {assumption.tensors} tensors"
         f"{', as data.transport is ring' if assumption.ring else ''} (transfer=... sets it otherwise)"
     ),
     "stages inline": lambda _: (
-        "without workers the stages take as long inline as they did in the workers, with no hand-over"
+        "without workers the stages are assumed to take as long inline as in the workers, with no hand-over"
     ),
     "prefetch without workers": lambda _: "prefetch has no effect without workers",
     "batch size": lambda _: (
-        "stages, h2d, forward and backward grow in proportion to the batch (consecutive recorded batches are put "
-        "together), gradient norm and optimizer do not, nor does the hand-over"
+        "stages, h2d, forward and backward grow in proportion to the batch (consecutive recorded batches are joined), "
+        "gradient norm and optimizer do not, nor does the hand-over"
     ),
     "device speed": _device_speed,
     "sync on a synchronous device": lambda _: (
         "sync=off changes little here: on a synchronous device there is no queue to wait for"
     ),
-    "deep queue": lambda _: (
-        "the device's queue is taken to be deep enough to hold all that is launched between two syncs"
-    ),
+    "deep queue": lambda _: "the device's queue is assumed to be deep enough for all launches between two syncs",
     "ranks": lambda assumption: (
         f"each of {assumption.ranks} ranks draws its own stretch of the recording and has cores of its own; backward "
         "ends when the slowest rank's does, and the communication itself takes no time"
     ),
     "side by side": lambda _: (
-        "what stages wait for (a disk, a network, a lock) serves several workers side by side; where it serves one at "
-        "a time, a step lasts longer than this, or with fewer workers less long"
+        "stages are assumed to wait for a resource (a disk, a network, a lock) that serves several workers at once; "
+        "if it serves one at a time, a step takes longer, or less long with fewer workers"
     ),
     "shared cores": lambda assumption: (
         f"{assumption.cores} cores are shared fairly among {assumption.threads} compute threads and "
-        f"{assumption.workers} workers, which want them independently of one another (mean field); other processes are "
-        "left out"
+        f"{assumption.workers} workers, which use them independently of one another (mean field); other processes are "
+        "ignored"
     ),
 }
 

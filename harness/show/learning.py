@@ -46,8 +46,8 @@ def section(found: Learning | None, pictures: Sequence[str], names: ArmNames) ->
         parts.append(bulleted(agreements))
     if found.other_labels:
         parts.append(
-            "The arms are evaluated on other labels (their tokenizer, held-out documents, tokens or objective differ): "
-            "a lower loss or perplexity of one is not a better one."
+            "The arms are evaluated on different labels (their tokenizer, held-out documents, tokens or objective "
+            "differ): their losses and perplexities cannot be compared."
         )
     parts += [*choice_parts(found, names), f"{cost(found.arms)}."]
     drawn = {PICTURE: ALT, CHOICES_PICTURE: CHOICES_ALT}
@@ -135,7 +135,7 @@ def cost(arms: Sequence[ArmCurves]) -> str:
     share = percent(shares[0]) if len(arms) == 1 else f"{percent(shares[0])} to {percent(shares[-1])}"
     return (
         f"Evaluation: {passes} pass{'' if passes == 1 else 'es'}, {number(seconds)} s, {share} of the time of steps "
-        "and passes together, outside the steps: no throughput counts it"
+        "and passes together, outside the steps: no throughput includes it"
     )
 
 
@@ -193,7 +193,7 @@ def choice_parts(found: Learning, names: ArmNames) -> list[str]:
         "steps trained": lambda arm: listing([f"{steps:,}" for steps in _asked(arm)[1]]),
         "passes": lambda arm: str(arm.choice_passes),
     })  # fmt: skip
-    note = "The arms are asked other questions, or in another form: the share of one says nothing of another's."
+    note = "The arms answer different questions, or in a different form: their shares cannot be compared."
     return [shown, CHOICES_NOTE, *([note] if found.other_questions else [])]
 
 
@@ -261,9 +261,9 @@ def target_section(found: Sequence[Learned], names: ArmNames) -> str:
         f"Medians over the runs [95 % interval]. A loss is the mean over {LOSS_STEPS} training steps, warm-up steps "
         "among them, as they train too; it is that of the batches it trains on, not of a held-out set."
         f"{end_note} *Steps* (at least {LOSS_STEPS}), *tokens* and *seconds* are medians over all runs: one that did "
-        "not come there counts as later than any other, and then there is no interval. Seconds are those of steps "
-        f"alone, at the arm's typical one. Memory is the most that a run's processes had resident"
-        f"{', and torch on the device' if on_device else ''}."
+        "not reach it counts as the latest, and then there is no interval. Seconds are those of steps alone, at the "
+        "arm's typical one. Memory is the most that a run's processes had "
+        f"resident{', and torch on the device' if on_device else ''}."
     )
     return f"{column_table(found, columns)}\n\n{note}"
 

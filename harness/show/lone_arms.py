@@ -121,7 +121,7 @@ def _kinds(totals: ArmTotals, part: Callable[[float], str]) -> str | None:
     if kinds is None or (exception and long is not None and 2 * long.steps >= kinds.above_share * kinds.of):
         return None
     number = "three" if kinds.longest_share else "two"
-    none = "though hardly a step is like that" if kinds.like_mean <= KINDS_BETWEEN_MAX else f"of {number} kinds"
+    none = "although few steps are like that" if kinds.like_mean <= KINDS_BETWEEN_MAX else f"of {number} kinds"
     spread = "" if kinds.slow_runs is None else f" (the long ones in {kinds.slow_runs} of {count(kinds.runs, 'block')})"
     shares = [(1 - kinds.above_share, kinds.fast_ms), (kinds.slow_share, kinds.slow_ms)]
     if kinds.longest_share:
@@ -171,7 +171,7 @@ def left_out_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]
     arms_unseen = [(names.short(arm.name), arm.unseen) for arm in arms if arm.unseen is not None]
     return [
         Headline(name, f"evaluations take {percent(unseen.evaluating)} of the time, in "
-                 f"{count(unseen.evaluating_steps, 'step')} that the other figures leave out", "")
+                 f"{count(unseen.evaluating_steps, 'step')} that the other figures exclude", "")
         for name, unseen in arms_unseen
         if unseen.evaluating_steps
     ]  # fmt: skip
@@ -182,7 +182,7 @@ def skipped_lines(arms: Sequence[ArmReport], names: ArmNames) -> list[Headline]:
     support = "A skipped step halves the loss scale and trains nothing. Warm-up steps are included."
     return [
         Headline(names.short(arm.name), f"{arm.skipped_steps:,} of {count(arm.optimizer_steps, 'optimizer step')} "
-                 "skipped, as gradients overflowed in fp16", support)
+                 "skipped, because gradients overflowed in fp16", support)
         for arm in arms
         if arm.skipped_steps
     ]  # fmt: skip
@@ -231,7 +231,7 @@ def group_lines(arms: Sequence[ArmReport], gain: GroupGain | None, names: ArmNam
         finding = f"{names.short(last.name)} waits {part(waits[last.name])} of {part(step_ms)} a step for data{mostly}"
         support.append(_others(part(most_ms), names.short(last.name), gain))
     if gain is None:
-        support.append("The steps of one rank do not tell what a change of it would gain.")
+        support.append("The steps of one rank do not show the gain of a change.")
     else:
         support.append(_together(gain.without_data))
     return [Headline(f"{len(ranks)} ranks", finding, " ".join(support))]
@@ -244,13 +244,13 @@ def _others(longest: str, last: str, gain: GroupGain | None) -> str:
     """
     text = f"The others wait {longest} at most"
     if gain is None:
-        return f"{text}. The record does not tell whether they then wait for {last}."
+        return f"{text}. It was not recorded whether they then wait for {last}."
     gain_if_alike = gain.slowest_alike
     upper = gain_if_alike.median if gain_if_alike.ci_high is None else gain_if_alike.ci_high
     if upper <= 1 + WORTH_SHARE:
         return f"{text} and work while {last} still waits: none waits for it."
     if gain_if_alike.median <= 1 + WAIT_SHARE:
-        return f"{text}. None was seen to wait for {last}, but not all was seen (at most {ratio(upper)} as fast)."
+        return f"{text}. None was seen to wait for {last}; the record is incomplete (at most {ratio(upper)} as fast)."
     certainty = "and then for" if _surely(gain_if_alike) else "and then perhaps for"
     return (
         f"{text} {certainty} {last}. If {last} waited no longer than the next, all would be {_or_none(gain_if_alike)}."
@@ -308,7 +308,7 @@ def _data(arm: ArmReport) -> str:
         work_ms = sum(totals.work_ms.values())
         return f"Data work takes {part(work_ms)}. {unknown}"
     if waited_ms < WAIT_SHARE * step_ms:
-        upper = f", or up to {part(blocked_ms)} outside of what is timed" if unseen else ""
+        upper = f", or up to {part(blocked_ms)} outside of timed phases" if unseen else ""
         return f"It hardly waits for data ({part(waited_ms)}{upper}).{hidden}"
     if totals.uneven is not None:
         return f"It waits for data {in_blocks(totals.uneven)}.{hidden}"
@@ -344,7 +344,7 @@ def _device(arm: ArmReport, fetch_ms: float, step_ms: float) -> str:
         waited = f" and waits for launches for {part(launching_ms)}" if launching_ms >= WAIT_SHARE * step_ms else ""
         text += f" It works for {part(totals.device_busy_ms)}{waited}, by the kernels of a profiled window."
     elif open_ms >= WAIT_SHARE * step_ms:
-        text += f" For {part(open_ms)} it worked or waited for launches: CUDA events do not tell which."
+        text += f" For {part(open_ms)} it worked or waited for launches: CUDA events do not show which."
     waits = "" if any(cause.place for cause in arm.causes) else " and waits of the host for the device"
     return (
         f"{text} No saving is predicted: work on other streams, work launched within a fetch{waits} are not recorded."
@@ -435,8 +435,8 @@ def _disagreement(arm: ArmReport, measured: Estimate, replayed: Estimate) -> str
         possible_reason = "part of the wait may have another cause than data work"
     elif sum(arm.totals.hidden_ms.values()) > 0:
         possible_reason = (
-            "hidden data work can take cores and memory bandwidth from the step; or the few batches of the control are "
-            "faster to compute than others"
+            "hidden data work can take cores and memory bandwidth from the step; or the few batches of the control "
+            "are faster to compute than others"
         )
     else:
         possible_reason = "the few batches of the control may be faster to compute than others"
@@ -449,7 +449,7 @@ def _restarts(arm: ArmReport) -> str:
     "" if that cost is small or unknown.
     """
     if arm.unseen is not None and arm.unseen.never_restarted:
-        return " No epoch ends in these steps, so the cost of restarting the loader is in no figure."
+        return " No epoch ends in these steps, so no figure includes the cost of restarting the loader."
     if arm.unseen is None or arm.unseen.restarting <= RESTART_SHARE_MAX:
         return ""
     part, step_ms = part_of(_mean_ms(arm)), _mean_ms(arm)

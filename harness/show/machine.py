@@ -78,10 +78,10 @@ def _host_table(loads: Sequence[HostLoad]) -> str:
 
 HOST_NOTE = (
     "During measured steps only. Of several ranks each column is of rank 0 and its workers, but *others' cores* are "
-    "those of no rank on this machine. *loader cores*: of all workers (their number). *waited for a core*: seconds in "
-    "which threads were runnable and had none, per second; several threads add up. *resident*, *PSS*: the most at a "
-    "time, of main process and workers together; PSS counts a page that several share once. *disk*: what the page "
-    "cache did not have."
+    "used by processes of no rank on this machine. *loader cores*: of all workers (their number). *waited for a "
+    "core*: seconds in which threads were runnable and had none, per second; several threads add up. *resident*, "
+    "*PSS*: the most at a time, of main process and workers together; PSS counts a page that several share once. "
+    "*disk*: what the page cache did not have."
 )
 
 

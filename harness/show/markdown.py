@@ -94,9 +94,9 @@ def page(
     problems = [*probe_problem_lines(report.probe_problems), *files.problems, *timeline_cut]
     sections = [
         Section("Verdicts in full", _in_full(report.comparisons, pictures, names)),
-        Section("Waits, and what was timed", "" if screen.card is None else _headlines(screen)),
+        Section("Waits and timed phases", "" if screen.card is None else _headlines(screen)),
         Section("Why", why.section(report, pictures, names)),
-        Section("What was tried on paper", advice.section(report.advice, names)),
+        Section("What-if predictions", advice.section(report.advice, names)),
         Section("Comparisons in numbers", numbers.comparisons(report.compared, names)),
         Section("The data paths alone", numbers.data_paths(report.data_paths, names)),
         Section("Arms", numbers.arms(plain, names)),
@@ -104,10 +104,10 @@ def page(
         Section("Ranks", ranks.section(plain, names)),
         Section("Where each step's time goes", _picture("ledger.png", pictures)),
         Section(
-            "What was learned",
+            "Losses and evaluations",
             joined(learning.target_section(report.learned, names), learning.section(report.learning, pictures, names)),
         ),
-        Section("What it cost", cost.section(files.cost, {arm.name: arm.totals for arm in report.arms})),
+        Section("Cost", cost.section(files.cost, {arm.name: arm.totals for arm in report.arms})),
         Section("What removing a part would save", why.savings(plain, names)),
         Section("The critical path", why.critical_paths(plain, names)),
         Section("Where data work ran", why.places(plain, names)),
@@ -210,7 +210,7 @@ def probes_section(costs: Sequence[ProbeCost], problems: Sequence[str]) -> str:
             "recording in the trainer's main process, without writing the profile."
         )
     if problems:
-        parts += ["What the probes could not do:", bulleted(map(safe, problems))]
+        parts += ["Problems of the probes:", bulleted(map(safe, problems))]
     return "\n\n".join(parts)
 
 

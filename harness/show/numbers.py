@@ -134,8 +134,8 @@ def _data_work(shown: Sequence[ArmReport], names: ArmNames) -> str:
         if open_ms := left_open(arm.totals.waited_range_ms, sum(arm.totals.phase_ms.values())):
             ranges.append(f"{names.short(arm.name)} {number(open_ms[0])} to {number(open_ms[1])} ms")
     note = (
-        "Exposed and hidden are by one reading of when the device worked while the host was still launching, which its "
-        f"events leave open. By either, a step waits for data: {listing(ranges)}."
+        "CUDA events do not show when the device worked while the host was still launching. Exposed and hidden assume "
+        f"one of the cases. In either case, a step waits for data: {listing(ranges)}."
     )
     columns: dict[str, Callable[[ArmReport], str]] = {
         "arm": lambda arm: names.short(arm.name),
@@ -239,7 +239,7 @@ def _path_findings(found: Sequence[DataPath], names: ArmNames) -> list[str]:
         if (trained_with := steps_text(best.step_time, best.steps)) is not None:
             line += f"; trained with, {trained_with}"
         if best.training_times is not None:  # Padding is counted too, although it is no data work.
-            line += f"; by {best.measure}, which count what a step holds, {ratio(best.training_times.median)}"
+            line += f"; by {best.measure}, which include the size of a step, {ratio(best.training_times.median)}"
         lines.append(f"{line}.")
     return lines
 
@@ -347,12 +347,12 @@ def _limits(one: JudgedClaim) -> str:
     """Return clauses on what weakens the verdict: other differences of the arms, equal tokenization, no A/A
     control; else "".
     """
-    text = f"; both have data.tokenize {one.untested}, so nothing of the claim was tried" if one.untested else ""
+    text = f"; both have data.tokenize {one.untested}, so the claim was not tested" if one.untested else ""
     if one.differs:
         keys = listing([*one.differs[:CLAIM_KEYS_NAMED], *(["others"] if len(one.differs) > CLAIM_KEYS_NAMED else [])])
         text += f"; the arms differ in {keys} as well"
     if one.kind.ratio and one.figure is not None and one.noise_floor is None:
-        text += "; no A/A control says how far two runs of one arm lie apart"
+        text += "; no A/A control shows how much two runs of one arm differ"
     return text
 
 

@@ -79,7 +79,7 @@ def _sources(path: Path, tokens_per_step: float | None) -> list[CurveSource]:
         return _of_study(path)
     if (path / LLMC_LOG).is_file():
         return [_of_log(path / LLMC_LOG, tokens_per_step)]
-    problem = "no run in it" if path.is_dir() else "no such file or folder"
+    problem = "contains no run" if path.is_dir() else "no such file or folder"
     raise InputError(
         f"{path}: {problem}; allowed: a folder of harness train, a study, or a {LLMC_LOG} of llm.c or the folder of one"
     )
@@ -94,7 +94,7 @@ def _of_training(path: Path) -> CurveSource:
     file = path / EVALUATIONS
     passes = read_evaluations(file) if file.is_file() else []
     if not losses and not passes:
-        raise InputError(f"{path / LOSSES}: no loss in it: the training ended before its first step did")
+        raise InputError(f"{path / LOSSES}: contains no loss: the training ended before its first step was complete")
     run = PlottedRun("", *_tables(losses, passes), curve([(row.step + 1, row.tokens) for row in losses]))
     if not (path / "study.json").is_file():
         return CurveSource(run, path)
@@ -142,7 +142,7 @@ def _of_study(path: Path) -> list[CurveSource]:
             sources[study_run.record.arm] = CurveSource(run, path, study_run.record.arm, study_run.record.config)
     if not sources:
         raise InputError(
-            f"{path}: no finished run with a loss in it; an emulated device and a run without a model have none"
+            f"{path}: contains no finished run with a loss; an emulated device and a run without a model have none"
         )
     return list(sources.values())
 

@@ -59,7 +59,7 @@ def operators_section(profiles: Sequence[TorchProfile], pictures: Sequence[str])
 
 
 OPERATORS_NOTE = (
-    "Recorded by torch.profiler, in steps of which none is measured: it slows what it records. *self* is an "
+    "Recorded by torch.profiler, in steps that are not measured: it slows what it records. *self* is an "
     "operator's time without that of the operators inside it, on the host; *device* that of the kernels that it "
     "launched itself, whenever they ran. A *mark* has no work of its own: its self time is Python between operators. "
     "*share* is self time over the time of the profiled steps (in a worker: from its first recorded event to its "
@@ -85,8 +85,8 @@ def _arm(profile: TorchProfile) -> list[str]:
 def gap_line(gap: CutProfile | LostProfile) -> str:
     """Return a line on profiled steps without a usable profile: it is cut short, or it is missing."""
     if isinstance(gap, CutProfile):
-        return f"a profile of {count(gap.steps, 'step')} is not whole, or of no window: left out"
-    return f"steps {gap.first} to {gap.last} were profiled, but no whole profile of them is here"
+        return f"a profile of {count(gap.steps, 'step')} is incomplete or outside of a window: ignored"
+    return f"steps {gap.first} to {gap.last} were profiled, but their complete profile is missing"
 
 
 def _title(profile: TorchProfile, role: RoleOperators) -> str:
@@ -168,8 +168,8 @@ def _memory_table(profiles: Sequence[TorchProfile]) -> str:
 
 
 MEMORY_NOTE = (
-    "What torch's allocators had handed out, after each allocation and release. On a CPU: since the window began, "
-    "as the profiler knows nothing of what was allocated before it."
+    "Memory that torch's allocators had handed out, after each allocation and release. On a CPU: since the window "
+    "began, because earlier allocations are not recorded."
 )
 
 

@@ -14,10 +14,10 @@ from harness.show.tables import column_table
 from harness.show.words import count, interval, listing, ms, number, part_of, percent, ratio
 
 UNKNOWN: Mapping[Unknown, str] = {
-    "device": "as a device computes by itself",
-    "micro-batches": "as each micro-batch of a step begins with a wait of its own (fsdp)",
-    "not recorded": "as its exchanges were not recorded",
-    "": "as nothing was measured",
+    "device": "because a device computes asynchronously",
+    "micro-batches": "because each micro-batch of a step begins with its own wait (fsdp)",
+    "not recorded": "because its exchanges were not recorded",
+    "": "because nothing was measured",
 }
 NOTE = (
     "A rank waits for the others from when its own work before the exchange is done (ddp: its last gradients are "
@@ -63,7 +63,7 @@ def _kind(found: Scaling) -> str:
     if found.weak is not None:
         return "weak: the global batch grows" if found.weak else "strong: the same global batch"
     if found.per_step is None:
-        return "of what batch is not known"
+        return "of unknown batch sizes"
     batch = ratio(found.per_step[1] / found.per_step[0])
     return f"neither weak nor strong: {batch} the global batch with {ratio(found.ranks[1] / found.ranks[0])} the ranks"
 
@@ -95,7 +95,7 @@ def _scaled_by(found: Scaling, first: str) -> list[str]:
 
 def _finding(found: RanksReport) -> str:
     if all(rank.wait_ms is None for rank in found.ranks):
-        return f"who waits for whom is not known, {UNKNOWN[found.unknown]}"
+        return f"waits between ranks are unknown, {UNKNOWN[found.unknown]}"
     late, part = found.straggler, part_of(found.step_ms)
     if late is None or late.saved_ms < STRAGGLER_SHARE_MIN * found.step_ms:
         longest = max(found.ranks, key=lambda rank: rank.wait_ms or 0.0)
@@ -106,7 +106,7 @@ def _finding(found: RanksReport) -> str:
             f"no rank is {certainty}the one that the others wait for{phase} (rank {longest.number} waits most, {waits})"
         )
     waits = f"{part(late.saved_ms)} of {part(found.step_ms)} a step"
-    part_name = "what it does in no phase (other)" if late.part == "other" else late.part
+    part_name = "work outside of all phases (other)" if late.part == "other" else late.part
     return f"rank {late.number} makes the others wait, {waits} for {part_name}"
 
 
@@ -124,7 +124,7 @@ def _support(found: RanksReport) -> str:
         exchange = "" if found.exchange_ms is None else f"; the exchange itself takes {part(found.exchange_ms)}"
         scope = ""
         if found.parallel == "fsdp":
-            scope = " before the first forward pass; within the passes waits are not told from computing"
+            scope = " before the first forward pass; within the passes waits cannot be separated from computing"
         parts.append(f"Waits for the others: {listing(waits)} a step{scope}{exchange}.")
     if found.clock_error_ms is not None:
         parts.append(

@@ -203,7 +203,7 @@ def either_way(range_ms: tuple[float, float] | None, step_ms: float) -> str:
     if (open_ms := left_open(range_ms, step_ms)) is None:
         return ""
     return (
-        f"A step waits {between(open_ms, step_ms)} for it: CUDA events do not tell whether the device worked or "
+        f"A step waits {between(open_ms, step_ms)} for it: CUDA events do not show whether the device worked or "
         "waited for launches."
     )
 

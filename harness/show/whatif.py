@@ -37,9 +37,7 @@ def prediction_lines(
     if not p.edits:
         return [*lines, *_doubt_lines(doubts)]
     label = "predicted" if p.validation.within_tolerance else "outside tolerance:"
-    basis = (
-        "" if p.interval_from == "blocks" else " (interval from replicates of too few runs: it knows nothing of luck)"
-    )
+    basis = "" if p.interval_from == "blocks" else " (interval from replicates, without run-to-run variation)"
     lines.append(
         f"{label:<10} {_ms(p.step_ms)} per step, {blocks}{basis}: {ratio(p.gain.median)} as fast as the unedited replay"
         f"{_interval(p)}"

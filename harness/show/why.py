@@ -100,8 +100,8 @@ def _whatif_note(asked: Sequence[WhatIf]) -> str:
 
 
 WHATIF_MEASURED = (
-    " *measured*: the candidate is what the edits make of the baseline; it was run, and this was its step: hold the "
-    "baseline's prediction against it."
+    " *measured*: the candidate equals the baseline with the edits, and its step was measured: compare it with the "
+    "baseline's prediction."
 )
 WHATIF_NOTE = (
     "Both arms replayed under the edits that the scenario asks about (`whatif`), block by block: predictions, not "
@@ -171,10 +171,10 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
         totals = arm.totals
         phases = [f"{name} ({percent(share)} of steps)" for name, share in totals.launch_bound.items() if share >= 0.05]
         if phases and (totals.device_launch_bound_ms or 0) > 0:
-            work = "how much of each, its events do not tell."
+            work = "CUDA events do not show how much of each."
             if totals.busy_from == "profiled window" and totals.device_busy_ms is not None:
                 work = (
-                    f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is taken to "
+                    f"the kernels of a profiled window take {ms(totals.device_busy_ms)} of a step, which is assumed to "
                 )
                 work += "hold for the measured steps."
             lines.append(
@@ -186,13 +186,13 @@ def launch_bound_lines(arms: Sequence[ArmReport]) -> list[str]:
         if totals.device_busy_ms is None and open_ms > OPEN_SHARE * sum(totals.phase_ms.values()):
             addition = " also" if phases else ""
             blocks = any(call.site.endswith(UNANNOUNCED) for call in arm.explained.syncs)
-            later = "ended them later, or a call that nobody timed blocks within them" if blocks else "ended them later"
+            later = "ended them later, or an untimed call blocks within them" if blocks else "ended them later"
             unknown = either_way(totals.waited_range_ms, sum(totals.phase_ms.values()))
             data = f" Data work is {ms(sum(totals.work_ms.values()))} of the step. {unknown}" if unknown else ""
             lines.append(
                 f"{safe(arm.name)}: for {ms(open_ms)} of a step the device{addition} was at phases that the host was "
-                f"still launching, and {later}. It worked all that time, or waited for launches for some of it: its "
-                f"events do not tell, the kernels of a profiled window do.{data}"
+                f"still launching, and {later}. It worked all that time, or waited for launches for some of it: CUDA "
+                f"events do not show this, but the kernels of a profiled window do.{data}"
             )
     return lines
 
@@ -201,7 +201,7 @@ _LEAST = percent(LIMIT_SHARE_MIN)
 
 
 DEVICE_NOTE = (
-    "Means per step. *idle*: the device had nothing to do, by what the host did at that moment. *slack*: work still "
+    "Means per step. *idle*: time without device work, by what the host did at that moment. *slack*: work still "
     "queued when the host began to fetch. Fetching and launching may take up that much once. *bound*: the largest of "
     "what data work costs the step (data), device idle time while the host did anything else (host), and time in "
     f"phases that the device ends with their launches (launch), where that is more than {_LEAST} of the step; and "
@@ -228,10 +228,10 @@ def _sync_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 SYNC_NOTE = (
-    "Means per measured step. A blocking call lets the device run dry of queued work: what the host does from there to "
-    "the next blocking call is hidden only behind what it queues meanwhile, and leaves the device idle otherwise. "
-    "Launching of launch-bound phases is in neither column: it is not known which of the two it was. An *unannounced* "
-    "call is one that nobody timed: torch told of it in one step, and it is taken to come in each."
+    "Means per measured step. After a blocking call the device has no queued work. Until the next one, host work is "
+    "hidden only behind work that it queues meanwhile; otherwise the device is idle. Launching of launch-bound phases "
+    "is in neither column, because it is unknown which of the two it was. An *unannounced* call is one that was not "
+    "timed: torch reported it in one step, and it is assumed to happen in each."
 )
 
 
@@ -249,10 +249,9 @@ def _replay_table(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 
 REPLAY_NOTE = (
-    "The recorded durations played through a simulation of loop, loader and device. Unedited it must give the measured "
-    "step time, and how far it is off is its validation error: in the order recorded, which checks the simulation, and "
-    "resampled, as predictions are made. With all data work taken out it predicts what the *ideal data* control "
-    "measures (times as fast)."
+    "The recorded durations, replayed in a simulation of loop, loader and device. Without edits it should give the "
+    "measured step time. The difference is its validation error: in recorded order, which checks the simulation, and "
+    "resampled, as for predictions. Without all data work it predicts the *ideal data* control (times as fast)."
 )
 
 
@@ -273,9 +272,9 @@ REMOVED = {
 }
 UNSPLIT = {
     "not replayable": "its tables do not hold enough for a replay",
-    "replay is off": "the replay of the run as it was is off by more than its tolerance",
+    "replay is off": "the unedited replay is off by more than its tolerance",
     "above its work": "by replay a stage would cost the step more than all of its work",
-    "device not recorded": "what its device did was not recorded",
+    "device not recorded": "its device was not recorded",
     "no times": "its steps have no times",
     "spans missing": "its spans are missing or damaged",
 }
@@ -301,7 +300,7 @@ def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
         if abs(removal.speedup.median - 1) >= SAVING_SHARE_MIN
     ]
     left_out = (
-        f"Not said of {safe(listing(inexact))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
+        f"Not shown for {safe(listing(inexact))}: the unedited replay is off by more than {percent(REPLAY_ERROR_MAX)}."
     )
     if not rows:
         return left_out if inexact else ""
@@ -319,9 +318,10 @@ def savings(arms: Sequence[ArmReport], names: ArmNames) -> str:
 
 SAVINGS_NOTE = (
     "By replay of each run without that part, beside its unedited replay; medians over blocks. Savings overlap: they "
-    "need not add up. A kernel is device time, a phase the host's. Where stages of several workers wait (a disk, a "
-    f"lock), the interval holds that one worker at a time is served. A run of more than {PREDICTED_STEPS_MAX:,} "
-    f"measured steps is replayed in {REMOVAL_REPLICATES} stretches of its order, each that long."
+    "need not add up. A kernel is device time, a phase the host's. If stages of several workers wait (a disk, a "
+    "lock), the interval includes the case that one worker at a time is served. A run of more than "
+    f"{PREDICTED_STEPS_MAX:,} measured steps is replayed in {REMOVAL_REPLICATES} stretches of its order, each that "
+    "long."
 )
 
 
@@ -353,8 +353,8 @@ def critical_paths(arms: Sequence[ArmReport], names: ArmNames) -> str:
 PATH_NOTE = (
     "The one chain of work without slack that the time of the steps consists of, in shares of it, by replay of the "
     f"first {PREDICTED_STEPS_MAX} measured steps in their recorded order; links under {percent(PATH_SHARE_MIN)} are "
-    "left out. Where events do not tell when the device worked: from least to most. A share is no saving (see above): "
-    "another chain may be hardly shorter, and a phase that blocks leaves its wait to what it waits for."
+    "left out. If CUDA events do not show when the device worked: from least to most. A share is not a saving (see "
+    "above): another chain may be hardly shorter, and the wait of a blocking phase counts for what it waits for."
 )
 
 
@@ -372,7 +372,7 @@ def places(arms: Sequence[ArmReport], names: ArmNames) -> str:
     Adds a line for each arm whose stages have an unknown cost.
     """
     unknown = bulleted(
-        f"What each stage of {safe(names.short(arm.name))} cost is not known: {UNSPLIT.get(cause, cause)}."
+        f"The cost of each stage of {safe(names.short(arm.name))} is unknown: {UNSPLIT.get(cause, cause)}."
         for arm in arms
         if (cause := arm.totals.unsplit) is not None
     )
@@ -396,14 +396,14 @@ def _places_table(shown: Sequence[ArmReport], names: ArmNames) -> str:
         "during waits for others ms": lambda arm: number_cell(sum(arm.totals.parallel_ms.values())),
     }
     note = (
-        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. Where the time of data work "
-        "lay, not what it cost: a wait is caused by work that ran before it as well."
+        f"{' / '.join(STAGES)} per step; of waits for other batches all stages together. This shows where data work "
+        "ran, not its cost: earlier work also causes waits."
     )
     between_steps = [(sum(arm.totals.between_steps_ms.values()), arm.totals.p50_ms or 0.0) for arm in shown]
     if any(spent_ms >= SAVING_SHARE_MIN * step_ms > 0 for spent_ms, step_ms in between_steps):
         columns["between steps ms"] = lambda arm: number_cell(sum(arm.totals.between_steps_ms.values()))
         note += (
-            " *Between steps*, all stages together: between training steps (beside an evaluation, say), so that "
-            "it was neither waited for nor hidden behind one."
+            " *Between steps*, all stages together: between training steps (such as during an evaluation), so it was "
+            "neither waited for nor hidden behind one."
         )
     return f"{column_table(shown, columns)}\n\n{note}"

@@ -135,13 +135,13 @@ def check_sealed(path: Path, content: JsonObject) -> None:
     """
     if CONTENT in content and content[CONTENT] != _content_digest(content):
         raise InputError(
-            f"{path}: damaged, or changed since it was written: what it says does not have the SHA-256 in its key "
-            f"{CONTENT} (whoever changed it on purpose removes that key)"
+            f"{path}: damaged, or changed since it was written: its content does not match the SHA-256 in its key "
+            f"{CONTENT}. If the change was intended, remove that key"
         )
     if seals_digests(content) and content[OF_DIGESTS] != _digests_digest(content):
         raise InputError(
-            f"{path}: damaged, or changed since it was written: its key digests does not have the SHA-256 in its key "
-            f"{OF_DIGESTS} (whoever changed it on purpose removes the key {CONTENT})"
+            f"{path}: damaged, or changed since it was written: its key digests does not match the SHA-256 in its key "
+            f"{OF_DIGESTS}. If the change was intended, remove the key {CONTENT}"
         )
 
 
@@ -170,12 +170,12 @@ def check(folder: Path, known: Digests, names: Iterable[str]) -> None:
         try:
             changed = digest(path) not in known[name]
         except FileNotFoundError as error:
-            raise InputError(f"{path}: the run wrote this file, and it is gone") from error
+            raise InputError(f"{path}: the run wrote this file, but it is missing") from error
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from error
         if changed:
             raise InputError(
-                f"{path}: damaged, or changed since it was written: its SHA-256 is not that in run.json (key digests; "
-                "whoever changed it on purpose, or by the report of an older version, removes the entry and the key "
-                f"{CONTENT})"
+                f"{path}: damaged, or changed since it was written: its SHA-256 is not that in run.json (key digests). "
+                "If the change was intended, or made by the report of an older version, remove the entry and the key "
+                f"{CONTENT}"
             )

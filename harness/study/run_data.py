@@ -102,7 +102,7 @@ def read_facts(path: Path) -> ProbesRecord:
         # Strict mode accepts an array for a tuple only from JSON.
         return _adapter().validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        raise InputError(f"{path}: not what a run's probes report: {first_fault(error)}") from error
+        raise InputError(f"{path}: not a valid record of a run's probes: {first_fault(error)}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
 

@@ -208,9 +208,7 @@ class StudyFolder:
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
         # Files written by the record's names would go to the folder of another run.
         if f"{record.arm}/{record.block}" != place:
-            raise InputError(
-                f"{path}: it is the record of {record.arm}/{record.block}, and lies in the folder of {place}"
-            )
+            raise InputError(f"{path}: it is the record of {record.arm}/{record.block}, but in the folder of {place}")
         study_id = _study_id(self.study_json)
         if not is_of_study(study_id, record.session):
             raise InputError(
@@ -221,7 +219,7 @@ class StudyFolder:
                 if name not in record.digests and (path.parent / name).exists():
                     raise InputError(
                         f"{path.parent / name}: the run did not write this file: run.json has no SHA-256 of it (key "
-                        f"digests; whoever put it there on purpose removes the key {CONTENT} of run.json)"
+                        f"digests). If it was added on purpose, remove the key {CONTENT} of run.json"
                     )
         return record
 
@@ -252,7 +250,7 @@ class StudyFolder:
             try:
                 tables, record = self._intact(path, record)
                 if tables.steps is None and record.status == "done":  # Reported last: the table was deleted since.
-                    raise InputError("it was done, but its steps.parquet is gone")
+                    raise InputError("it was done, but its steps.parquet is missing")
             except InputError as error:  # One damaged table must not prevent the report of all other runs.
                 record = replace(record, status="failed", error=str(error))
                 tables = _Tables()

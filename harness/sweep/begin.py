@@ -84,7 +84,7 @@ def _begun(
     price = settings.price_usd_per_hour or _price_of_device(config)
     if settings.budget.usd is not None and price is None:
         raise InputError(
-            "budget.usd: no price of this machine is known; give price_usd_per_hour, or a budget of hours or tokens"
+            "budget.usd: the price of this machine is unknown; give price_usd_per_hour, or a budget of hours or tokens"
         )
     refuse_too_much(settings, configs, {}, spent_by((), price), price)
     prepare_data({loaded.arm: config}, settings.limits.start_s)

@@ -61,7 +61,7 @@ class TrialJournal:
         try:
             return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.path}: holds a trial that no sweep wrote ({one_line(repr(error))})") from error
+            raise InputError(f"{self.path}: has a trial not written by a sweep ({one_line(repr(error))})") from error
 
     def begin(self, plan: TrialPlan) -> Trial:
         """Add a trial with ``plan`` to the journal as running, and return it."""

@@ -75,9 +75,9 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
         raise InputError(f"{label}: give key=value, as in --set strategy=greedy")
     first = key.split(".")[0]
     if allowed is not None and first not in allowed:
-        raise InputError(f"{label}: a sweep goes on as it was begun; allowed here: keys of {', '.join(allowed)}")
+        raise InputError(f"{label}: a resumed sweep keeps its settings; allowed here: keys of {', '.join(allowed)}")
     if first in ("extends", "scenario", "arm"):
-        raise InputError(f"{label}: {first} is set in the file; --set takes other keys of a sweep, or of its base")
+        raise InputError(f"{label}: only the file can set {first}; --set takes other keys of a sweep, or of its base")
     if first not in SweepConfig.model_fields:
         key = f"base.{key}"
     try:
@@ -119,15 +119,15 @@ def check_settings(document: Document) -> SweepConfig:
     for key, setting in SET_BY_SWEEP.items():
         if has(base, key):
             mark = document.nearest(("base", *key.split(".")))
-            raise InputError(f"{mark}: base.{key}: the search sets it; say it by the sweep's {setting}")
+            raise InputError(f"{mark}: base.{key}: the search sets it; use the sweep's {setting}")
     for key in ("schedule", "final_fraction", "weight_decay"):
         if getattr(settings, key) is not None and has(base, f"optimizer.{key}"):
             mark = document.nearest(("base", "optimizer", key))
-            raise InputError(f"{mark}: base.optimizer.{key}: the sweep's {key} says it too; give one of them")
+            raise InputError(f"{mark}: base.optimizer.{key}: the sweep's {key} also sets it; give one of them")
     warmup = next((key for key in ("warmup_steps", "warmup_fraction") if getattr(settings, key) is not None), None)
     if warmup is not None and has(base, "optimizer.lr_warmup_steps"):
         mark = document.nearest(("base", "optimizer", "lr_warmup_steps"))
-        raise InputError(f"{mark}: base.optimizer.lr_warmup_steps: the sweep's {warmup} says it too; give one of them")
+        raise InputError(f"{mark}: base.optimizer.lr_warmup_steps: the sweep's {warmup} also sets it; give one of them")
     if settings.batch_tokens is not None and has(base, "optimizer.accumulation"):
         mark = document.nearest(("base", "optimizer", "accumulation"))
         raise InputError(f"{mark}: base.optimizer.accumulation: batch_tokens sets it; give one of them")
@@ -143,11 +143,11 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
     if len(by_option) == 1:
         (option_key,), (file_key,) = by_option, [key for key in marks if key not in by_option]
         raise InputError(
-            f"{marks[option_key]}: {option_key}: {marks[file_key]}: {file_key} says the warm-up too; "
+            f"{marks[option_key]}: {option_key}: {marks[file_key]}: {file_key} also sets the warm-up; "
             f"add --set {file_key}=null"
         )
     raise InputError(
-        f"{marks['warmup_steps']}: warmup_steps: warmup_fraction ({marks['warmup_fraction']}) says the warm-up too; "
+        f"{marks['warmup_steps']}: warmup_steps: warmup_fraction ({marks['warmup_fraction']}) also sets the warm-up; "
         "give one of them (null removes one)"
     )
 
@@ -172,9 +172,9 @@ class _Base(NamedTuple):
         """Return a line for each part of the scenario that has no effect on the sweep: its budget and its upload."""
         lines = []
         if self.scenario is not None and self.scenario.budget is not None and settings.budget == SweepBudget():
-            lines.append(f"the budget of {settings.scenario} is not one of this sweep, which has none (budget)")
+            lines.append(f"the budget of {settings.scenario} does not apply to this sweep (set the key budget)")
         if self.scenario is not None and self.scenario.upload is not None:
-            lines.append(f"the upload of {settings.scenario} is not one of this sweep (harness upload copies it)")
+            lines.append(f"the upload of {settings.scenario} does not apply to this sweep (use harness upload)")
         return tuple(lines)
 
 

@@ -45,7 +45,7 @@ def smaller_than_a_trial(short: Shortage, need: TrialsNeed, price: float | None)
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but one trial of {need.steps:,} steps needs "
         f"{amount(short.resource, short.needed)} ({_arithmetic(short.resource, need)}{_at(short.resource, price)}); "
-        "allowed: one trial at least, or fewer steps"
+        "give enough for one trial, or fewer steps"
     )
 
 
@@ -61,11 +61,11 @@ def smaller_than_the_sizes(short: Shortage, needs: Sequence[TrialsNeed], spent: 
     )
     measured, total = "", short.needed + short.budget - short.left  # ``total`` includes the spent part
     if short.resource != "tokens" and spent.seconds:
-        measured = f"; measuring what a step takes, which is spent: {duration(spent.seconds)}"
+        measured = f"; measuring the step time (already spent): {duration(spent.seconds)}"
     return (
         f"budget.{short.resource}: {amount(short.resource, short.budget)}, but {count(len(needs), 'size')} "
-        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, total)} where no trial ends early "
-        f"({shown}{measured}{_at(short.resource, price)}); allowed: all sizes at least, fewer trials, or fewer steps"
+        f"{'needs' if len(needs) == 1 else 'need'} {amount(short.resource, total)} if no trial ends early "
+        f"({shown}{measured}{_at(short.resource, price)}); give enough for all sizes, fewer trials, or fewer steps"
     )
 
 
@@ -74,7 +74,7 @@ def _arithmetic(resource: Resource, need: TrialsNeed) -> str:
     if resource == "tokens" or need.step_s is None or need.seconds is None:
         return f"{need.steps:,} steps x {need.tokens // max(1, need.steps):,} tokens"
     other_s = need.seconds - need.steps * need.step_s
-    return f"{need.steps:,} steps x {ms(need.step_s * 1e3)} + {duration(other_s)} beside them"
+    return f"{need.steps:,} steps x {ms(need.step_s * 1e3)} + {duration(other_s)} for the rest"
 
 
 def _total(resource: Resource, need: TrialsNeed) -> str:
@@ -88,8 +88,8 @@ def _at(resource: Resource, price: float | None) -> str:
 def too_little_left(short: Shortage, plan: TrialPlan) -> str:
     """Return why a sweep stops before its next trial: the rest of the budget is smaller than its expected need."""
     return (
-        f"of the budget ({amount(short.resource, short.budget)}) {amount(short.resource, max(0.0, short.left))} are "
-        f"left, and the next trial ({plan.steps:,} steps) is expected to need {amount(short.resource, short.needed)}"
+        f"only {amount(short.resource, max(0.0, short.left))} of the budget ({amount(short.resource, short.budget)}) "
+        f"are left, and the next trial ({plan.steps:,} steps) needs about {amount(short.resource, short.needed)}"
     )
 
 
@@ -106,14 +106,14 @@ def stopped_within(trial: Trial, steps: int, limit_s: float) -> str:
 
 def nothing_left(trial: Trial, limit_s: float) -> str:
     """Return why a resumed sweep does not continue its running trial: the budget (``limit_s`` seconds) is spent."""
-    return f"the budget ({duration(limit_s)}) is spent; trial {trial.number}, which had begun, does not go on"
+    return f"the budget ({duration(limit_s)}) is spent; trial {trial.number} is incomplete"
 
 
 def spent_on_the_pilot(seconds: float, steps: int) -> str:
     """Return why a sweep ends before its first trial: its pilot of ``steps`` steps spent the rest of the budget."""
     return (
-        f"what was left of the budget was spent in {duration(seconds)}, within the {count(steps, 'step')} that say "
-        "what a trial takes"
+        f"the rest of the budget was spent on the pilot: {duration(seconds)} for {count(steps, 'step')} to measure "
+        "the time of a trial"
     )
 
 
@@ -187,17 +187,17 @@ def cost_lines(
             [*row, money(usd_of(duration_s, price) or 0.0).removesuffix(" USD")]
             for row, duration_s in zip(rows, seconds, strict=True)
         ]
-    money_text = "no price is known (price_usd_per_hour)" if price is None else f"at {price:g} USD an hour"
+    money_text = "the price is unknown (set price_usd_per_hour)" if price is None else f"at {price:g} USD an hour"
     counted = "the start, the passes over held-out data and the checkpoints" if evaluated else "the start"
     lines = [
         *aligned([header, *rows]),
-        f"expected where no trial ends early, from the median step of each size, {counted}; {money_text}; measured in "
+        f"expected if no trial ends early, from the median step of each size, {counted}; {money_text}; measured in "
         f"{duration(measuring_s)}",
     ]
     if not evaluated:
         lines.append(
-            "a step is one of the emulated device, which takes its profile's share of the peak for granted; trials on "
-            "it cannot be compared, and passes over held-out data are not counted, as it has no loss"
+            "step times are assumptions of the emulated device's profile, not measured; trials on it cannot be "
+            "compared and have no passes over held-out data, because it has no loss"
         )
     return lines
 
@@ -214,7 +214,7 @@ def trial_line(trial: Trial) -> str:
         "done": f"validation loss {trial.loss:.4f}" if trial.loss is not None else "",
         "diverged": f"diverged after {trial.steps:,} of {plan.steps:,} steps",
         "behind": f"behind the others' median after {trial.steps:,} of {plan.steps:,} steps",
-        "late": "took longer than a trial may (limits.trial_hours)",
+        "late": "exceeded the time limit (limits.trial_hours)",
     }.get(trial.status, trial.status)
     group = f", {plan.group}" if plan.group else ""
     return (
@@ -242,12 +242,12 @@ class SweepProgress:
         self._before = sum(trial.plan.steps for trial in trials if trial.status != "running")
         ended = sum(trial.status != "running" for trial in trials)
         if ended:
-            self._say(f"{count(ended, 'trial')} of before, none of which is run again")
+            self._say(f"{count(ended, 'trial')} of earlier parts kept")
 
     def measuring(self, steps: int, group: str) -> None:
         """Print that ``steps`` steps of a trial of ``group`` are trained as a pilot, to measure their time."""
         trial = f"a trial of {group}" if group else "a trial"
-        self._say(f"training {count(steps, 'step')} to know what {trial} takes")
+        self._say(f"measuring the time of {trial}: {count(steps, 'step')}")
 
     def begin(self, trial: Trial) -> None:
         """Show that a trial starts or is resumed."""

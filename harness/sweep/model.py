@@ -132,7 +132,7 @@ class SweepConfig(Config):
     @model_validator(mode="after")
     def _has_one_warmup(self) -> SweepConfig:
         if self.warmup_fraction is not None and self.warmup_steps is not None:
-            raise ValueError("warmup_fraction and warmup_steps say the same thing; give one of them (null removes one)")
+            raise ValueError("warmup_fraction and warmup_steps both set the warm-up; give one (null removes one)")
         return self
 
     @field_validator("seeds")
@@ -141,5 +141,5 @@ class SweepConfig(Config):
         """Refuse a repeated seed, because the same trial twice would count as two that agree."""
         repeated = [seed for place, seed in enumerate(seeds) if seed in seeds[:place]]
         if repeated:
-            raise ValueError(f"{repeated[0]} is there twice; allowed: each seed once")
+            raise ValueError(f"{repeated[0]} is given twice; give each seed once")
         return seeds

@@ -46,7 +46,7 @@ def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
 def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> Figure:
     """Draw one form of the picture of :func:`loss_over_rate`."""
     figure, axes = logarithmic_figure(sheet)
-    above = "in no fit: at or above a rate that diverged"
+    above = "excluded from fits: at or above a rate that diverged"
     for curve, colour in zip(curves, CURVES, strict=False):
         label = f"{curve.group or 'trials'} ({curve.steps:,} steps)"
         axes.plot(*zip(*curve.points, strict=True), "o", color=colour, markersize=6, label=label)
@@ -63,7 +63,7 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
     top = axes.get_ylim()[1]
     for rates, marker, label in (
         ([learning_rate for curve in curves for learning_rate in curve.diverged], "x", "diverged"),
-        ([learning_rate for curve in curves for learning_rate in curve.behind], "v", "ended early as behind"),
+        ([learning_rate for curve in curves for learning_rate in curve.behind], "v", "ended early (behind)"),
     ):
         if rates:
             axes.plot(rates, [top] * len(rates), marker, color=INK, markersize=7, label=label, clip_on=False)
@@ -181,7 +181,7 @@ def size_figure(found: Projection, name: str, sheet: Sheet = WIDE) -> Figure:
     axes.set_yscale("log")
     if isinstance(found.law, PowerLaw):
         _draw_line(axes, found.law, found.prediction if isinstance(found.prediction, Extrapolation) else None)
-    labels = {True: "optimum and 95 % interval", False: "open interval: in no line"}
+    labels = {True: "optimum and 95 % interval", False: "open interval: excluded from lines"}
     for group, size, optimum in _drawn(found):
         centre = optimum.learning_rate
         for end, up in ((optimum.ci_low, -OPEN_END), (optimum.ci_high, OPEN_END)):

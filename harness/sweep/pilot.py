@@ -69,21 +69,21 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
         event = server.train(start, folder / "log.txt", 0.0, lambda _: "step", going_on)
     except TrialLate as late:
         raise TrialFailed(
-            f"the {count} steps that say what a trial takes took longer than a trial may (limits.trial_hours)"
+            f"the pilot ({count} steps that measure the time of a trial) exceeded limits.trial_hours"
         ) from late
     ended_s, status, error = time.monotonic(), event.get("status"), event.get("error")
     if status == "interrupted":
         if ended_s - begun_s > may_s:
             raise BudgetOver(messages.spent_on_the_pilot(ended_s - begun_s, count))
-        raise TrialFailed("the training that says what a trial takes was asked to end by a signal")
+        raise TrialFailed("a signal ended the pilot, which measures the time of a trial")
     if status == "failed":
         if event.get("wrong_input"):
             raise InputError(str(error))
-        raise TrialFailed(f"the training that says what a trial takes: {error}")
+        raise TrialFailed(f"the pilot, which measures the time of a trial, failed: {error}")
     steps_file = next(folder.glob("runs/*/*/steps.parquet"), None)
     walls_s = [] if steps_file is None else _seconds(steps_file, "wall_ns")
     if steps_file is None or not walls_s:
-        raise TrialFailed(f"what a step takes could not be measured; see {folder}")
+        raise TrialFailed(f"the step time could not be measured; see {folder}")
     step_s = median(walls_s[PILOT_SKIPPED:] or walls_s)
     passes_s, answers_s = _passes(steps_file.with_name("evaluations.parquet"))
     other_s = ended_s - server.forked_s - len(walls_s) * step_s - sum(passes_s) - sum(answers_s)
@@ -105,7 +105,7 @@ def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[st
     try:
         (arm,) = measure(plan, "training", out, command, "").arms
     except MeasurementFailed as failed:
-        raise TrialFailed(f"the run that says what a trial takes: {failed}") from failed
+        raise TrialFailed(f"the pilot, which measures the time of a trial, failed: {failed}") from failed
     return Pilot(arm.startup_s + arm.ending_s, arm.step.likely)
 
 

@@ -84,7 +84,7 @@ class _ShorterTrainings(Config):
     @model_validator(mode="after")
     def _are_of_one_kind(self) -> Self:
         if self.tokens is not None and self.steps is not None:
-            raise ValueError("tokens and steps say the same thing; give one of them")
+            raise ValueError("tokens and steps both set the lengths; give one of them")
         return self
 
     def lengths(self, space: SearchSpace) -> ProjectionPlan:

@@ -29,7 +29,7 @@ _OF: dict[Unit, str] = {
 
 PREDICTED = (
     "That is an interval of the best rate: it adds the intervals of the searched sizes and their distance from the "
-    "line. It holds where the curves of all sizes have one shape."
+    "line. It assumes that the curves of all sizes have one shape."
 )
 
 
@@ -74,7 +74,7 @@ def _bounds(found: Projection) -> list[str]:
         if open_ends:
             lines.append(
                 f"At {listing(open_ends)} the minimum of the fit lies {beyond} the {extreme} rate that was trained, "
-                "where the loss is already higher: where the best rate lies is not known."
+                "where the loss is already higher: the best rate is unknown."
             )
     return lines
 
@@ -105,9 +105,7 @@ def hypothesis(found: Projection) -> str:
         )
     kind = "models" if found.unit == "parameters" else "trainings"
     relation = "among" if isinstance(found.prediction, Extrapolation) and not found.prediction.beyond else "beyond"
-    tested = (
-        "One of them has that size." if searched else "This sweep trains nothing of that size, and does not test it."
-    )
+    tested = "One of them has that size." if searched else "No trial has that size, so this sweep does not test it."
     return (
         f"Transfer hypothesis: the power law of the searched {kind} holds {relation} them, at "
         f"{size_of(found.target, found.unit)}. {tested}"
@@ -132,19 +130,19 @@ def _why_not(found: Projection) -> str:
     assert isinstance(refused, NoExtrapolation)
     if refused.reason == "scatter":
         return (
-            f"the optima follow no line (R2 {refused.figure:.2f}, below {MIN_R2:g}; they lie off it by a factor of "
-            f"{math.exp(law.residual):.2f})"
+            f"the optima follow no line (R2 {refused.figure:.2f}, below {MIN_R2:g}; they deviate from it by a factor "
+            f"of {math.exp(law.residual):.2f})"
         )
     if refused.reason == "slope":
-        return f"the power is known to +-{refused.figure:.2f} only; allowed: +-{WIDEST_SLOPE:g}"
+        return f"the power is uncertain by +-{refused.figure:.2f}; allowed: +-{WIDEST_SLOPE:g}"
     if refused.reason == "too-far":
         return (
             f"that is {refused.figure:.2g} times as far from the searched sizes as they span (in logarithms); allowed: "
             f"{FARTHEST:g}"
         )
     return (
-        f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}. Rates that lie closer, "
-        "more seeds, or sizes nearer to it make it narrower"
+        f"the prediction interval spans a factor of {refused.figure:.3g}; allowed: {WIDEST:g}. Closer rates, more "
+        "seeds, or sizes nearer to it make it narrower"
     )
 
 
@@ -187,15 +185,15 @@ def _over_widths(found: Projection) -> list[str]:
         lines += law_of(found)
         if not level:
             lines.append(
-                "**That interval does not hold 0: the best rate depends on the width here, against the hypothesis.**"
+                "**That interval excludes 0: the best rate depends on the width here, against the hypothesis.**"
             )
         elif law.meaningless == "slope":
-            lines.append("That interval is too wide to say whether the best rate depends on the width.")
+            lines.append("That interval is too wide to decide if the best rate depends on the width.")
         else:
-            lines.append("That interval holds 0: no dependence of the best rate on the width is seen.")
+            lines.append("That interval includes 0: no dependence of the best rate on the width is seen.")
     else:
         reason = "One width was searched"
         if len(found.points) > 1:
             reason = f"{capitalised(_inside(law))} (of {len(found.points)}), and a test needs {MIN_SIZES}"
-        lines.append(f"{reason}: that the best rate does not depend on the width was not tested.")
+        lines.append(f"{reason}, so it was not tested if the best rate depends on the width.")
     return lines

@@ -27,7 +27,7 @@ from trainer.files import write_text
 from trainer.json_types import Json
 
 PICTURE, TRAINING, PROJECTED = "plots/learning-rate.png", "plots/training-loss.png", "plots/projection.png"
-OUTCOMES = {"running": "in flight", "done": "done", "diverged": "diverged", "behind": "behind", "late": "too late"}
+OUTCOMES = {"running": "running", "done": "done", "diverged": "diverged", "behind": "behind", "late": "timed out"}
 
 
 def write_report(folder: SweepFolder) -> list[str]:
@@ -131,7 +131,7 @@ def _spent(record: SweepRecord, settings: SweepConfig, spent: Spending) -> str:
     if record.price_usd_per_hour is not None:
         note.append(f"The price is {record.price_usd_per_hour:g} USD an hour.")
     if record.lost_s:
-        note.append(f"{duration(record.lost_s)} of it measured what a step takes, for the budget.")
+        note.append(f"{duration(record.lost_s)} of it measured the step time for the budget.")
     return "## Spent\n\n" + table(["", "spent", "budget"], rows) + "\n\n" + " ".join(note)
 
 

@@ -94,7 +94,7 @@ class SweepRun:
             elif messages.all_diverged(self._trials):
                 status = "diverged"
             else:
-                error = "no trial came to its end"
+                error = "no trial finished"
         except KeyboardInterrupt:
             status = "interrupted"
         except BudgetOver as over:
@@ -148,9 +148,9 @@ class SweepRun:
             trial = self._trials[number]
             if trial.plan != plan:
                 raise InputError(
-                    f"{self._journal.path}: trial {number} is another than this state of the code asks for "
-                    f"(learning rate {trial.plan.learning_rate:.4g}, now {plan.learning_rate:.4g}): a sweep goes on "
-                    "with the code that began it"
+                    f"{self._journal.path}: trial {number} differs from the one that this version of the code "
+                    f"plans (learning rate {trial.plan.learning_rate:.4g}, now {plan.learning_rate:.4g}); resume with "
+                    "the code that started the sweep"
                 )
             if trial.status != "running":
                 return trial
@@ -244,7 +244,7 @@ class SweepRun:
             raise TrialFailed(f"trial {trial.number} (learning rate {trial.plan.learning_rate:.4g}): {error}")
         if status == "interrupted":
             if not self._behind:
-                raise TrialFailed(f"trial {trial.number}: its process was asked to end by a signal")
+                raise TrialFailed(f"trial {trial.number}: a signal ended its process")
             return replace(ended, status="behind", loss=_number(loss) if self._settings.evaluate_behind else None)
         if status == "diverged" or _number(loss) is None:
             return replace(ended, status="diverged")

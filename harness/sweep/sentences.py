@@ -38,7 +38,7 @@ def why_no_optimum(found: NoOptimum, curve: RateCurve) -> str:
     """Return the reason why ``curve`` has no fitted optimum, as a clause."""
     below = "" if not curve.above else " below the lowest that diverged"
     return {
-        "too-few": f"{count(found.rates, 'learning rate')}{below} came to an end, a fit needs {MIN_RATES}",
+        "too-few": f"{count(found.rates, 'learning rate')}{below} finished, a fit needs {MIN_RATES}",
         "not-convex": "the losses have no minimum that a quadratic would show",
         "flat": "the losses around the lowest one are all the same",
     }[found.reason]
@@ -50,7 +50,7 @@ def conclusion(record: SweepRecord, settings: SweepConfig, found: SweepFindings,
     if found.projection is not None:
         return [*projection_sentences.conclusion(found.projection), *lines] if found.curves else lines
     if found.chosen is None or not found.curves:
-        return lines or ["No trial has come to its end, so no learning rate is chosen."]
+        return lines or ["No trial has finished, so no learning rate is chosen."]
     curve, chosen = found.curves[0], found.chosen
     lowest = curve.lowest
     assert lowest is not None
@@ -85,7 +85,7 @@ def _nothing_below(curve: RateCurve) -> str:
     trials_text = count(len(curve.above), "trial")
     return (
         f"**{place} learning rate of {rate(curve.ceiling.learning_rate)} diverged{of_seeds(curve.ceiling)}, and no "
-        f"lower one came to its end: {result} ({trials_text} at or above it came to the end). "
+        f"lower one finished: {result} ({trials_text} at or above it finished). "
         "Search below it (learning_rate.low), or look at data, precision and clipping.**"
     )
 
@@ -93,7 +93,7 @@ def _nothing_below(curve: RateCurve) -> str:
 def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
     """Return a line on why the sweep is incomplete or chose no rate; empty if it is done."""
     flying = [trial for trial in trials if trial.status == "running"]
-    in_flight = f" Trial {flying[0].number} is in flight: it goes on when the sweep does." if flying else ""
+    in_flight = f" Trial {flying[0].number} is incomplete and resumes with the sweep." if flying else ""
     if all_diverged(trials) and record.status in ("diverged", "done"):
         counted = [trial for trial in trials if trial.plan.role != "probe"] or trials
         lowest = min(trial.plan.learning_rate for trial in counted)
@@ -103,7 +103,7 @@ def _ending(record: SweepRecord, trials: Sequence[Trial]) -> list[str]:
         ]
     texts = {
         "interrupted": "**The sweep was interrupted before its last trial.**",
-        "failed": "**The sweep stopped at a failure, or no trial came to its end.**",
+        "failed": "**The sweep stopped at a failure, or no trial finished.**",
         "budget": "**The budget ended the sweep before its last trial.**",
         "running": "**The sweep has not ended, or its process was killed.**",
     }
@@ -135,7 +135,7 @@ def _chosen(chosen: ChosenRate, curve: RateCurve) -> str:
         return f"{value}, that {reason}; no optimum is fitted: {why_no_optimum(optimum, curve)}."
     beyond = "below the lowest" if optimum.at_edge == "low" else "above the highest"
     return (
-        f"{value}, that {reason}; where the best rate lies is not known: a quadratic through "
+        f"{value}, that {reason}; the best rate is unknown: a quadratic through "
         f"{count(optimum.points, 'trial')} has its minimum {beyond} rate, where the loss is already higher."
     )
 
@@ -199,33 +199,30 @@ def _open_ends(chosen: ChosenRate, curve: RateCurve) -> list[str]:
         ]
         if curve.lowest_mean == max(tried):
             text += (
-                " The best rate below it is the highest one there. A rate above it came to its end, too: whether "
-                "divergence closes the range is not known."
+                " The best rate below it is the highest one there. A rate above it finished, too, so it is unknown "
+                "if divergence limits the range."
                 if curve.trained_above
-                else " The best rate that trained is the highest below it: divergence closes the range above."
+                else " The best rate that trained is the highest below it: divergence limits the range above."
             )
         if curve.above:
-            text += (
-                f" In no fit, and not chosen: {count(len(curve.above), 'trial')} at or above it that came to the end."
-            )
+            text += f" Excluded from fits and choice: {count(len(curve.above), 'trial')} at or above it that finished."
         lines.append(text)
     if curve.behind:
         lines.append(
-            f"{count(len(curve.behind), 'trial')} ended early as behind the others: their losses are in no fit, and "
-            "that they would have stayed behind is assumed."
+            f"{count(len(curve.behind), 'trial')} ended early, because they were behind the others. They are excluded "
+            "from all fits, assuming that they would have stayed behind."
         )
     return lines
 
 
 # Notes on the report's column of multiple-choice scores, and on its times of trials.
 QUESTIONS = (
-    "Multiple choice (HellaSwag, where that is the file): the share answered right by the likelihood of an ending "
-    "over its characters, or over its tokens where the questions have no text."
+    "Multiple choice (such as HellaSwag): share of questions answered right by the likelihood of an ending per "
+    "character, or per token for questions without text."
 )
 TIME = (
-    "Time is that of the trials from start to end, what is imported for the first among it; of a part that was "
-    "killed it holds what was noted at its last sign of life: some ten seconds before, or longer where its start "
-    "or a step took longer."
+    "Time is that of the trials from start to end, including the imports of the first trial. For a killed part it "
+    "ends at its last heartbeat: about ten seconds before the kill, or earlier if its start or a step took longer."
 )
 
 
@@ -257,7 +254,7 @@ def transfer(record: SweepRecord, settings: SweepConfig, found: SweepFindings) -
         predicate = (
             "in the interval" if found.chosen.ci_low is not None or found.chosen.ci_high is not None else "known"
         )
-        text += f" Each rate had one seed: what another seed would change is not {predicate}."
+        text += f" Each rate had one seed: the effect of another seed is not {predicate}."
     return text
 
 

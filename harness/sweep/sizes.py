@@ -106,8 +106,8 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
     for place, width in enumerate(widths):
         if width % head_width:
             raise InputError(
-                f"strategy.widths[{place}]: {width} is not a multiple of the width of the model's heads, which "
-                f"stays as it is ({head_width})"
+                f"strategy.widths[{place}]: {width} is not a multiple of the width of the model's heads "
+                f"({head_width}), which stays the same"
             )
         over: dict[str, Json] = {
             "model.width": width, "model.heads": width // head_width,
@@ -148,5 +148,5 @@ def _shape(space: SearchSpace, over: JsonObject, where: str) -> Shape:
 def _distinct(found: Sequence[SizeOfTrials], key: str) -> tuple[SizeOfTrials, ...]:
     sizes = [planned.size for planned in found]
     if duplicate := next((planned for place, planned in enumerate(found) if planned.size in sizes[:place]), None):
-        raise InputError(f"strategy.{key}: {duplicate.group} is the size of another one; each must have its own")
+        raise InputError(f"strategy.{key}: two sizes are equal ({duplicate.group}); give distinct sizes")
     return tuple(found)

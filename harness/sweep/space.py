@@ -100,8 +100,8 @@ class TrialConfigs:
             shape = shape_of(config.model, self._vocabulary(), length)
         if shape is None:
             raise InputError(
-                "steps: compute-optimal: how many parameters the model of a model.factory has is not known before it "
-                "is built; give a number of steps, or {tokens: N}"
+                "steps: compute-optimal: the parameters of a model.factory are unknown before it is "
+                "built; give a number of steps, or {tokens: N}"
             )
         return parameters(shape)
 
@@ -118,7 +118,7 @@ class TrialConfigs:
             below, above = tokens // micro_batch * micro_batch, -(-tokens // micro_batch) * micro_batch
             ranks = f" x {config.ranks} ranks" if config.ranks > 1 else ""
             raise InputError(
-                f"batch_tokens: {tokens:,} is no multiple of data.batch_size {config.data.batch_size} x "
+                f"batch_tokens: {tokens:,} is not a multiple of data.batch_size {config.data.batch_size} x "
                 f"data.sequence_length {config.data.sequence_length}{ranks} = {micro_batch:,}; nearest: "
                 f"{f'{below:,} or ' if below else ''}{above:,}"
             )

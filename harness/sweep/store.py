@@ -126,7 +126,7 @@ class SweepFolder:
         try:
             data = read_json(self.sweep_json)
         except FileNotFoundError as error:
-            raise InputError(f"{self.path}: no sweep lies there (no sweep.json)") from error
+            raise InputError(f"{self.path}: no sweep there (no sweep.json)") from error
         except (OSError, ValueError) as error:
             raise InputError(f"{self.sweep_json}: cannot be read ({error})") from error
         try:
@@ -143,7 +143,7 @@ class SweepFolder:
                 raise
             raise InputError(f"{self.sweep_json}: not one of harness sweep") from error
         if not (self.path / FILE).exists() and any(self.path.glob("trials/*")):
-            raise InputError(f"{self.path}: its trials.journal is gone, so which trials there were is not known")
+            raise InputError(f"{self.path}: trials.journal is missing, so its trials are unknown")
         return record
 
     def result(self, number: int) -> JsonObject | None:
@@ -194,9 +194,7 @@ def chosen_rate(place: str, option: str) -> tuple[float, Path]:
         [root] if _summary(root).is_file() else sorted(path for path in root.glob("*") if _summary(path).is_file())
     )
     if not folders:
-        raise InputError(
-            f"{option} {place}: no sweep with a report lies there; give the folder that harness sweep names"
-        )
+        raise InputError(f"{option} {place}: no sweep with a report there; give the folder that harness sweep prints")
     folder = folders[-1]  # Folder names begin with the time of the sweep's start.
     try:
         summary = cast(JsonObject, read_json(_summary(folder)))

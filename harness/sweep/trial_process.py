@@ -131,7 +131,7 @@ class TrialServer:
                 raise TrialFailed(self._why_gone(log)) from None
         assert self._pid is not None
         finding = diagnose(look_at(self._pid, 0, log, log_start), "limits.silence_s")
-        raise TrialFailed(f"it gave no sign of life for {limit_s:g} s: {finding}")
+        raise TrialFailed(f"no heartbeat for {limit_s:g} s: {finding}")
 
     def _why_gone(self, log: Path) -> str:
         if self._pid is not None:
@@ -140,7 +140,7 @@ class TrialServer:
         code = self._wait()
         if code is not None and code < 0:
             return f"its process was {killed_by(-code)}"
-        return f"its process ended with status {code} and no word; see {log}"
+        return f"its process ended with status {code} without a message; see {log}"
 
     def _stop(self, channel: Channel) -> None:
         """Ask the trial to write a last checkpoint and end, and wait for that at most STOPPING_S seconds."""

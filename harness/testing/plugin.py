@@ -22,17 +22,17 @@ ON_UNDECIDED = ("skip", "fail", "pass")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("harness", "llm-training-harness: regression checks")
-    group.addoption("--harness-base", metavar="REV|PATH", help='the state of the code that "baseline" means')
-    group.addoption("--harness-budget", metavar="TIME", help="for each check, instead of the test's own (90s, 10m)")
+    group.addoption("--harness-base", metavar="REV|PATH", help='revision or folder to use as "baseline"')
+    group.addoption("--harness-budget", metavar="TIME", help="limit of each check (90s, 10m), overrides the test's")
     group.addoption("--harness-out", metavar="DIR", default="results", help="where studies go (default: results)")
     group.addoption(
         "--harness-baselines", metavar="DIR", default=BASELINES,
-        help='where "baseline" is looked for without --harness-base (default: %(default)s)',
+        help='folder of the kept baselines, without --harness-base (default: %(default)s)',
     )  # fmt: skip
     group.addoption(
-        "--harness-save-baselines", action="store_true", help='keep what is measured as "baseline" instead of checking'
+        "--harness-save-baselines", action="store_true", help='keep the figures as "baseline" instead of checking'
     )
-    parser.addini("harness_undecided", f"what an undecided check does: {', '.join(ON_UNDECIDED)}", default="skip")
+    parser.addini("harness_undecided", f"result of an undecided check: {', '.join(ON_UNDECIDED)}", default="skip")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -76,7 +76,7 @@ class Subject:
             pytest.skip("benchmarks are disabled (--benchmark-disable, or several processes): nothing is measured")
         if self.benchmark is not None:
             if self.benchmark._mode:
-                pytest.fail("scenario: one check a test: its rounds are the test's benchmark", pytrace=False)
+                pytest.fail("scenario: only one check per test (its rounds are the benchmark)", pytrace=False)
             self.benchmark._mode = "scenario"
         wrong = None
         try:
@@ -106,7 +106,7 @@ class Subject:
                 )
             if not base:
                 raise InputError(
-                    f'{self.path}: "{BASELINE}" of a command is its state at a revision, and none is named: '
+                    f'{self.path}: "{BASELINE}" of a command is a revision of its code, which is missing: '
                     f"{shlex.join(['pytest', self.test.nodeid, '--harness-base=main'])}"
                 )
             return self._command(scenario, base, limits, budget_s)
@@ -116,7 +116,7 @@ class Subject:
             asked = between_arms(scenario, str(self.path), other, self.arm, self.control)
             return self._comparison(asked, limits, budget_s)
         if other != BASELINE:
-            raise InputError(f"{self.path}: no arm {other!r} to be no slower than; allowed: an arm, or {BASELINE!r}")
+            raise InputError(f"{self.path}: unknown arm {other!r}; allowed: an arm, or {BASELINE!r}")
         if base:
             from harness.launch.code import holds_code
             from harness.regress.run import between_states, with_codes
@@ -235,7 +235,7 @@ class Subject:
         from harness.regress.text import kept_note
 
         if len(series.blocks) < MIN_BLOCKS:
-            raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline takes {MIN_BLOCKS}")
+            raise InputError(f"{self.path}: {len(series.blocks)} finished blocks; a baseline needs {MIN_BLOCKS}")
         path = baselines.save(folder, series)
         commit = f"git add {'-f ' if is_ignored(path) else ''}{shlex.quote(str(path))}"
         self._note(f"kept as {path} ({commit}); {kept_note(baselines.read(path), limits.step)}")

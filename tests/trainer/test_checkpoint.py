@@ -329,7 +329,7 @@ def test_a_dataset_state_that_nobody_could_read_again_is_refused_at_the_first_ch
         if read:
             assert part.state_dict() == position.state_dict()
         else:
-            with pytest.raises(InputError, match=r"data\.source: what its dataset's state_dict gives"):
+            with pytest.raises(InputError, match=r"data\.source: the state_dict of its dataset"):
                 part.state_dict()
 
 

@@ -98,7 +98,7 @@ def test_a_held_out_corpus_that_is_trained_on_is_warned_of(corpus: Path, tmp_pat
         evaluation = {"batches": 1, **({"corpus": {"path": str(held_out)}} if held_out else {"fraction": 0.2})}
         config = configured(corpus, evaluation=evaluation)
         found = warnings_of(config.data, prepare(config.data, evaluation=config.evaluation))
-        assert any("evaluation.corpus holds the documents that are trained on" in line for line in found) == warned
+        assert any("evaluation.corpus contains the training documents" in line for line in found) == warned
 
 
 def test_the_split_is_of_contents_not_of_places(corpus: Path, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_what_cannot_be_evaluated_is_refused(corpus: Path) -> None:
     emulated = {"device": {"emulated": "gh200"}}
     assert "an emulated device computes nothing" in wrong(corpus, compute=emulated)
     assert "allowed: evaluation.source MODULE:FUNCTION" in wrong(corpus, data={"source": "mine:data"})
-    assert "goes with data.source only" in wrong(corpus, evaluation={"source": "mine:held_out"})
+    assert "needs data.source" in wrong(corpus, evaluation={"source": "mine:held_out"})
     assert "one of fraction, documents, corpus, source" in wrong(corpus, evaluation={"fraction": 0.1, "documents": 3})
 
 

@@ -180,11 +180,11 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 
     llama = build_model(replace(SHAPE, family="llama", kv_heads=1))
-    with pytest.raises(InputError, match="GPT-2 alone, and this is a LlamaForCausalLM"):
+    with pytest.raises(InputError, match="only GPT-2, and this is a LlamaForCausalLM"):
         write_model(llama, tmp_path / "model.bin", "fp32")
     model = made()
     model.config.activation_function = "relu"
-    with pytest.raises(InputError, match="computes activation_function 'gelu_new' alone, and this model has 'relu'"):
+    with pytest.raises(InputError, match="computes activation_function 'gelu_new' only, and this model has 'relu'"):
         write_model(model, tmp_path / "model.bin", "fp32")
     with pytest.raises(InputError, match="a vocabulary of 131: this model has 130 token ids"):
         header_of(made(), "fp32", vocab_size=131)
@@ -205,19 +205,19 @@ def test_every_damaged_file_is_one_line(tmp_path: Path) -> None:
     size = f"{len(content):,}"
     for damaged, message in (
         (b"", "not a model file of llm.c (its first int32 must be 20240326)"),
-        (content[:1023], "1,023 bytes, where its header alone has 1,024: cut short"),
+        (content[:1023], "1,023 bytes, but its header needs 1,024: cut short"),
         (changed(content, _0=20240520), "not a model file of llm.c"),
         (changed(content, _1=1), "version 1 of llm.c's model files: an older layout without a padded vocabulary; "),
         (changed(content, _1=4), "version 4 of llm.c's model files; allowed: 3 (float32), 5 (bfloat16)"),
-        (changed(content, _1=5), f"{size} bytes, where its header speaks of "),
+        (changed(content, _1=5), f"{size} bytes, but its header expects "),
         (changed(content, _4=0), "its header says 0 layers; allowed: at least 1"),
         (changed(content, _6=-8), "its header says -8 width; allowed"),
         (changed(content, _5=3), "its width 8 is not a multiple of its 3 heads"),
         (changed(content, _7=129), "its padded vocabulary (129) is smaller than its vocabulary (130)"),
         (changed(content, _6=2**31 - 2, _4=2**31 - 1), "cut short by "),
-        (content[:-1], f"where its header speaks of {size}: cut short by 1 bytes"),
+        (content[:-1], f"but its header expects {size}: cut short by 1 bytes"),
         (content[:1024], "cut short by"),
-        (content + b"\0\0", f"where its header speaks of {size}: 2 bytes too many"),
+        (content + b"\0\0", f"but its header expects {size}: 2 bytes too many"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(InputError) as caught:

@@ -196,7 +196,7 @@ def test_pickled_and_broken_weights_are_one_line(tmp_path: Path) -> None:
         ({"config": "x", "pretrained": "y"}, "config and pretrained given"),
         ({"preset": None}, "none given"),
         ({"preset": "llama-tiny", "factory": "a:b"}, "preset and factory given"),
-        ({"config": "x", "layers": 2}, "config says what the model is made of; layers are of a preset alone"),
+        ({"config": "x", "layers": 2}, "config defines the model; layers are only for a preset"),
         ({"pretrained": "x", "vocab_size": 20}, "pretrained weights have the vocabulary of their config.json"),
     ],
 )

@@ -278,7 +278,7 @@ def test_a_bin_that_is_none_is_refused_in_one_line(prepared: Prepared, tmp_path:
     assert "holds no question" in refused(changed(2, 0, "<i4", 0))
     assert "question 1 of 2: the file is cut short there" in refused(changed(2, 2, "<i4", 0))
     assert "question 0 of 1: begins with 1, 0" in refused(changed(0, 1))
-    assert "says that it has 3 bytes" in refused(changed(1, 3))
+    assert "has a size of 3 bytes" in refused(changed(1, 3))
     assert "label: 4; allowed: 0 to 3" in refused(changed(3, 4))
     assert "5 endings; allowed: 4" in refused(changed(4, 5))
     assert "context: no token in it" in refused(changed(5, 0))
@@ -308,5 +308,5 @@ def test_a_bin_of_another_tokenizer_is_refused(prepared: Prepared, tmp_path: Pat
 
 
 def test_a_masked_model_answers_nothing(prepared: Prepared) -> None:
-    with pytest.raises(InputError, match=r"^evaluation\.multiple_choice: .* causal model; model.objective is masked"):
+    with pytest.raises(InputError, match=r"^evaluation\.multiple_choice: .* causal model, but model.objective is"):
         check_causal(prepared.with_objective("masked").objective)

@@ -144,7 +144,7 @@ def test_what_cannot_write_is_refused(corpus: Path) -> None:
         {"model": {"factory": "mine:model"}},
         {"data": {"source": "mine:source"}},
     ):
-        with pytest.raises(ValidationError, match="sample: text takes a causal model"):
+        with pytest.raises(ValidationError, match="sample: text needs a computed causal model"):
             configured(corpus, **sections)
     with (
         pytest.raises(InputError, match=r"^sample\.prompt: "),
@@ -152,7 +152,7 @@ def test_what_cannot_write_is_refused(corpus: Path) -> None:
     ):
         pass
     with (
-        pytest.raises(InputError, match="sample: text takes a causal model"),
+        pytest.raises(InputError, match="sample: text needs a computed causal model"),
         opened(configured(corpus, model={"preset": "distilbert", "layers": 1, "width": 32, "heads": 2})),
     ):
         pass

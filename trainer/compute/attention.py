@@ -64,8 +64,8 @@ def _flash_alone() -> Iterator[None]:
         if "No available kernel" not in str(error):
             raise
         raise InputError(
-            "model.attention: flash, but torch has no flash kernel for this model's attention (a mask, a head size or "
-            "a bias that it does not take); allowed: auto, sdpa, eager"
+            "model.attention: flash, but torch has no flash kernel for this model's attention (an unsupported mask, "
+            "head size or bias); allowed: auto, sdpa, eager"
         ) from error
 
 
@@ -83,7 +83,7 @@ def _check_flash(config: TrainerConfig, device: torch.device) -> None:
         )
     if config.compute.precision not in _HALF:
         raise InputError(
-            f"model.attention: flash takes half precision alone on CUDA, not {config.compute.precision}; allowed: "
+            f"model.attention: flash needs half precision on CUDA, not {config.compute.precision}; allowed: "
             "compute.precision bf16 or pure-bf16, or model.attention auto, sdpa, eager"
         )
 
@@ -159,7 +159,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
     except ValueError:
         parameters = {}  # type: ignore[assignment]
     if "position_ids" not in parameters:
-        return "takes no position_ids"
+        return "has no parameter position_ids"
     device = next(model.parameters()).device
     second = [1, 2, 3, 4]
     ids = torch.tensor([[5, 6, 7, *second], [8, 9, 5, *second]], device=device)
@@ -170,13 +170,13 @@ def _why_not(model: torch.nn.Module) -> str | None:
         with torch.no_grad():
             output = model(input_ids=ids, position_ids=places)
     except Exception as error:  # The user's own code may raise anything.
-        return f"cannot be given position_ids that begin anew ({type(error).__name__})"
+        return f"fails with position_ids that restart ({type(error).__name__})"
     finally:
         model.train(training)
     logits = getattr(output, "logits", None)
     if logits is None:
-        return "gives no logits, so nobody can tell whether it keeps documents apart"
+        return "returns no logits, so document separation cannot be checked"
     first_row, second_row = logits[:, _FIRST:].float()
     if float((first_row - second_row).abs().max()) > _TOLERANCE * float(first_row.abs().max()):
-        return "lets a document attend to those before it, whatever its position_ids are"
+        return "lets a document attend to earlier documents, for any position_ids"
     return None

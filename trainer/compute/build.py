@@ -64,7 +64,7 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
         files = model_files(config.model)
         raise InputError(
             f"{'model.factory' if files is None else files.title}: an emulated device takes its times from a model's "
-            "dimensions, and those of this one do not say what it computes; allowed: compute.device auto, cpu, cuda"
+            "dimensions, and those of this model do not determine its work; allowed: compute.device auto, cpu, cuda"
         )
     return shape
 
@@ -95,7 +95,7 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
     if (files := model_files(config.model)) is None:
         shape = resolve_shape(config.model, tokenizer_vocab_size, config.data.sequence_length)
         if not shape.vocab_size:
-            raise InputError(f"model.vocab_size: give it, as {config.data.source} does not say how many ids there are")
+            raise InputError(f"model.vocab_size: give it, because {config.data.source} does not define it")
         model = build_model(shape, attention)
         if config.model.mup is not None:
             scale_initial_weights(model, config.model.mup)

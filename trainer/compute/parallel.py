@@ -174,7 +174,7 @@ class Parallel:
         for number, rank_digest in enumerate(digests):
             if rank_digest != digests[0]:
                 raise RanksDifferError(
-                    f"rank {number} holds other parameters than rank 0 at the end of the run (SHA-256 "
+                    f"rank {number} has different parameters than rank 0 at the end of the run (SHA-256 "
                     f"{rank_digest[:12]}, rank 0 {digests[0][:12]}): the ranks have not trained one model"
                 )
         return str(digests[0])

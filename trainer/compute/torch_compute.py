@@ -168,8 +168,8 @@ class TorchCompute:
             mask["position_ids"] = batch.position_ids
         if batch.masked and not self._takes_mask:
             raise InputError(
-                f"data.source: {self._source} gives padding before text, but the module of {self._own} takes no "
-                "attention_mask; pad after the text, or give its forward that parameter"
+                f"data.source: {self._source} gives padding before text, but the module of {self._own} has no "
+                "parameter attention_mask; pad after the text, or give its forward that parameter"
             )
         assert batch.shifted == self._shifted, "the batches are of another objective than the model"
         # The positions that a transformers model within a user's own model gets are unknown.
@@ -385,7 +385,7 @@ def loss_of(output: Any, name: str) -> Loss:
     if getattr(loss, "dim", None) is None or loss.dim() != 0:
         kind = f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
         raise InputError(
-            f"model.factory: the module of {name} returns {kind} where a loss is expected; called with input_ids and "
+            f"model.factory: the module of {name} returns {kind} instead of a loss; called with input_ids and "
             "labels it must return a scalar loss, something with .loss, or a tuple that begins with it"
         )
     return loss

@@ -261,7 +261,7 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
     for name in sorted({*digests, *(() if may_hold_more else (path.name for path in _files(folder)))}):
         try:
             if digests.get(name) != file_digest(folder / name):
-                return f"{name} is not what was written"
+                return f"{name} differs from what was written"
         except FileNotFoundError:
             return f"{name} is gone"
         except (OSError, ValueError) as error:  # ValueError: not a file name

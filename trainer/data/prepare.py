@@ -76,8 +76,8 @@ def held_buckets(config: EvaluationConfig, documents: int) -> int:
     if config.documents is not None:
         if config.documents >= documents:
             raise InputError(
-                f"evaluation.documents: {config.documents} of the corpus' {documents}; allowed: fewer, as the others "
-                "are trained on"
+                f"evaluation.documents: {config.documents} of the corpus' {documents}; give fewer, because training "
+                "needs the others"
             )
         fraction = config.documents / documents
     return max(1, round(fraction * BUCKETS))
@@ -251,7 +251,7 @@ def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
     warnings = []
     if prepared.held_out is not None and prepared.held_out.corpus.fingerprint == prepared.corpus.fingerprint:
         warnings.append(
-            "warning: evaluation.corpus holds the documents that are trained on: its loss says nothing about others"
+            "warning: evaluation.corpus contains the training documents, so its loss is not a validation loss"
         )
     if not config.path.endswith("-padded"):
         warning = no_separator(prepared.tokenizer)

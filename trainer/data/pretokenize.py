@@ -134,9 +134,9 @@ def no_separator(info: TokenizerInfo) -> str | None:
     if info.eos_id is not None:
         return None
     return (
-        f"warning: the tokenizer {info.location} names no end-of-text token: documents lie end to end without a "
-        "separator, so a model cannot learn where they end; give one that does (eos_token of tokenizer_config.json, "
-        "eos_id of a SentencePiece model)"
+        f"warning: the tokenizer {info.location} has no end-of-text token: documents are joined without a separator, "
+        "so a model cannot learn where they end; use one that has it (eos_token of tokenizer_config.json, eos_id of a "
+        "SentencePiece model)"
     )
 
 

@@ -162,7 +162,7 @@ def read_bin(path: str, key: str, most: int | None) -> list[TokenQuestion]:
     if not content:
         raise InputError(f"{place}: empty; allowed: llm.c's hellaswag_val.bin, or a jsonl file")
     if len(content) < 4 * HEADER:
-        raise InputError(f"{place}: cut short: {len(content)} bytes, and its header alone has {4 * HEADER}")
+        raise InputError(f"{place}: cut short: {len(content)} bytes, but its header needs {4 * HEADER}")
     magic, version, count = (int(value) for value in np.frombuffer(content, "<i4", 3))
     if magic != MAGIC:
         kind = f", as of {OTHERS[magic]}" if magic in OTHERS else ""
@@ -189,7 +189,7 @@ def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) 
             raise InputError(f"{question_place}: begins with {start}, {index}; allowed: {START}, {number}")
         if size % 2 or size < 12 + 2 * ENDINGS:
             raise InputError(
-                f"{question_place}: says that it has {size} bytes; allowed: an even number, enough for {ENDINGS}"
+                f"{question_place}: has a size of {size} bytes; allowed: an even number, enough for {ENDINGS}"
             )
         if offset + size // 2 > len(stream):
             raise InputError(f"{question_place}: the file is cut short there")

@@ -92,8 +92,8 @@ class Slots:
             except OSError as error:
                 os.close(descriptor)
                 raise InputError(
-                    f"data.transport: ring takes {total / 2**20:.0f} MiB of memory for the batches of a worker, which "
-                    f"cannot be had ({error.strerror}); allowed: fewer data.workers or data.prefetch"
+                    f"data.transport: ring needs {total / 2**20:.0f} MiB of memory for the batches of a worker, which "
+                    f"is not available ({error.strerror}); allowed: fewer data.workers or data.prefetch"
                 ) from error
         mapped = mmap.mmap(descriptor, total)
         self._descriptor = descriptor

@@ -88,7 +88,7 @@ def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> T
     )
     if differs or info.fingerprint != manifest.tokenizer_fingerprint:
         raise InputError(
-            f"data.tokenizer: not the one that made the tokens in {folder} ({manifest.tokenizer}, {info.vocab_size:,} "
+            f"data.tokenizer: it did not make the tokens in {folder} ({manifest.tokenizer}, {info.vocab_size:,} "
             "ids); leave it out, or give that one"
         )
     return info

@@ -54,10 +54,10 @@ def train(kind: str, vocab_size: int, corpus: Corpus, folder: Path) -> None:
         giants = f"{sampled.left_out} word{'s' if sampled.left_out > 1 else ''} of more than {LONGEST_WORD_BYTES} bytes"
         if not texts:
             raise InputError(
-                f"data.tokenizer.train: {corpus.name} holds nothing but {giants}, which would take minutes each; "
-                "give data.tokenizer.pretrained or data.tokenizer.sentencepiece"
+                f"data.tokenizer.train: {corpus.name} has only {giants}, which would take minutes each; give "
+                "data.tokenizer.pretrained or data.tokenizer.sentencepiece"
             )
-        print(f"data.tokenizer.train: {giants} left out of what the tokenizer learns from", file=sys.stderr)
+        print(f"data.tokenizer.train: {giants} excluded from the training of the tokenizer", file=sys.stderr)
     if kind == "wordpiece":
         tokenizer = _train_wordpiece(texts, vocab_size)
     else:
@@ -145,10 +145,10 @@ def read_facts(folder: Path) -> TokenizerFacts:
     try:
         facts = TypeAdapter(TokenizerFacts).validate_python(read_json(path))
     except (OSError, ValidationError, ValueError) as error:
-        raise InputError(f"{path}: not the facts of a tokenizer") from error
+        raise InputError(f"{path}: does not contain the facts of a tokenizer") from error
     file = folder / (facts.location or "tokenizer.json")
     if file.is_relative_to(folder) and file != folder and cache.file_fingerprint(file) != facts.fingerprint:
-        raise InputError(f"{file}: is not the one that facts.json is about")
+        raise InputError(f"{file}: does not match facts.json")
     return facts
 
 

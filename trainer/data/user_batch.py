@@ -29,8 +29,8 @@ def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -
         return made
     if not shifted and not (hasattr(made, "keys") and made.get("labels") is not None):
         raise InputError(
-            f"{KEY}: {name} masks nothing: with model.objective masked its batches must be mappings with input_ids and "
-            "labels (-100 where nothing is predicted), as DataCollatorForLanguageModeling gives them"
+            f"{KEY}: {name} masks no tokens: with model.objective masked its batches must be mappings with input_ids "
+            "and labels (-100 where nothing is predicted), as DataCollatorForLanguageModeling gives them"
         )
     ids, labels, mask = _parts(made, name)
     if ids.dim() != 2 or labels.shape != ids.shape or ids.is_floating_point():
@@ -57,7 +57,7 @@ def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
         if isinstance(ids, torch.Tensor):
             if unknown := [str(key) for key in made.keys() if key not in ACCEPTED + LEFT_OUT]:  # noqa: SIM118
                 raise InputError(
-                    f"{KEY}: {name} gives batches with {', '.join(unknown)}, which no model is given here; accepted: "
+                    f"{KEY}: {name} gives batches with {', '.join(unknown)}, which are not supported; accepted: "
                     f"{', '.join(ACCEPTED)}; left out: {', '.join(LEFT_OUT)}"
                 )
             for key, value in (("labels", labels), ("attention_mask", mask)):

@@ -278,7 +278,7 @@ def _disturbed(rates: dict[str, Rate]) -> list[str]:
     if waited <= WAITED:
         return []
     return [
-        f"others used the cores meanwhile (ready but without a core for {waited:.0%} of the time): "
+        f"other processes used the cores (waited for a core for {waited:.0%} of the time): "
         "the rates are too low, and an MFU against them too high; calibrate again when the machine is idle"
     ]
 
@@ -314,7 +314,7 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
-        unknown = f"no device profile names {device_name!r}; there are: {names}"
+        unknown = f"no device profile for {device_name!r}; there are: {names}"
         return ProfileFacts(profile_reason=not_calibrated(threads) if device_is_cpu else unknown)
     return facts_of(profile, precision)
 

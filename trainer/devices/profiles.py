@@ -38,7 +38,7 @@ class _ProfileLoader(yaml.SafeLoader):
         """
         for key, value in node.value:
             if key.tag == MERGE and value is node:
-                message = "an alias refers to the mapping that holds it (a cycle)"
+                message = "an alias refers to a mapping that contains it (cycle)"
                 raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
         super().flatten_mapping(node)
         if len(node.value) > MAX_PROFILE_VALUES:
@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> Mapping[str, object]:
         with path.open("rb") as file:  # A device such as /dev/zero never ends.
             text = file.read(MAX_PROFILE_BYTES + 1)
         if len(text) > MAX_PROFILE_BYTES:
-            raise InputError(f"{path}: more than {MAX_PROFILE_BYTES // 1024} KiB; that is no device profile")
+            raise InputError(f"{path}: more than {MAX_PROFILE_BYTES // 1024} KiB; give a device profile")
         content = yaml.load(text.decode("utf-8"), _ProfileLoader)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; give a device profile (YAML)") from error
@@ -202,9 +202,9 @@ class Figure(_Section):
     @model_validator(mode="after")
     def _sourced(self) -> Figure:
         if self.value is not None and self.source is None:
-            raise ValueError("a figure needs a source; give the document and what it says, or value: null and why")
+            raise ValueError("a figure needs a source; give the document and its statement, or value: null and why")
         if self.value is None and self.why is None:
-            raise ValueError("value: null needs why (what was looked for)")
+            raise ValueError("value: null needs why (the reason)")
         return self
 
 

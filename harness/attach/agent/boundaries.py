@@ -700,5 +700,5 @@ def leave_if_enough() -> None:
     """
     if state.enough:
         state.enough = False
-        record.note("ended", f"after {state.steps - 1} steps, as asked")
+        record.note("ended", f"stopped after {state.steps - 1} steps (--steps)")
         raise SystemExit(0)

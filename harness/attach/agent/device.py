@@ -110,7 +110,7 @@ def mark(ended: str | None) -> None:
         if torch.cuda.is_current_stream_capturing():
             return
         if torch.cuda.current_stream(state.device) != state.stream:
-            raise RuntimeError("the program went over to another stream")
+            raise RuntimeError("the program switched to another CUDA stream")
         event = state.free.pop() if state.free else _event()
         now = monotonic_ns()
         event.record(state.stream)
@@ -199,7 +199,7 @@ def _look() -> tuple[Any, int]:
 
 
 def _late() -> TimeoutError:
-    return TimeoutError(f"the device was not done within {_LAST_LOOK_S:g} s")
+    return TimeoutError(f"the device did not finish within {_LAST_LOOK_S:g} s")
 
 
 def _give_up(error: Exception) -> None:

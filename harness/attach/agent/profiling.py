@@ -412,7 +412,7 @@ def _give_way() -> None:
             abandon()
         except Exception as error:
             guard.let_through(error)  # torch then reports the second profiler to the program
-        record.note("not_profiled", "the program began to profile itself meanwhile")
+        record.note("not_profiled", "the program started its own profiler")
 
 
 def _own_profiler() -> str | None:

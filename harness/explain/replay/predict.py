@@ -215,7 +215,7 @@ class Replays:
             edited_runs.append(_edited(run, makes, run.offsets, then, tokens, kept=kept, few=few))
         if not edited_runs:
             raise ReplayError(
-                "no shared block", "replay: no block in which both the run and the data-only run finished"
+                "no shared block", "replay: no block has both a finished run and a finished data-only run"
             )
         recording = edited_runs[0].run.recording
         feeder = feeders[recording.block]

@@ -247,7 +247,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
     if run.record.status != "done" or table is None or not len(table) or not run.has_spans:
         raise ReplayError("no tables", f"{name}: no finished run with tables to replay")
     if (run.record.facts.ranks or 1) > 1 and run.record.facts.attached is None:
-        raise ReplayError("ranks", f"{name}: its ranks wait for one another, which a replay of one does not know")
+        raise ReplayError("ranks", f"{name}: its ranks wait for one another, but replay models one rank")
     if table.column("start_ns").null_count or table.column("wall_ns").null_count:
         raise ReplayError("no times", f"{name}: its steps have no times to replay")
     starts, ends = bounds(table)
@@ -266,7 +266,7 @@ def _recorded(run: RunData, table: pa.Table | None) -> Recording:
         raise ReplayError("damaged spans", f"{name}: a span ends before it starts: its spans table is damaged")
     fetches = [phase for phase in phases if phase.name == "fetch"]
     if not fetches:
-        raise ReplayError("no fetch", f"{name}: no fetch among its spans: nothing to replay")
+        raise ReplayError("no fetch", f"{name}: cannot be replayed: no fetch span was recorded")
 
     config, facts = run.record.config, run.record.facts
     workers = loader_workers(run)

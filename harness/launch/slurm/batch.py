@@ -218,7 +218,7 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 def _message(text: str) -> str:
     """Return the last error in a command's output as one line, with the line before it.
 
-    "without a word" if the output is empty.
+    "without a message" if the output is empty.
     """
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
-    return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a word"
+    return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a message"

@@ -62,8 +62,8 @@ def slurm_of(configs: Mapping[str, TrainerConfig]) -> SlurmConfig | None:
     for name, arm_settings in by_arm.items():
         if arm_settings != settings:
             raise InputError(
-                f"launch.slurm: arm {name} has another one than {first}, but a job runs all arms of a block; "
-                "put it into base, and only launch.torchrun into arms"
+                f"launch.slurm: arm {name} differs from {first}, but a job runs all arms of a block; "
+                "set it in base, and only launch.torchrun in arms"
             )
     return settings
 
@@ -134,7 +134,7 @@ def resume_in_jobs(path: Path, command: Sequence[str], *, force: bool = False, w
         try:
             waited_for = jobs.blocks_in_queue()
         except SlurmSilent as error:
-            raise InputError(f"launch.slurm: which jobs are in the queue is not known: {error}") from error
+            raise InputError(f"launch.slurm: the queue could not be read: {error}") from error
         missing = [block for block in jobs.missing() if block not in waited_for]
         if waited_for and not jobs.is_array:  # The single job runs every missing block.
             missing = []
@@ -306,7 +306,7 @@ class Jobs:
                 heard_s = time.monotonic()
             except SlurmSilent as error:
                 if now_s - heard_s > CONTROLLER_S:
-                    return f"Slurm gave no answer for {CONTROLLER_S:g} s: {error}"
+                    return f"Slurm did not answer for {CONTROLLER_S:g} s: {error}"
             else:
                 living = self._living(queue)
                 text = self._shown(living, queue)
@@ -418,7 +418,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
     """
     node = state.nodes or (ending.node if ending is not None else "")
     outcome = {
-        "GONE": "has ended, and Slurm no longer knows how",
+        "GONE": "has ended, and Slurm has no record of it",
         "COMPLETED": "ended, with runs that failed",
         "FAILED": "failed",
         "TIMEOUT": "hit its time limit (launch.slurm.time)",
@@ -433,7 +433,7 @@ def why_lost(block: int, job: str, state: JobState, ending: JobEnding | None, lo
     if ending is None:
         line += "; it never began to run the study"
     elif ending.status == "running":
-        line += "; it was killed before it could say why"
+        line += "; it was killed before it wrote a reason"
     elif ending.error is not None:
         line += f": {ending.error}"
     last = _end_of(log)

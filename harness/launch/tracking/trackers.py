@@ -91,7 +91,7 @@ def warn_of_missing(asked: Sequence[str]) -> None:
             except InputError as error:
                 reason = str(error).removeprefix(f"track: {name}: ")
         if reason is not None:
-            print(f"warning: track: {name} will get nothing: {reason}", file=sys.stderr)
+            print(f"warning: track: {name} gets no data: {reason}", file=sys.stderr)
 
 
 def open_tracker(name: str, folder: Path) -> Tracker:

@@ -40,13 +40,13 @@ def check_memory(memory: Memory, limit: MemoryLimit | None) -> Check:
     if limit is not None:
         limited = f"cgroup v{limit.version} limit {size(limit.limit_bytes)}"
         if limit.oom_kills:
-            limited += f", {limit.oom_kills} killed there for lack of memory"
+            limited += f", {limit.oom_kills} killed by the kernel (out of memory)"
     finding = f"{size(min(free))} free of {size(memory.total_bytes)}, {limited}"
     if memory.huge_pages is not None:
         finding += f"; huge pages {memory.huge_pages}"
     if min(free) >= LEAST_FREE_MEMORY_BYTES:
         return ok("memory", finding)
-    return warn("memory", finding, "end other processes, or raise the limit; --interleave runs keeps one arm at a time")
+    return warn("memory", finding, "end other processes, raise the limit, or use --interleave runs (one arm at a time)")
 
 
 def check_swap(memory: Memory) -> Check:
@@ -64,7 +64,7 @@ def check_swap(memory: Memory) -> Check:
 
 def check_shared_memory(shared: SharedMemory | None) -> Check:
     if shared is None or not shared.writable:
-        problem = "none" if shared is None else "may not be written"
+        problem = "none" if shared is None else "not writable"
         fix = "mount a tmpfs on /dev/shm (mode 1777); until then data.workers 0"
         return warn("/dev/shm", f"{problem}: loader workers cannot start", fix)
     finding = f"{size(shared.free_bytes)} free of {size(shared.total_bytes)}"
@@ -72,7 +72,7 @@ def check_shared_memory(shared: SharedMemory | None) -> Check:
         return ok("/dev/shm", finding)
     return warn(
         "/dev/shm",
-        f"{finding}: workers hand batches over there, and a full one ends them (bus error)",
+        f"{finding}: loader workers pass batches through it; when it is full, they crash (bus error)",
         "docker run --shm-size=8g (Kubernetes: emptyDir, medium Memory); sudo mount -o remount,size=8g /dev/shm",
     )
 
@@ -86,7 +86,7 @@ def check_open_files(soft: int, hard: int) -> Check:
         fix = f"ulimit -n {4096 if hard < 0 else min(hard, 4096)}"
     else:
         fix = "docker run --ulimit nofile=4096, or nofile in /etc/security/limits.conf"
-    return warn("open files", f"at most {soft} (hard limit {limit}): each batch from a worker takes some", fix)
+    return warn("open files", f"at most {soft} (hard limit {limit}): each batch from a worker opens several", fix)
 
 
 def check_storage(name: str, storage: Storage, other: str) -> Check:
@@ -94,16 +94,16 @@ def check_storage(name: str, storage: Storage, other: str) -> Check:
 
     ``name``: name of the line. ``other``: option or variable that chooses another folder.
     """
-    note = "" if storage.existing == storage.folder else " (not yet there)"
+    note = "" if storage.existing == storage.folder else " (does not exist yet)"
     kind = f", {storage.kind}" if storage.kind else ""
     finding = f"{storage.folder}{note}: {size(storage.free_bytes)} free{kind}"
     if not storage.writable:
-        return fail(name, f"{finding}; {storage.existing} may not be written", f"another folder: {other}")
+        return fail(name, f"{finding}; {storage.existing} is not writable", f"another folder: {other}")
     if storage.free_bytes < NEEDED_BYTES:
-        return fail(name, f"{finding}: a study needs {size(NEEDED_BYTES)} and more", f"make room, or {other}")
+        return fail(name, f"{finding}: a study needs {size(NEEDED_BYTES)} or more", f"make room, or {other}")
     if storage.free_bytes < LEAST_FREE_DISK_BYTES:
         return warn(name, f"{finding}: profiles and corpora may not fit", f"make room, or {other}")
-    return ok(name, f"{finding}{' over the network: reading pays for it' if storage.network else ''}")
+    return ok(name, f"{finding}{': network file system, slower reads' if storage.network else ''}")
 
 
 def check_shared_need(needs: Needs, shared: SharedMemory | None) -> Check:

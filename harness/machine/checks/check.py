@@ -9,7 +9,7 @@ from typing import Literal
 from trainer.errors import in_words, one_line
 
 CheckStatus = Literal["ok", "warn", "fail"]
-REPORT_IT = "none known; please report it, with the output of harness doctor --json"
+REPORT_IT = "unknown; please report this, with the output of harness doctor --json"
 REINSTALL = "python -m pip install --force-reinstall"
 IMPORT_FIRST = "first fix what the lines python, packages and torch report"
 
@@ -48,7 +48,7 @@ def judge(name: str, check: Callable[[], Check | Iterable[Check]]) -> list[Check
         return [result] if isinstance(result, Check) else list(result)
     except Exception as error:
         if isinstance(error, ImportError):
-            return [warn(name, f"could not be checked, as an import fails: {one_line(error)}", IMPORT_FIRST)]
+            return [warn(name, f"could not be checked, because an import fails: {one_line(error)}", IMPORT_FIRST)]
         return [warn(name, f"could not be checked: {in_words(error)}", REPORT_IT)]
 
 

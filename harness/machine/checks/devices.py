@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 BUSY_PERCENT = 5
-LOST = (
-    "sudo dmesg | grep -i xid says why; a reset ends what runs on it: sudo nvidia-smi --gpu-reset -i NUMBER, or reboot"
-)
-SILENT = "nvidia-smi must show it first; look for the reason: sudo dmesg | grep -i nvrm"
-NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container or job, if it is to be used"
+LOST = "reason: sudo dmesg | grep -i xid; a reset kills its jobs: sudo nvidia-smi --gpu-reset -i NUMBER, or reboot"
+SILENT = "first make nvidia-smi show it; the reason: sudo dmesg | grep -i nvrm"
+NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container or job, to use it"
 
 
 def check_driver(loaded: str | None, nvml: Nvml) -> Check:
@@ -36,7 +34,7 @@ def check_driver(loaded: str | None, nvml: Nvml) -> Check:
     if loaded is not None:
         return ok("driver", f"{loaded} in the kernel")
     if nvml.absent:
-        return ok("driver", "no NVIDIA driver: the CPU computes, or an emulated device")
+        return ok("driver", "no NVIDIA driver: runs use the CPU or an emulated device")
     return ok("driver", "not reported: see nvml")
 
 
@@ -46,7 +44,7 @@ def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
     ``loaded``: version of the kernel's driver; None if not loaded.
     """
     if nvml.problem is None:
-        return list(_devices(nvml.devices)) or [ok("nvml", "answers, but shows no device")]
+        return list(_devices(nvml.devices)) or [ok("nvml", "works, but lists no device")]
     if loaded is None and nvml.absent:
         return [ok("nvml", f"nothing to sample, no GPM: {nvml.problem}")]
     if nvml.binding_broken:
@@ -56,7 +54,7 @@ def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
     elif "mismatch" in nvml.problem.lower():
         fix = "reboot, or reload the kernel's nvidia modules: the driver was updated under the running kernel"
     else:
-        fix = "nvidia-smi must work first: ls -l /dev/nvidia*, sudo dmesg | grep -i nvrm"
+        fix = "first make nvidia-smi work: ls -l /dev/nvidia*, sudo dmesg | grep -i nvrm"
     return [warn("nvml", f"does not answer: {nvml.problem}", fix)]
 
 
@@ -84,7 +82,7 @@ def _device(device: Device) -> tuple[str, str]:
         parts.append("MIG: clocks and power are shared with other instances")
     if device.slowed_by:
         reasons = " and ".join(device.slowed_by)
-        return f"{', '.join(parts)}; clocks held down by {reasons}", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER"
+        return f"{', '.join(parts)}; clocks throttled by {reasons}", "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER"
     busy = device.utilisation is not None and device.utilisation > BUSY_PERCENT
     if device.processes or busy:
         use = f"{device.utilisation} % busy" if device.utilisation is not None else "busy"
@@ -102,17 +100,17 @@ def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
     Warns if it can use none that NVML shows.
     """
     usable = sum(device.problem is None for device in nvml.devices)
-    upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "CUDA, no newer than nvidia-smi says that the driver runs"
+    upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "a CUDA version that the driver supports (nvidia-smi)"
     if torch.cuda_build is None:
         if not usable:
-            return ok("cuda", "torch is built without: the CPU computes")
+            return ok("cuda", "torch is built without CUDA: runs use the CPU")
         fix = f"install a torch built for {upto}: pytorch.org/get-started has the command"
-        return warn("cuda", f"torch is built without, {count(usable, 'device')} unused", fix)
+        return warn("cuda", f"torch is built without CUDA, {count(usable, 'device')} unused", fix)
     built = f"torch is built for {torch.cuda_build}"
     if torch.cuda_devices:
-        return ok("cuda", f"{built}, the driver runs up to {nvml.cuda or 'unknown'}; {_named(torch.cuda_devices)}")
+        return ok("cuda", f"{built}, the driver supports up to {nvml.cuda or 'unknown'}; {_named(torch.cuda_devices)}")
     if not usable:
-        return ok("cuda", f"{built}, {'no device here answers' if nvml.devices else 'no device here'}")
+        return ok("cuda", f"{built}, {'no device here works' if nvml.devices else 'no device here'}")
     hidden = environ.get("CUDA_VISIBLE_DEVICES")
     finding = f"{built}, but it can use none of {count(usable, 'device')}"
     if hidden is not None:

@@ -34,7 +34,7 @@ def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
     finding = f"{allowed} of {count(processor.online, 'CPU')} allowed{source}{topology}{smt}; {machine}{bf16}"
     if allowed > 1:
         return ok("cores", finding)
-    return warn("cores", f"{finding}: loader workers and the trainer take turns", "allow 2 CPUs or more")
+    return warn("cores", f"{finding}: loader workers and the trainer share one CPU", "allow 2 CPUs or more")
 
 
 def check_numa(processor: Processor) -> Check:
@@ -79,7 +79,7 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
         fix = f"srun --cpus-per-task={granted} ... (since Slurm 22.05 srun does not inherit it from sbatch)"
         yield warn("slurm", finding, fix)
     elif granted.isdigit() and allowed > int(granted):
-        fix = f"srun --cpus-per-task={granted} --cpu-bind=cores ... (nothing keeps this task to its CPUs)"
+        fix = f"srun --cpus-per-task={granted} --cpu-bind=cores ... (this task is not bound to its CPUs)"
         yield warn("slurm", finding, fix)
     else:
         yield ok("slurm", finding)
@@ -109,13 +109,13 @@ def check_clock(clock: Clock) -> Check:
         fix = f"echo {alternative} | sudo tee {folder}/current_clocksource"
     else:
         fix = "boot with tsc=reliable if the processor's TSC is (dmesg | grep -i tsc says why it is not used)"
-    return warn("clock", f"{finding}: every span pays for its readings", fix)
+    return warn("clock", f"{finding}: each span costs two slow clock readings", fix)
 
 
 def check_frequency(frequency: Frequency, processor: Processor) -> Check:
     turbo = {True: ", turbo on", False: ", turbo off", None: ""}[frequency.turbo]
     if not frequency.governors:
-        explanation = "the host of this virtual machine decides" if processor.virtual else "not reported by this system"
+        explanation = "set by the host of this virtual machine" if processor.virtual else "not reported by this system"
         return ok("frequency", f"{explanation}{turbo}")
     finding = f"governor {', '.join(frequency.governors)} ({frequency.driver or 'driver not reported'}){turbo}"
     if frequency.governors == ("performance",):
@@ -138,7 +138,7 @@ def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, en
     settings = ", ".join(named) or "OMP_NUM_THREADS not set"
     finding = f"torch computes with {count(threads, 'thread')} on {count(usable, 'usable CPU')}; {settings}"
     if threads > usable:
-        return warn("threads", f"{finding}: they wait for each other", f"export OMP_NUM_THREADS={usable}")
+        return warn("threads", f"{finding}: they compete for CPUs", f"export OMP_NUM_THREADS={usable}")
     if threads == 1 and usable >= 4:
         return warn("threads", finding, "unset OMP_NUM_THREADS MKL_NUM_THREADS, or set compute.threads in the scenario")
     return ok("threads", finding)
@@ -151,10 +151,10 @@ def check_load(load: Load | None, processor: Processor) -> Check:
     busiest = ", ".join(f"{name} {taken:.2f}" for name, taken in load.busiest)
     finding = (
         f"others use {load.other_cores:.2f} of {count(cores, 'CPU')} over {load.elapsed_s:.1f} s"
-        f"{f' ({busiest})' if busiest else ''}, the hypervisor takes {load.stolen_cores:.2f}"
+        f"{f' ({busiest})' if busiest else ''}, the hypervisor takes {load.stolen_cores:.2f} CPUs (steal time)"
     )
     if load.other_cores > max(OTHER_CORES, OTHER_SHARE * cores):
-        return warn("load", finding, "end them, or wait (top -o %CPU); reports name the load while each arm ran")
+        return warn("load", finding, "end them, or wait (top -o %CPU); reports show the load during each arm")
     if load.stolen_cores > STOLEN_SHARE * cores:
-        return warn("load", finding, "a machine with cores of its own; here more blocks (--repeats) average it out")
+        return warn("load", finding, "use a machine with dedicated cores, or more blocks (--repeats)")
     return ok("load", finding)

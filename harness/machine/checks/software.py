@@ -42,7 +42,7 @@ def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator
     """
     slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
     if slow:
-        fix = "the virtual environment on a local disk, or wait until this machine has less to do"
+        fix = "the virtual environment on a local disk, or wait until this machine is idle"
         yield warn("packages", f"{', '.join(slow)}: {problems[slow[0]]} to import", fix)
     blamed: dict[str, str] = {}  # package by reason, because packages that import a broken one fail for the same reason
     for package, reason in problems.items():
@@ -55,7 +55,7 @@ def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator
             fix = f"{REINSTALL} {package}" if limit is None else REMEDIES[limit]
             yield line("packages", f"{package} {version} cannot be imported: {reason}", fix)
     if not problems:
-        yield ok("packages", "what a run imports can be imported")
+        yield ok("packages", "all packages that a run needs can be imported")
 
 
 def check_torch(torch: Torch) -> Check:
@@ -70,7 +70,7 @@ def no_torch(reason: str) -> Check:
         return fail(
             "torch", f"{reason} to import", "the virtual environment on a local disk; a second import is faster"
         )
-    reinstall = f"{REINSTALL} torch, as pytorch.org/get-started has it for this machine"
+    reinstall = f"{REINSTALL} torch, with the command of pytorch.org/get-started for this machine"
     return fail("torch", f"cannot be imported: {reason}", INSTALL if package_version("torch") is None else reinstall)
 
 
@@ -109,14 +109,14 @@ def check_compile(toolchain: Toolchain, torch: Torch) -> Check:
         )
     if toolchain.cache_forbids_libraries:
         fix = "export TORCHINDUCTOR_CACHE_DIR=DIR, on a disk mounted without noexec"
-        return warn("compile", f"{toolchain.cache}: its disk is mounted noexec, no compiled code loads", fix)
+        return warn("compile", f"{toolchain.cache}: mounted noexec, so compiled code cannot be loaded", fix)
     if cuda and torch.triton is None:
         return warn("compile", f"{finding}, but no triton: torch.compile fails on CUDA", "python -m pip install triton")
     if cuda and toolchain.cc is None:
         fix = "sudo apt install gcc, or CC=/path/to/a/compiler"
         return warn("compile", f"{finding}, but no C compiler for triton's launcher", fix)
     triton = f", triton {torch.triton}" if torch.triton is not None else ""
-    return ok("compile", f"{finding} takes Python.h and omp.h{triton}")
+    return ok("compile", f"{finding} compiles with Python.h and omp.h{triton}")
 
 
 def _needed() -> set[str]:
@@ -132,7 +132,7 @@ def _needed() -> set[str]:
 INSTALL_PY_SPY = "python -m pip install py-spy"
 BROKEN = f"{REINSTALL} py-spy, or do without: probes.py_spy: false in the scenario"
 _REFUSED = re.compile(r"permission denied|operation not permitted|EPERM", re.IGNORECASE)  # py-spy 0.4.3
-_SCOPES = {0: "0, own processes", 1: "1, processes that allow it", 2: "2, CAP_SYS_PTRACE only", 3: "3, nobody"}
+_SCOPES = {0: "0, own processes", 1: "1, processes that allow it", 2: "2, CAP_SYS_PTRACE only", 3: "3, disabled"}
 _PERF = {-1: "everything", 0: "the kernel too", 1: "the kernel too", 2: "own processes in user space"}
 
 
@@ -146,11 +146,11 @@ def check_ptrace(permissions: Permissions, py_spy: PySpyTool, remedy: str) -> Ch
         return warn("ptrace", f"{kernel}; {py_spy.problem}: no stacks in reports", BROKEN)
     finding = f"{kernel}; py-spy {py_spy.version or 'not found'}"
     if py_spy.problem is None:
-        return ok("ptrace", f"{finding}, tried: it may sample our processes")
+        return ok("ptrace", f"{finding}, tested: it can sample harness processes")
     if py_spy.version is None:
         return warn("ptrace", f"{finding} ({py_spy.problem}): no stacks in reports", INSTALL_PY_SPY)
     refused = _REFUSED.search(py_spy.problem) is not None
-    return warn("ptrace", f"{finding}, tried: {py_spy.problem}", remedy if refused else f"{INSTALL_PY_SPY} --upgrade")
+    return warn("ptrace", f"{finding}, tested: {py_spy.problem}", remedy if refused else f"{INSTALL_PY_SPY} --upgrade")
 
 
 def describe(permissions: Permissions) -> str:
@@ -167,5 +167,5 @@ def describe(permissions: Permissions) -> str:
 def check_perf(permissions: Permissions) -> Check:
     level = permissions.perf_event_paranoid
     if level is None:
-        return ok("perf", "not in this kernel (the harness needs none)")
-    return ok("perf", f"perf_event_paranoid {level}: {_PERF.get(level, 'nothing')} (the harness needs none)")
+        return ok("perf", "not in this kernel (not needed)")
+    return ok("perf", f"perf_event_paranoid {level}: {_PERF.get(level, 'nothing')} (not needed)")

@@ -78,7 +78,7 @@ def find_cards(nvml: Any) -> tuple[list[Card], list[str]]:
     if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         problems.append(
             f"nvml: cards of different kinds ({', '.join(sorted(names))}): CUDA numbers them fastest first, NVML by "
-            "PCI bus, so samples may bear another card's number; CUDA_DEVICE_ORDER=PCI_BUS_ID makes them agree"
+            "PCI bus, so samples may have the wrong card's number; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     return cards, problems
 

@@ -189,7 +189,7 @@ def open_with_timeout(
         collector, problems = worker.call(partial(open_nvml, gate, wanted), timeout_s or OPEN_S)
     except TimeoutError as error:
         gate.shut()
-        return None, [f"nvml: the driver gave {error}: nvidia-smi must work first; probes.nvml: false does without"]
+        return None, [f"nvml: the driver gave {error}; check nvidia-smi, or set probes.nvml: false"]
     except Exception as error:  # errors of the bindings: a name that is not UTF-8, an unknown version
         return None, [f"nvml: cannot be used: {in_words(error)}"]
     return None if collector is None else TimedNvml(collector, worker, gate, timeout_s or NVML_READ_LIMIT_S), problems

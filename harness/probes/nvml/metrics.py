@@ -87,10 +87,7 @@ class GpmReader(Reader):
     def silent(self) -> str:
         if self._answered or not self._snapped:
             return ""
-        return (
-            "no two readings of a repetition were 100 ms apart, as the card takes to refresh them; "
-            "where repetitions are short, raise slice_steps"
-        )
+        return "no repetition lasted as long as the card's refresh time (100 ms); raise slice_steps"
 
     def _snapshot(self, into: Any) -> None:
         self._taken_ns = monotonic_ns()
@@ -227,7 +224,7 @@ class Processes(Reader):
         if foreign and not self._own & listed.keys():
             if not self._reported:
                 self._reported = True
-                self._lacking = [(self.text, "NVML numbers processes as the host does, not as this container")]
+                self._lacking = [(self.text, "NVML reports process ids of the host, not of this container")]
             return []
         memory = sum(listed[pid] or 0 for pid in others)
         return [("other_processes", float(len(others)), "processes"), ("other_memory_bytes", float(memory), "bytes")]
@@ -296,7 +293,7 @@ def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, s
     ]
     lacking = []
     if card.slice is not None:
-        lacking.append(("readings of its own for power, clocks and temperature", "a MIG slice; they are the card's"))
+        lacking.append(("own readings of power, clocks and temperature", "a MIG slice reports those of the card"))
     gpm, reason = open_gpm(nvml, card)
     if gpm is not None:
         readers.append(gpm)

@@ -65,7 +65,7 @@ class SpyRecording:
     def __init__(self, options: Sequence[str], output: Path, *, metronome: bool = False) -> None:
         binary = find_py_spy()
         if binary is None:
-            raise SpyFailed("py-spy: no such program beside this Python or on PATH; fix: pip install 'py-spy>=0.4'")
+            raise SpyFailed("py-spy: not found next to this Python or on PATH; fix: pip install 'py-spy>=0.4'")
         command = [binary, "record", "--pid", str(os.getpid()), "--subprocesses", "--hideprogress", *options]
         self.output = output
         self.samples = self.errors = 0
@@ -113,7 +113,7 @@ class SpyRecording:
             try:
                 rest, _ = self._process.communicate(timeout=SPY_END_S)
             except subprocess.TimeoutExpired:
-                raise SpyFailed(f"py-spy: killed, as it had not ended {SPY_END_S:.0f} s after SIGINT") from None
+                raise SpyFailed(f"py-spy: killed, because it had not ended {SPY_END_S:.0f} s after SIGINT") from None
             self._printed += rest
             if self._process.returncode != 0 or not self.output.exists():
                 raise self._failure()

@@ -138,8 +138,8 @@ class TorchProfiler(Probe):
             return
         if cut:
             self._add_problem(
-                f"torch_profiler: window {number} is cut after {MAX_TRACE_BYTES / 1e6:.0f} MB of text and in no "
-                "table of operators; profile fewer steps (probes.torch_profiler.active)"
+                f"torch_profiler: window {number} was cut at {MAX_TRACE_BYTES / 1e6:.0f} MB, so it is not in the "
+                "operator table; profile fewer steps (probes.torch_profiler.active)"
             )
 
     def begin_repetition(self) -> None:
@@ -162,7 +162,7 @@ class TorchProfiler(Probe):
                     cut = header(path).get(CUT)
                 except InputError as error:
                     cut = str(error)
-                self._add_problem(f"torch_profiler: the profile of {role} is not whole: {cut}" if cut else None)
+                self._add_problem(f"torch_profiler: the profile of {role} is incomplete: {cut}" if cut else None)
         for leftover in sorted(self._folder.glob(".torch_profile.*.tmp")):
             leftover.unlink()
             role = leftover.name.split(".")[2]
@@ -245,7 +245,7 @@ class WorkerProfile:
             self._most_batches = min(WORKER_BATCHES, 1 + max(1, self._most_events // max(1, events)))
             self._profiler = self._start()
         elif self._batches >= self._most_batches:
-            self._end(f"it has its first {self._batches} batches only: those of later steps are not in it")
+            self._end(f"only its first {self._batches} batches were recorded")
 
     def _end(self, cut: str | None = None) -> None:
         profiler, self._profiler = self._profiler, None

@@ -171,7 +171,7 @@ class Sampler(Probe):
     def _give_up(self, reason: str) -> None:
         if self._process is not None:
             self._end(0)
-        self.problems.append(f"sampling: the sampling process {reason}; no host and NVML samples from then on")
+        self.problems.append(f"sampling: the sampling process {reason}; host and NVML samples stop here")
 
     def _end(self, timeout_s: float) -> int:
         assert self._process is not None

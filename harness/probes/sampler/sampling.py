@@ -163,7 +163,7 @@ class Sampling:
         except Exception as error:  # any error of a file or library
             self._collectors.remove(collector)
             self._given_up.append(collector.source)
-            self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; no samples from then on"]
+            self._problems += [*collector.problems, f"{collector.source}: {in_words(error)}; its samples stop here"]
             return False
 
     def _next_order(self) -> SamplingOrder | None:

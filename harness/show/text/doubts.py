@@ -41,7 +41,7 @@ def _other_batches(one: Confound) -> str:
     base, candidate = one.names
     unit = "trained tokens" if one.key == "trained_tokens" else "positions"
     return (
-        f"other batches: {base_tokens:,.0f} {unit} a step of {base}, {other_tokens:,.0f} of {candidate}, though no "
+        f"other batches: {base_tokens:,.0f} {unit} a step of {base}, {other_tokens:,.0f} of {candidate}, although no "
         "setting differs: part of the difference may be due to the batches"
     )
 
@@ -73,7 +73,7 @@ def _clock(one: Confound) -> str:
 def _throttled(one: Confound) -> str:
     base_share, other_share = one.values
     return (
-        f"device {one.device}: slowed down by {one.key} in {percent(base_share)} of the samples during {one.names[0]}, "
+        f"device {one.device}: throttled by {one.key} in {percent(base_share)} of the samples during {one.names[0]}, "
         f"{percent(other_share)} during {one.names[1]}"
     )
 
@@ -88,7 +88,7 @@ def _losses(one: Confound) -> str:
         f"losses differ: {base_loss:.3f} of {one.names[0]} against {other_loss:.3f} of {one.names[1]} at the same steps"
     )
     if one.explained:
-        return f"{text}, as {one.names[1]} trains on another number of tokens"
+        return f"{text}, because {one.names[1]} trains on a different number of tokens"
     return f"{text}: the arms do not train the same"
 
 
@@ -96,8 +96,8 @@ def _repeated(one: Confound) -> str:
     base_share, other_share = one.values
     base, candidate = one.names
     return (
-        f"repeated rows: {percent(base_share)} of the rows that {base} trains on came before, {percent(other_share)} "
-        f"of those of {candidate}: the arms do not train the same"
+        f"repeated rows: {percent(base_share)} of the training rows of {base} are repeats, {percent(other_share)} of "
+        f"those of {candidate}: the arms do not train the same"
     )
 
 
@@ -150,11 +150,11 @@ _TEXTS: Mapping[ConfoundKind, Callable[[Confound], str]] = {
 GAPS: Mapping[str, str] = {
     "no run": "no run of this arm has finished",
     "no tables": "no finished run with tables to replay",
-    "ranks": "its ranks wait for one another, which a replay of one of them does not know",
+    "ranks": "its ranks wait for one another, but replay models one rank",
     "no times": "its steps have no times to replay",
     "no measured step": "it has no measured step to replay",
     "damaged spans": "a span ends before it starts, so its spans table is damaged",
-    "no fetch": "its spans have no fetch to replay",
+    "no fetch": "no fetch span was recorded",
     "too far ahead": "too many batches would be in flight (workers x prefetch)",
     "no shared block": "no block in which both the run and the data-only run finished",
 }
@@ -223,17 +223,17 @@ def _located(text: str, unknown: str) -> Callable[[Doubt], str]:
 
 DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
     "too few blocks": _always(f"an interval needs {MIN_BLOCKS} blocks"),
-    "no noise floor": _always("no A/A control shows how far two runs of one arm lie apart"),
-    "no core": _always("its main thread had no core for too much of the time"),
+    "no noise floor": _always("no A/A control shows how much two runs of one arm differ"),
+    "no core": _always("its main thread waited for a core for too much of the time"),
     "too noisy": too_noisy_text,
-    "blocked": _always("too much of its time was not seen"),
-    "device": _always("what its device did was not recorded"),
+    "blocked": _always("too much of its time was in no timed phase"),
+    "device": _always("its device was not recorded"),
     "one stream": _always("its device's work on other streams, or launched within a fetch, was not recorded"),
-    "ranks": _always("its ranks wait for one another, so its own steps do not tell what one of them would gain"),
+    "ranks": _always("its ranks wait for one another, so the steps of one rank do not show the gain"),
     "not replayable": lambda entry: GAPS.get(entry.where, entry.where or "its record lacks what a replay needs"),
     "replay off": _shared("the replay reproduces its step time with an error of {}"),
     "no loader": _always("its batches come from a function, not from a DataLoader"),
-    "no items": _always("some of its workers made no batches, as its dataset gave them too few items"),
+    "no items": _always("some of its workers made no batches, because its dataset gave them too few items"),
     "unequal": _always("its workers delivered unequal numbers of batches"),
     "row by row": _always("its dataset is read row by row, and workers would have to send as many rows"),
     "slow worker": lambda entry: (
@@ -242,45 +242,43 @@ DOUBTS: Mapping[DoubtKind, Callable[[Doubt], str]] = {
         + " the others"
     ),
     "sampler": _always("its sampler takes much of a step in the main thread, which loader workers cannot do"),
-    "restarts": _always(
-        "its loader restarts in each epoch, and replay does not know when it asks for the next batches"
-    ),
-    "contradicted": _always("for another value of this setting, an arm measured another speed than replay predicts"),
+    "restarts": _always("its loader restarts in each epoch, which replay does not model"),
+    "contradicted": _always("for another value of this setting, the measured speed contradicts replay"),
     "serial": _always("more workers gain nothing if a disk, a network or a lock serves one of them at a time"),
     "too coarse": lambda entry: unseen_text(entry.share),
     "lead": _shared("the measured steps used up prefetched batches or queued work: up to {} faster than later steps"),
     "diverged": _always("its loss is NaN, infinite, or rose far above its start"),
     "other loss": _always("the losses differ by more than the A/A control shows"),
-    "repeated data": _shared("up to {} of the rows that an arm trains on came before, in one arm only"),
+    "repeated data": _shared("up to {} of the training rows are repeats, in one arm only"),
     "a-a apart": _shared("the A/A control, the same program again, differs by {}, as much as the candidate"),
     "long steps": _shared("all time together differs by {} from the median, because of long steps"),
-    "explained loss": _always("the losses differ, as other numbers of tokens explain"),
-    "ceilings apart": _shared("the ideal-data control and the replay differ by {} about the ceiling"),
+    "explained loss": _always("the losses differ, which different token counts explain"),
+    "ceilings apart": _shared("the ideal-data control and the replay differ by {} in the ceiling"),
     "uneven": _always("some blocks wait for data much longer than others, so the mean describes none of them"),
     "step kinds": _shared("steps are of two kinds ({} are slow ones), so the mean describes none of them"),
     "rare long steps": _shared("{} of the steps take over three times as long as the others"),
-    "drift": _shared("its speed beside the baseline's changes by {} within runs"),
+    "drift": _shared("its speed relative to the baseline changes by {} within runs"),
     "all time apart": _shared("all time together differs by {} from the median over blocks"),
     "used lead": _shared("its measured steps were {} faster than later steps, by work that was prepared before them"),
     "compiled": _shared("step times include compiling (torch.compile) in {} of the runs"),
     "evaluation left out": _shared("evaluations take {} of the time, in steps that no other figure includes"),
-    "probe problem": _always("a probe could not do its work"),
+    "probe problem": _always("a probe failed"),
     "profiled": _always("a profiler slowed these steps"),
     "mixed data": _located("{} differs between its blocks: the data changed during the study", "data"),
     "mixed code": _located("{} differs between its blocks: the code was edited during the study", "code"),
     "configuration": _located("the setting {} differs, undeclared", "of an arm"),
     "fact": _located("{} differs, a fact of the run that no setting declares", "a property"),
     "environment": _located("{} differs, a part of the environment", "a variable"),
-    "useful tokens": _always("another share of the positions is trained"),
-    "other batches": _located("steps hold other numbers of {}, though no setting differs", "tokens"),
-    "other steps": _always("blocks hold other numbers of steps"),
+    "useful tokens": _always("a different share of the positions is trained"),
+    "other batches": _located("steps have different numbers of {}, although no setting differs", "tokens"),
+    "other steps": _always("blocks have different numbers of steps"),
     "host load": _always("other processes used cores during these runs"),
     "sessions": _always("the arms did not run side by side"),
     "unfinished": _located("{} did not finish all blocks", "an arm"),
-    "block counts": _always("the arms finished other numbers of blocks"),
+    "block counts": _always("the arms finished different numbers of blocks"),
     "compared blocks": _always("fewer blocks than planned are compared"),
     "SM clock": _always("the device's SM clock differs"),
-    "throttled": _located("the device was slowed down by {}", "an unknown cause"),
+    "throttled": _located("the device was throttled by {}", "an unknown cause"),
     "other processes": _always("other processes computed on the device"),
 }
 REMEDIES: Mapping[RemedyKind, str] = {
@@ -289,15 +287,15 @@ REMEDIES: Mapping[RemedyKind, str] = {
     "more steps": "let the program run longer",
     "more steps a block": "repeat with more steps a block",
     "quiet machine": "repeat on a quieter machine",
-    "free cores": "repeat when other processes, its own threads and a CPU quota leave it a core",
+    "free cores": "repeat when it has a free core (other processes, its own threads and a CPU quota may take it)",
     "a-a control": "add controls: [a-a], or declare noise_floor",
     "more a-a blocks": "let more blocks of the A/A control finish, or declare noise_floor",
     "longer slices": "use longer slices (slice_steps), or --interleave runs and more warmup_steps",
     "more warm-up steps": "use more warmup_steps",
-    "more --warmup steps": "use more --warmup steps, and --interleave runs if commands take turns",
+    "more --warmup steps": "use more --warmup steps, and --interleave runs if commands alternate",
     "alike losses": "train both alike until their losses agree: a speed at another loss is no gain",
     "same rows": "let both arms train on the same rows: a speed on repeated ones is no gain",
-    "try it": "run it: which of both holds was not measured",
+    "try it": "run it, because it was not measured which of both holds",
     "same shapes": "use more warmup_steps, or batches of one shape",
     "alike arms": "give both arms the same value, or declare the difference",
     "all runs": "let all runs finish",
@@ -356,7 +354,7 @@ def _problem(one: StudyProblem) -> str:
         case "lead":
             return _lead_problem(one)
         case "left out":
-            return f"{one.arm} was left out: it needs {listing([*one.names])}, not installed where the study ran"
+            return f"{one.arm} was left out: it needs {listing([*one.names])}, missing where the study ran"
         case "few blocks":
             return (
                 f"{count(one.count, 'block')} only, and an interval needs {MIN_BLOCKS}: repeat with --repeats {ASK_FOR}"
@@ -370,9 +368,9 @@ def _lead_problem(one: StudyProblem) -> str:
         "slices": "longer slices", "runs": "more warm-up steps", "command": "more --warmup steps"
     }  # fmt: skip
     cause = (
-        "as the host got further ahead of the device with each step"
+        "because the host got further ahead of the device with each step"
         if use.by_host
-        else "as they used up prefetched batches, so the wait for data is understated"
+        else "because they used up prefetched batches, so the wait for data is understated"
     )
     return (
         f"{one.arm}: its measured steps were {percent(use.share)} faster "

@@ -36,7 +36,7 @@ from harness.show.words import amount, capitalised, count, duration, epochs, int
 
 Texts = tuple[str, str, str]  # subject, finding, support
 WORKERS_LIMIT = (
-    "Steps also wait for loader workers, which go on meanwhile: without this code they may wait as much longer. Speed "
+    "Steps also wait for loader workers, which work meanwhile: without this code that wait may grow by as much. Speed "
     "up the loading first."
 )
 
@@ -226,8 +226,8 @@ def _memory(found: Sequence[SlowCause], _part: Part) -> Texts:
     owner = f"that of the {tightest.place or 'process'}"
     return (
         "Memory grows",
-        f"{owner} by {_size(round(figures['bytes_per_step']))} a step so far. If it goes on so, none is free after "
-        f"another {duration(figures['full_s'])}",
+        f"{owner} by {_size(round(figures['bytes_per_step']))} a step so far. At this rate none is free after another "
+        f"{duration(figures['full_s'])}",
         "Look for what the dataset keeps of each row. A cache stops growing once all rows are in it, and so do the "
         "copies of Python objects that workers share: tensors or Arrow are not copied."
         if tightest.place
@@ -262,10 +262,10 @@ SETTINGS = {
         "CUDA_LAUNCH_BLOCKING is set",
         "Unset it: the host waits for each kernel.",
     ),
-    "profiler": ("a profiler of torch records all steps", "End it, or give it a schedule of a few steps."),
+    "profiler": ("a profiler of torch records all steps", "Stop it, or give it a schedule of a few steps."),
     "profile function": (
         "a function of sys.setprofile follows each call",
-        "End the profiler of Python code (cProfile, say).",
+        "Stop the profiler of Python code (such as cProfile).",
     ),
     "trace function": (
         "a debugger or a coverage tool follows each line of Python",
@@ -278,7 +278,7 @@ SETTINGS = {
     ),
     "unused parameters": (
         "find_unused_parameters=True walks the graph in each step",
-        "Leave it away if all parameters are used, or set static_graph=True.",
+        "Remove it if all parameters are used, or set static_graph=True.",
     ),
     "evaluation gradients": (
         "the evaluation makes graphs",
@@ -386,7 +386,7 @@ def host_finding(found: HostFinding) -> str:
         case "near the memory limit":
             return (
                 f"{number(value / 1e9)} GB of a memory limit of {number(limit / 1e9)} GB were in use, "
-                "page cache included: what is read may be dropped again at once"
+                "page cache included: data may be dropped soon after it is read"
             )
         case "waited for memory":
             return f"some process waited for memory {percent(value)} of the time"
@@ -398,7 +398,7 @@ def host_finding(found: HostFinding) -> str:
             return f"{without_core}, time held back by the quota included"
         case "read from disk":
             rate = number(value / 1e6)
-            return f"{name} read {rate} MB/s from disk during measured steps: the page cache did not have it"
+            return f"{name} read {rate} MB/s from disk during measured steps: it was not in the page cache"
         case "page faults":
             return (
                 f"{name} had {number(value)} major page faults a second during measured steps, each a wait for storage"
@@ -419,7 +419,7 @@ def device_finding(found: DeviceFinding) -> str:
         case "clock fell":
             return f"SM clock fell from {value:,.0f} to {second:,.0f} MHz during the measured steps"
         case "slowed down":
-            return f"slowed down by {found.reason} in {percent(value)} of the samples"
+            return f"throttled by {found.reason} in {percent(value)} of the samples"
         case "other processes":
             memory = number(second / 1e9)
             processes = f"{value:.0f} other process{'' if value == 1 else 'es'}"
@@ -548,7 +548,7 @@ def _where(one: Diagnosis, step_ms: float) -> str:
             code = f": `{shortened(part.code)}`" if part.code else ""
             return f"{mostly} in {stage}" + (f" ({part.called}{code})" if part.called else "")
         case "long":
-            return f"{mostly} in a few long steps, in {part.name}: the record does not tell why"
+            return f"{mostly} in a few long steps, in {part.name}: cause not recorded"
         case "phase":
             location = "outside of all phases"
             location += ": lines were not sampled" if one.remedy == "sample alone" else ": no line takes much of it"
@@ -609,8 +609,8 @@ def trust_text(arm: ArmReport) -> str:
     hidden = arm.unseen
     if hidden is not None and hidden.waiting > CORE_WAIT_SHARE_MAX:
         return (
-            f"Trust: the machine was busy. The main thread had no core for {percent(arm.waiting)} of the time: that "
-            "is a part of its own, and small parts may be off. Repeat on a free machine."
+            f"Trust: the machine was busy. The main thread had no core for {percent(arm.waiting)} of the time: it is "
+            "listed as its own part, and small parts may be inaccurate. Repeat on a free machine."
         )
     if hidden is not None and hidden.ranks > 1:
         return "Trust: ranks wait for one another, so a saving of one rank is not a saving of all."

@@ -69,7 +69,7 @@ def finding(m: Measured, once: Collection[str] = (), *, figures: bool = True) ->
     if _counts_more(m):  # A change of padding or batch size, even a possible one, is no change of speed.
         counted = "training" if m.measure == "trained tokens/s" else "computing"
         times = (
-            "what each trains was not counted"
+            "trained tokens were not counted"
             if tokens_ratio is None
             else f"{counted} {ratio(tokens_ratio)} as many in each step"
         )
@@ -147,13 +147,13 @@ def undecided_because(m: Measured, *, remedy: bool = True) -> str | None:
             assert m.repeated is not None
             base_share, other_share = map(percent, m.repeated)
             return (
-                f"{base_share} of the rows that the baseline trains on came before, and {other_share} of those of the "
+                f"{base_share} of the training rows of the baseline are repeats, and {other_share} of those of the "
                 "candidate, so they do not train the same"
             )
         case "no core":
             return (
-                f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when "
-                "other processes, its own threads and a CPU quota leave it one"
+                f"a main thread waited for a core for over {percent(CORE_WAIT_SHARE_MAX)} of the time; repeat when it "
+                "has a free core"
             )
         case "lead":
             lead_max = percent(max(m.used_lead))
@@ -245,7 +245,7 @@ def long_steps_text(found: InTotal) -> str:
     phase = f", mostly in {long.phase}" if long.phase not in ("", "other") else ""
     all_of = "all" if found.left_out == long.steps > 1 else f"{found.left_out:,}"
     begin = "begins" if found.left_out == 1 else "begin"
-    unseen = f"; {all_of} of these {begin} a turn and are in no other figure" if found.left_out else ""
+    unseen = f"; {all_of} of these {begin} a repetition and are in no other figure" if found.left_out else ""
     low, high = long.range_ms
     range_text = ms(long.mean_ms) if high <= 2 * low else f"{ms(low)} to {ms(high)}"
     return (
@@ -284,7 +284,7 @@ def reason(absent: Absent) -> str:
             times = ratio(absent.positions)
             return (
                 f"the ideal-data control of {absent.arms[0]} computes {times} as many positions a step, "
-                "so it does not show what data work costs"
+                "so it does not show the cost of data work"
             )
         case "no finite ceiling":
             return "the steps only wait for data, or their waits were not measured"
@@ -303,7 +303,7 @@ def reason(absent: Absent) -> str:
         case "replay refused":
             return GAPS.get(absent.detail, absent.detail)
         case "doubted":
-            return "a doubt bars it" if absent.doubt is None else doubt_text(absent.doubt)
+            return "a doubt excludes it" if absent.doubt is None else doubt_text(absent.doubt)
 
 
 def absent_text(measured: Measured, figure: Figure) -> str:

@@ -69,7 +69,7 @@ def check_resumes(study: Path, count: int, counts: Counts) -> None:
     before = measured(study)
     ended = together([["run", "--resume", str(study)]] * count)
     for one in ended:
-        if one.code == 2 and "being run by another process" in one.last_line:
+        if one.code == 2 and "another process runs this study" in one.last_line:
             counts.good("resumes refused: the study is being run")
         elif counts.of(one, {0}, "one of the resumes"):
             counts.good("resumes that ended with a whole study")

@@ -248,7 +248,7 @@ def test_what_was_recorded_becomes_a_study_later(
     refused = harness(*words, "--", "true")
     assert (refused.returncode, refused.stderr) == (
         2,
-        "harness: exec: --recorded runs nothing: leave the command away\n",
+        "harness: exec: --recorded runs nothing: omit the command\n",
     )
 
 

@@ -76,7 +76,7 @@ def test_a_change_is_named_by_the_words_in_which_the_commands_differ(before: str
         (["--against", "a 'b"], 'exec: --against "a \'b": no closing quotation'),
         (["--controls", "doses"], "exec: --controls 'doses': allowed: a-a, ideal-data, data-only, dose, or all"),
         (["--controls", "all", "--repeats", "0"], "exec: --repeats 0: allowed: 1 to 1,000"),
-        (["--repeats", "3"], "exec: --repeats goes with --against or --controls"),
+        (["--repeats", "3"], "exec: --repeats needs --against or --controls"),
         (["--controls", "all", "--recorded", "."], "exec: --recorded runs nothing"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_command_that_ends_early_is_measured_as_far_as_it_goes(tmp_path: Path)
     arms = {"long": {"steps": LONG}, "short": {"steps": 35}}
     study, done = study_of(tmp_path, f"{shlex.join(program('plain'))} --steps {{steps}}", arms, 60)
     assert done.returncode == 0, done.stderr
-    note = "short ended before its 60 steps were measured: later blocks measure 20. Let it train longer for more"
+    note = "short ended before its 60 steps were measured: later blocks measure 20. For more, let it train longer"
     assert note in done.stderr
     assert note in study.read_study().notes
     ledgers = {run.record.arm: found for run in study.runs() if (found := measure(run)) is not None}
@@ -254,7 +254,7 @@ def test_a_command_with_fewer_steps_than_can_be_compared_is_one_line(tmp_path: P
     options = ("--against", before, "--repeats", "3", "--steps", "60")
     done = harness("exec", "--out", str(tmp_path), *options, "--", *program("plain", "--steps", 12))
     assert done.returncode == 2
-    assert "ended before 20 steps were measured, the fewest of a comparison" in done.stderr.splitlines()[-1]
+    assert "ended before 20 steps were measured" in done.stderr.splitlines()[-1]
     assert list((tmp_path / "exec").iterdir()) == []
 
 
@@ -325,8 +325,8 @@ def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if "run script/0 failed" in line]
     assert "ddress already in use" in line
-    assert "a port of it is in use, and the commands of a block are alive together: let it choose one" in line
-    assert line.endswith("(torchrun --standalone, accelerate launch --main_process_port 0), or give --interleave runs")
+    assert "its port is in use, because the commands of a block run at the same time" in line
+    assert line.endswith("(torchrun --standalone, accelerate launch --main_process_port 0), or --interleave runs")
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_a_command_that_is_killed_within_its_turn_is_named(taker: AlternatingCom
     taker.start(AgentSettings(warmup=5))
     assert taker._process is not None
     taker._process.send_signal(signal.SIGKILL)
-    with pytest.raises(CommandFailed, match="it ended with exit code -9 while in repetition 1; it last said: "):
+    with pytest.raises(CommandFailed, match="it ended with exit code -9 while in repetition 1; last output: "):
         taker.take(0, 20)
 
 
@@ -372,11 +372,11 @@ def test_a_command_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     one.kill()
     assert one._process is not None
     begin = (
-        f"no word from any process that trains for 10 s while starting: process {one._process.pid} (main) is sleeping"
+        f"no message from any training process for 10 s while starting: process {one._process.pid} (main) is sleeping"
     )
     assert str(error.value).startswith(begin)
-    raised = "raise limits.start_s (a key of scenario files) where it is only slow"
-    for part in ("; likely cause: ", "; fix: ", raised, "last said: loading"):
+    raised = "raise limits.start_s (a key of scenario files) if it is only slow"
+    for part in ("; likely cause: ", "; fix: ", raised, "last output: loading"):
         assert part in str(error.value)
     assert one._process is not None
     assert one._process.returncode == -signal.SIGKILL
@@ -422,7 +422,7 @@ def test_a_rank_that_never_comes_is_looked_for_in_the_command_and_waited_for_as_
         one.start(AgentSettings(warmup=5))
     one.kill()
     assert one._process is not None
-    begin = f"only 1 of 2 ranks came within 10 s while starting: process {one._process.pid} (main) is sleeping"
+    begin = f"only 1 of 2 ranks connected within 10 s while starting: process {one._process.pid} (main) is sleeping"
     assert str(error.value).startswith(begin)
     assert "raise limits.start_s " in str(error.value)
 

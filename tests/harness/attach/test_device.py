@@ -195,7 +195,7 @@ def test_a_program_that_goes_over_to_another_stream_is_recorded_no_more(device: 
     module.trains_on(CUDA)
     module.torch.cuda.current_stream = lambda _device: Stream(now_ns=stream.now_ns + 1)
     module.mark("forward")
-    assert notes[-1] == ("device_fault", "RuntimeError: the program went over to another stream")
+    assert notes[-1] == ("device_fault", "RuntimeError: the program switched to another CUDA stream")
     assert module.collect() == []
 
 
@@ -232,7 +232,7 @@ def test_a_device_that_never_answers_does_not_keep_the_program(
     module.mark("forward")
     monkeypatch.setattr(module.time, "monotonic", lambda: stream.monotonic_ns() / 1e9)
     assert module.last() == []
-    assert notes[-1] == ("device_fault", "TimeoutError: the device was not done within 5 s")
+    assert notes[-1] == ("device_fault", "TimeoutError: the device did not finish within 5 s")
 
 
 @pytest.mark.parametrize("change", ["killed", "faulty"])

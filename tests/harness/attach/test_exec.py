@@ -184,12 +184,12 @@ def test_why_nothing_was_recorded_is_true(tmp_path: Path) -> None:
 
     idle = attached(tmp_path / "idle", [sys.executable, "-c", "import torch"])
     assert idle.returncode == 1
-    assert "no training step was seen: torch was imported, but no backward pass" in idle.stderr
+    assert "no training step was recorded: torch was imported, but no backward pass" in idle.stderr
 
 
 def test_a_command_that_failed_is_not_said_to_lack_torch(tmp_path: Path) -> None:
     """After python's own "can't open file", and after Ctrl-C, the line blamed the environment."""
-    line = "harness: no training step was seen: the command "
+    line = "harness: no training step was recorded: the command "
     missing = attached(tmp_path / "missing", [sys.executable, str(tmp_path / "train.py")], cold=True)
     assert missing.returncode == 2
     assert missing.stderr.splitlines()[1:] == [f"{line}ended with exit code 2"]
@@ -208,17 +208,16 @@ def test_a_fault_of_ours_is_said_where_it_left_no_training_step(tmp_path: Path) 
     done = harness("exec", "--recorded", str(raw), "--out", str(tmp_path / "out"))
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "harness: process 0: our recording failed and was switched off (OSError: injected); the program was left alone",
-        "harness: no training step was seen: our recording was switched off before the first one",
+        "harness: process 0: the recording stopped after an internal error (OSError: injected); "
+        "the program continued. Please report the error",
+        "harness: no training step was recorded: the recording stopped before the first one",
     ]
 
 
 def test_what_is_no_program_is_one_line(tmp_path: Path) -> None:
     done = attached(tmp_path, ["no-such-program-anywhere"])
     assert done.returncode == 2
-    assert done.stderr == (
-        "harness: exec: no-such-program-anywhere: no such program; a command is run as it is, without a shell\n"
-    )
+    assert done.stderr == ("harness: exec: no-such-program-anywhere: program not found; commands run without a shell\n")
     assert list((tmp_path / "exec").iterdir()) == []
 
 
@@ -269,7 +268,7 @@ def test_a_loop_that_says_itself_what_it_does(tmp_path: Path) -> None:
         assert row["work_read_ns"] >= 4e6
         assert row["work_tokenize_ns"] >= 2e6
         assert sum(row[f"during_wait_{stage}_ns"] for stage in STAGES) == row["fetch_ns"]
-    assert "harness.record: a block records already; end it first" in done.stdout
+    assert "harness.record: another harness.record block is active; end it first" in done.stdout
 
 
 def test_a_device_that_works_while_the_host_fetches_is_recorded_and_a_longer_fetch_leaves_it_idle(
@@ -442,8 +441,8 @@ def test_the_fetch_and_the_end_of_a_step_can_be_named(tmp_path: Path) -> None:
 def test_names_that_the_program_does_not_have_are_said(tmp_path: Path) -> None:
     done = attached(tmp_path, program("by_hand", 12, 0), "--fetch", "no_such", "--step-ends", "Muon")
     assert done.returncode == 0
-    assert "--fetch no_such: no such function there when its first step began" in done.stderr
-    assert "--step-ends: no such optimizer made an update; those that did: SGD" in done.stderr
+    assert "--fetch no_such: no such function when the first step began" in done.stderr
+    assert "--step-ends: no optimizer of this class made an update; optimizers seen: SGD" in done.stderr
     done = attached(tmp_path, program("by_hand", 12, 0), "--fetch", "a b")
     assert (done.returncode, done.stderr) == (
         2,
@@ -462,4 +461,4 @@ def test_a_program_whose_data_is_empty_took_no_step(tmp_path: Path) -> None:
         "    optimizer.step()\n"
     )
     done = attached(tmp_path, [sys.executable, "-c", code])
-    assert "it ended before its first step did" in " ".join((done.stdout + done.stderr).split())
+    assert "the program ended before its first step was complete" in " ".join((done.stdout + done.stderr).split())

@@ -39,7 +39,7 @@ EVALUATING = "plain --steps 24 --evaluate-every 9"  # the first time in the seco
 COMPILED = "compiled fullgraph"
 ITSELF = {
     "early": "the program profiles itself with torch's profiler",
-    "within": "the program began to profile itself meanwhile",
+    "within": "the program started its own profiler",
     "late": None,
     "python": "the program profiles itself (sys.setprofile)",
 }
@@ -265,7 +265,7 @@ def test_kineto_prints_nothing_unless_the_user_asks_for_it(
         ("--profile both --profile-seconds 61", "exec: --profile-seconds 61: allowed: 1 to 60"),
         (
             "--profile --controls a-a",
-            "exec: --profile does not go with --against or --controls: profile each command by itself",
+            "exec: --profile cannot be combined with --against or --controls: profile each command alone",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def refused(*words: str) -> str:
 
 def test_two_dashes_are_no_value() -> None:
     """argparse makes an empty list of them, which no command expects."""
-    assert refused("compare", "a", "b", "--undecided-exit=--") == "--undecided-exit: '--' is no value"
+    assert refused("compare", "a", "b", "--undecided-exit=--") == "--undecided-exit: '--' is not a value"
 
 
 @pytest.mark.slow
@@ -205,9 +205,9 @@ def test_the_committed_schema_is_the_printed_one() -> None:
         (["exec", "--steps", "3", "python", "x.py", "--lr", "1"],
          "exec: put -- before the command: harness exec --steps 3 -- python x.py --lr 1"),
         (["exec", "python", "x.py", "--", "--lr", "1"], "exec: put -- before the command: harness exec -- python x.py"),
-        (["exec", "--steps", "3"], "exec: what is to run? harness exec -- python train.py"),
-        (["run"], "run: which scenario? give a file (scenarios/*.yaml), or --resume STUDY"),
-        (["run", "--resume", "x", "--set", "a=1"], "run --resume: --set does not go with it"),
+        (["exec", "--steps", "3"], "exec: give a command: harness exec -- python train.py"),
+        (["run"], "run: give a scenario file (scenarios/*.yaml), or --resume STUDY"),
+        (["run", "--resume", "x", "--set", "a=1"], "run --resume: --set cannot be combined with it"),
         (["run", "scenarios"], "scenarios: is a directory; give a scenario file (*.yaml)"),
         (["run", "scenarios/quickstat.yaml"], "scenarios/quickstat.yaml: no such file; scenarios has "),
         (["data", "verify", "scenarios/quickstart.yaml", "--set", "data.x=1"], "--set data.x=1: base.data.x: unknown"),
@@ -287,14 +287,14 @@ class TestReportWithoutTables:
         (reported.path / "summary.json").unlink()  # the study's own status says that there was something
         line = self.refused_and_untouched(reported)
         missing = f"no {reported.path / 'runs'}/*/*/run.json"
-        assert line == f"{reported.path}: no table of its runs is left ({missing}); its report stays as it is"
+        assert line == f"{reported.path}: no table of its runs is left ({missing}); its report is unchanged"
 
     def test_records_without_tables(self, reported: StudyFolder) -> None:
         for path in reported.path.glob("runs/*/*/*.parquet"):
             path.unlink()
-        why = "it was done, but its steps.parquet is gone"
+        why = "it was done, but its steps.parquet is missing"
         line = self.refused_and_untouched(reported)
-        assert line == f"{reported.path}: no table of its runs is left ({why}); its report stays as it is"
+        assert line == f"{reported.path}: no table of its runs is left ({why}); its report is unchanged"
 
     def test_damaged_tables(self, reported: StudyFolder) -> None:
         for path in reported.path.glob("runs/*/*/steps.parquet"):
@@ -344,8 +344,8 @@ class TestData:
     def test_a_source_of_ones_own_has_nothing_to_compare_or_to_write(self, action: str) -> None:
         line = refused("data", action, self.SCENARIO, "--set", "data.source=own_items:make")
         assert line.startswith("arm ")
-        assert ": data.source: own_items:make makes its batches by itself, without a corpus, a tokenizer or" in line
-        assert f"there is nothing to {action}; select other arms with --arm" in line
+        assert ": data.source: own_items:make makes its own batches, without a corpus, a tokenizer or" in line
+        assert f"nothing to {action}; select other arms with --arm" in line
 
     def test_verify_names_what_is_identical(self) -> None:
         words = ("data", "verify", self.SCENARIO, *self.SMALL, "--arm", "text-*d@batch_size=2")

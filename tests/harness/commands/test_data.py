@@ -100,7 +100,7 @@ def test_interrupted_it_says_what_is_kept_and_goes_on(
         done = harness(*words, "--workers", "1")
     assert done.returncode == 130
     kept = re.fullmatch(
-        r"harness: (\d+) of 60 documents are kept; the same command goes on behind them\nharness: interrupted\n",
+        r"harness: (\d+) of 60 documents are kept; the same command continues after them\nharness: interrupted\n",
         done.stderr,
     )
     assert kept
@@ -138,7 +138,7 @@ def test_export_and_import(corpus: str, model: str, tmp_path: Path) -> None:
     ]
 
     words = ("data", "import", *map(str, shards), "--format", "llmc", "--out", str(back))
-    assert "none can be trained on token ids" in refused(*words, "--tokenizer", "bpe:300")
+    assert "cannot train one on token ids" in refused(*words, "--tokenizer", "bpe:300")
     lines = out_of(*words, "--tokenizer", model)
     assert lines[0].startswith(f"{back}: {len(documents)} documents, {sum(tokens)} tokens ")
     assert "whether an end-of-text id stood within a text: each one ends a document" in lines[-1]
@@ -153,7 +153,7 @@ def test_import_says_what_is_lost(bare_model: str, tmp_path: Path) -> None:
     assert lines[0] == f"{back}: 1 documents, 5 tokens"
     assert "no end-of-text id, so all tokens are one document" in lines[-1]
     assert pq.read_table(back)["tokens"].to_pylist() == [[3, 4, 5, 6, 7]]
-    assert refused(*words, "--out", str(back)) == f"--out {back}: there is something already; choose a new file"
+    assert refused(*words, "--out", str(back)) == f"--out {back}: already exists; choose a new file"
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_the_time_of_flat_tokens_is_of_what_this_process_made(
         interrupt_fifth_group(patch)
         assert harness(*words, *inputs).returncode == 130
     found = re.fullmatch(
-        r"(\d+) documents, behind (\d+) that an earlier process had written: tokenized with tokenizers \S+ and written "
+        r"(\d+) documents, after (\d+) of an earlier process: tokenized with tokenizers \S+ and written "
         r"as flat tokens in [\d.]+ s",
         out_of(*words, *inputs)[1],
     )
@@ -217,19 +217,19 @@ def test_the_time_of_flat_tokens_is_of_what_this_process_made(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("pretokenize",), "data pretokenize: which data? give a scenario, or --corpus and --tokenizer"),
-        (("formats", "--corpus", "x"), "data formats: which data? give a scenario, or --tokenizer"),
-        (("pretokenize", "x.yaml", "--tokenizer", "y"), "data pretokenize: --tokenizer goes without a scenario"),
+        (("pretokenize",), "data pretokenize: give a scenario, or --corpus and --tokenizer"),
+        (("formats", "--corpus", "x"), "data formats: give a scenario, or --tokenizer"),
+        (("pretokenize", "x.yaml", "--tokenizer", "y"), "data pretokenize: --tokenizer cannot be combined with"),
         (
             ("pretokenize", *("--corpus", "x", "--tokenizer", "y"), "--arm", "z"),
-            "data pretokenize: --set and --arm are",
+            "data pretokenize: --set and --arm need",
         ),
         (
             ("pretokenize", *("--corpus", "x", "--tokenizer", "bpe:9")),
             "data.tokenizer.train.vocab_size: Input should be",
         ),
         (("pretokenize", "x.yaml", "--workers", "0"), "--workers 0: at least 1"),
-        (("pretokenize", "x.yaml", "--sequence-length", "9"), "--sequence-length: a scenario has its own"),
+        (("pretokenize", "x.yaml", "--sequence-length", "9"), "--sequence-length: with a scenario use"),
         (
             ("pretokenize", *("--corpus", "/no/x", "--tokenizer", "bpe:300")),
             "data.corpus.path: no /no/x",

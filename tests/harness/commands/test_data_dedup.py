@@ -75,8 +75,8 @@ def test_nothing_like_another_keeps_all(tmp_path: Path) -> None:
 
 
 CASES = {
-    (): "data dedup: where to? give --out DIR",
-    ("--out", "new"): "data dedup: which data? give --corpus, or --make-labelled N",
+    (): "data dedup: give --out DIR",
+    ("--out", "new"): "data dedup: give --corpus, or --make-labelled N",
     ("--threshold", "1"): "--threshold 1: allowed: more than 0, less than 1",
     ("--threshold", "nan"): "--threshold nan: allowed: more than 0, less than 1",
     ("--threshold", "0.1", "--permutations", "16"): (
@@ -87,20 +87,20 @@ CASES = {
     ("--bands", "3"): "--bands and --rows: give both, or --permutations",
     ("--bands", "3", "--rows", "0"): "--bands 3 --rows 0: allowed: each at least 1, and bands x rows at most 4,096",
     ("--bands", "3", "--rows", "2", "--permutations", "6"): (
-        "--permutations: does not go with --bands and --rows, of which there are bands x rows"
+        "--permutations: cannot be combined with --bands and --rows (there are bands x rows)"
     ),
     ("--shingle-size", "0"): "--shingle-size 0: allowed: 1 to 64",
     ("--out", "s3://bucket/new"): (
         "--out s3://bucket/new: a URL; allowed: a folder of this machine; --upload s3://bucket/new copies it there"
     ),
     ("--labels", "absent"): "--labels absent: no such file",
-    ("--master", "local"): "--master: does not go with --engine local",
-    ("--engine", "spark", "--workers", "2"): "--workers: does not go with --engine spark",
+    ("--master", "local"): "--master: cannot be combined with --engine local",
+    ("--engine", "spark", "--workers", "2"): "--workers: cannot be combined with --engine spark",
     ("--workers", "0"): "--workers 0: allowed: 1 to 256",
     ("--seed", str(2**63)): f"--seed {2**63}: allowed: whole numbers of 64 bits",
     ("--make-labelled", "1", "--out", "new"): "--make-labelled 1: allowed: 2 to 100,000,000 documents",
-    ("--make-labelled", "5"): "--corpus: does not go with --make-labelled",
-    ("--make-labelled", "5", "--out", "new", "--threshold", "0.7"): "--threshold: does not go with --make-labelled",
+    ("--make-labelled", "5"): "--corpus: cannot be combined with --make-labelled",
+    ("--make-labelled", "5", "--out", "new", "--bands", "7"): "--bands: cannot be combined with --make-labelled",
 }
 
 

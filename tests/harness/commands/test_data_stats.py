@@ -38,7 +38,7 @@ def test_the_page_of_a_corpus_and_its_files(corpus: str, tmp_path: Path) -> None
     assert page.startswith(PAGE)
     assert "| documents | 63 |" in page
     assert "| exact duplicates | 1 document (" in page
-    assert "Special tokens stand in the text itself" in page
+    assert "The text contains special tokens" in page
     assert "| 16 | 60 | " in page
     assert "| 32 | 60 | " in page
     assert f"written to {tmp_path}/out: stats.md, stats.json, corpus-lengths.png" in page
@@ -84,10 +84,10 @@ arms:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "which data? give a scenario, or --corpus and --tokenizer"),
+        ((), "give a scenario, or --corpus and --tokenizer"),
         (("--corpus", "no/such", "--tokenizer", "bpe:300"), "data.corpus.path: no no/such"),
         (("--corpus", "x", "--tokenizer", "bpe:300", "--sequence-length", "1"), "--sequence-length 1: allowed: 2 to"),
-        (("quickstart", "--corpus", "x"), "--corpus goes without a scenario"),
+        (("quickstart", "--corpus", "x"), "--corpus cannot be combined with a scenario"),
     ],
 )
 def test_what_is_wrong_is_one_line(words: tuple[str, ...], line: str) -> None:

@@ -56,11 +56,11 @@ def test_token_ids_are_asked_of_a_model_without_a_tokenizer(tmp_path: Path, caps
     strange = write_bin(tmp_path / "strange.bin", [([5, 6], [[7], [8], [9, 10], [64]], 2)])
     assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(strange)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{strange} is of another vocabulary: its largest token id is 64, and" in line
+    assert f"{strange} has another vocabulary: its largest token id is 64, and" in line
     assert "has 64 ids (0 to 63); give a file" in line
     assert "--tokenizer" not in line
     assert main(["evaluate", "--model", str(tmp_path), "--multiple-choice", str(FILE)]) == 2
-    assert "no tokenizer lies beside it" in capsys.readouterr().err
+    assert "it has no tokenizer" in capsys.readouterr().err
 
 
 def test_what_cannot_be_asked_is_refused_in_one_line(
@@ -77,7 +77,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(
         (["--model", str(tmp_path / "x"), *questions], "there is no such file or folder"),
         (["--model", str(tmp_path / "empty"), *questions], "no checkpoint: a training's folder has checkpoints/"),
         (["--model", str(tmp_path / "none"), *questions], "no checkpoint in it"),
-        ([*model, *questions, "--tokenizer", "bpe:300"], "none can be trained here"),
+        ([*model, *questions, "--tokenizer", "bpe:300"], "cannot train one here"),
     ):
         capsys.readouterr()
         assert main(["evaluate", *words]) == 2

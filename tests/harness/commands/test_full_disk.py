@@ -88,6 +88,6 @@ def test_what_exec_recorded_is_kept_where_its_study_cannot_be_written(
     assert last.startswith(f"harness: {tmp_path}/exec/")
     assert last.endswith(".parquet: No space left on device")
     assert not list(tmp_path.rglob(".*.tmp"))
-    raw = kept.removeprefix("harness: what was recorded is kept; harness exec --recorded ").split()[0]
+    raw = kept.removeprefix("harness: the recording is kept; make a study: harness exec --recorded ").split()[0]
     again = harness("exec", "--out", str(tmp_path / "elsewhere"), "--recorded", raw)
     assert (again.returncode, "study: " in again.stdout) == (0, True)

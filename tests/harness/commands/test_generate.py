@@ -96,7 +96,7 @@ def test_what_is_printed(training: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert text.out.startswith("fox")
     last = text.err.splitlines()[-1]
     assert " tokens/s, after a prompt of " in last
-    assert last.endswith(("ended: the model has no position for another token", "ended: end of text"))
+    assert last.endswith(("ended: the model has no more positions", "ended: end of text"))
     assert generated(capsys, *words[1:], "")["prompt_ids"] == [0]  # <|endoftext|> ends the document before it
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_left_alone(
     newest = out / f"checkpoints/step-{STEPS:08d}"
     (newest / "model.safetensors").write_bytes(b"x")
     assert main(["generate", "--model", str(out), "--prompt", "a", "--max-tokens", "2"]) == 0
-    assert "damaged: model.safetensors is not as it was written; the one before is used" in capsys.readouterr().err
+    assert "damaged: model.safetensors differs from what was written; the one before is used" in capsys.readouterr().err
     assert newest.exists()  # it is another's training
 
 
@@ -150,8 +150,8 @@ def test_what_is_no_checkpoint_is_one_line(
         (["--model", f"factory/{checkpoint.name}"], "the model of a model.factory"),
         (["--model", "masked"], "--model: masked: a masked model (distilbert), which predicts no next token"),
         (["--model", "broken"], "--model: broken: config.json is not readable JSON"),
-        (["--model", "bare"], "--model bare: no tokenizer lies beside it; give the one that it was trained with"),
-        (["--model", str(training), "--tokenizer", "bpe:300"], "--tokenizer bpe:300: none can be trained here"),
+        (["--model", "bare"], "--model bare: it has no tokenizer; give the one that it was trained with"),
+        (["--model", str(training), "--tokenizer", "bpe:300"], "--tokenizer bpe:300: cannot train one here"),
         (["--model", str(training), "--tokenizer", "none.json"], "none.json"),
         (["--model", str(training), "--prompt", "fox " * 40], "tokens, but --model "),
         (["--model", str(training), "--max-tokens", "0"], "--max-tokens 0; allowed: 1 to 1,000,000"),
@@ -160,10 +160,10 @@ def test_what_is_no_checkpoint_is_one_line(
         (["--model", str(training), "--top-p", "nan"], "--top-p nan; allowed"),
         (["--model", str(training), "--temperature", "-1"], "--temperature -1.0; allowed: 0"),
         (["--model", str(training), "--temperature", "inf"], "--temperature inf; allowed"),
-        (["--model", str(training), "--seed", "1"], "--seed: nothing is drawn with none of --temperature"),
+        (["--model", str(training), "--seed", "1"], "--seed: no effect without --temperature"),
         (
             ["--model", str(training), "--temperature", "0", "--top-k", "3"],
-            "--top-k: nothing is drawn with --temperature 0",
+            "--top-k: no effect with --temperature 0",
         ),
     ):
         prompt = [] if "--prompt" in words else ["--prompt", "fox"]
@@ -200,7 +200,7 @@ def test_the_kept_tokenizer_follows_the_training(training: Path, tmp_path: Path)
     keep(info, tmp_path)  # it lies there already
     assert (tmp_path / "tokenizer/tokenizer.json").stat().st_ino == written.st_ino
     (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match=r"is not the one that facts\.json is about"):
+    with pytest.raises(InputError, match=r"does not match facts\.json"):
         kept(tmp_path)
     keep(info, tmp_path)
     found = kept(tmp_path)

@@ -72,14 +72,14 @@ def test_the_home_folder_of_nobody(tmp_path: Path, setting: str) -> None:
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "corpus.parquet")
     words = () if "corpus" in setting else ("--set", f"data.corpus={{parquet: {tmp_path / 'corpus.parquet'}}}")
     line = refused("data", "pretokenize", str(path), *words, "--set", setting)
-    assert line.endswith("~nobody-at-all/x: no home folder is known for ~nobody-at-all")
+    assert line.endswith("~nobody-at-all/x: unknown home folder of ~nobody-at-all")
 
 
 def test_the_home_folder_of_nobody_for_the_cache(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(SCENARIO)
     line = refused("data", "pretokenize", str(path), HARNESS_CACHE="~nobody-at-all/x")
-    assert line.endswith("no home folder is known for ~nobody-at-all")
+    assert line.endswith("unknown home folder of ~nobody-at-all")
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_what_is_run_as_it_is(mine: Path, words: list[str], texts: list[str], co
             ["--source", "mine:make", "--factory", "mine:model", "--model", "gpt2-tiny"],
             "--model does not go with --factory",
         ),
-        (["--command", ""], "--command: it is what the scenario is about; give it"),
+        (["--command", ""], "--command: the scenario needs it; give it"),
         (["--command", "python 'mine.py"], "no closing quotation"),
         (["--command", "python mine.py", "--steps", "some"], "steps"),
         (["--loop", "mine"], "MODULE:FUNCTION"),

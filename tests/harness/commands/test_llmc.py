@@ -66,9 +66,9 @@ def test_a_training_goes_on_from_a_seed_as_if_it_had_run(
     assert f"GPT-2 (layers 1, heads 2, width 32, positions 16, token ids 320, padded to 384) after {SEED} steps" in text
     assert train("seeded", *evaluated, *resume(seed)) == 0
     text = capsys.readouterr().err
-    assert f"passing over the data of steps 0 to {SEED - 1}" in text
+    assert f"skipping the data of steps 0 to {SEED - 1}" in text
     assert f"begun at step {SEED} with the weights of {seed}" in text
-    assert "the optimizer's moments begin at zero, as llm.c's model file has none" in text
+    assert "the optimizer's moments begin at zero, because llm.c's model file has none" in text
     assert "warning" not in text
     assert "killed" not in text
 
@@ -141,10 +141,10 @@ def test_a_log_becomes_the_tables_of_a_training(
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "3 training losses, 2 validation losses" in text
     assert "HellaSwag 0.2533 after 2 steps" in text
-    assert "tokens are counted as 1,000 a step: the log does not say them" in text
-    assert "the last line has no end, so it may be cut, and is left out" in text
+    assert "assumed 1,000 tokens per step, which the log does not record" in text
+    assert "the last line has no end, so it may be cut, and is ignored" in text
     assert main(words) == 2
-    assert "there is something already" in last_line(capsys)
+    assert "already exists" in last_line(capsys)
     (out / "inner").mkdir()
     monkeypatch.chdir(out / "inner")
     (tmp_path / "home").mkdir()

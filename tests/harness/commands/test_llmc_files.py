@@ -38,12 +38,12 @@ def test_a_checkpoint_of_a_training_is_a_model_file_and_comes_back(
         assert largest < most
     assert "GPT-2 (layers 1, " in capsys.readouterr().out
     assert main(["export", "llmc-model", str(tmp_path / "one"), "--out", str(file)]) == 2
-    assert "there is something already" in last_line(capsys)
+    assert "already exists" in last_line(capsys)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["export", "llmc-model", str(tmp_path / "one"), "--out", f"~/{file.name}"]) == 2
-    assert "there is something already" in last_line(capsys)
+    assert "already exists" in last_line(capsys)
     assert main(["import", "llmc-model", str(file), "--out", str(folder)]) == 2
-    assert "there is something already" in last_line(capsys)
+    assert "already exists" in last_line(capsys)
     fewer = tmp_path / "fewer.bin"
     assert main(["export", "llmc-model", str(tmp_path / "one"), "--out", str(fewer), "--vocab-size", "300"]) == 0
     assert PublishedLayout(fewer).vocab == 300
@@ -74,6 +74,6 @@ def test_a_seed_that_does_not_fit_is_one_line(tmp_path: Path, train: Train, caps
         assert message in lines[0]
     words = ["train", str(tmp_path / "small.yaml"), "--arm", "plain", "--out", str(tmp_path / "three"), *resume(seed)]
     assert main([*words, "--tokens", "500"]) == 2
-    assert "resume.step: 6 steps are 576 tokens, and the training ends after 500 tokens" in last_line(capsys)
+    assert "resume.step: 6 steps are 576 tokens, but the training ends after 500 tokens" in last_line(capsys)
     assert main(["run", str(tmp_path / "small.yaml"), *resume(seed), "--out", str(tmp_path / "study")]) == 2
     assert "the runs of a study begin at step 0: give --set resume=null" in last_line(capsys)

@@ -10,13 +10,13 @@ from harness import cli
 
 UNLIMITED = resource.RLIM_INFINITY
 NO_NUMPY = ImportError("numpy C-extensions failed: libscipy_openblas64.so: failed to map segment from shared object")
-LIMITED = "not enough memory to go on: the address space is limited to 100 MiB; fix: ulimit -v unlimited"
+LIMITED = "out of memory: the address space is limited to 100 MiB; fix: ulimit -v unlimited"
 
 
 @pytest.mark.parametrize(
     ("error", "limit_bytes", "line"),
     [
-        (MemoryError(), UNLIMITED, "not enough memory to go on"),
+        (MemoryError(), UNLIMITED, "out of memory"),
         (MemoryError(), 100 << 20, LIMITED),
         (NO_NUMPY, 100 << 20, LIMITED),
         (NO_NUMPY, UNLIMITED, None),

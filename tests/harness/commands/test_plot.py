@@ -94,7 +94,7 @@ def test_a_training_and_an_llm_c_log_are_drawn_over_one_another(runs: tuple[Path
     refused = plot(*runs, "--out", tmp_path / "out", "--x", "tokens")
     assert refused.returncode == 2
     assert refused.stderr.splitlines() == [
-        "harness: --x tokens: llmc does not say how many tokens its steps had; give --tokens-per-step for a log of "
+        "harness: --x tokens: llmc does not record the tokens of its steps; give --tokens-per-step for a log of "
         "llm.c (524288 in its GPT-2 124M), or --x steps"
     ]
     assert plot(*runs, "--out", tmp_path / "out", "--x", "tokens", "--tokens-per-step", "64").returncode == 0
@@ -243,18 +243,18 @@ def test_runs_without_evaluations_say_so_and_only_they(runs: tuple[Path, Path], 
         ["it has no evaluations: its training loss alone is drawn"],
     ]
     done = plot(*runs, "--out", tmp_path / "out", "--measure", "acc_norm")
-    assert "llmc: its acc_norm is not known, so it is left out of multiple-choice.png" in done.stderr.splitlines()
+    assert "llmc: its acc_norm is unknown, so it is not in multiple-choice.png" in done.stderr.splitlines()
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "no such file or folder; allowed: a folder of harness train"),
-        ("step,tokens,loss\n", "losses.csv: no loss in it"),
+        ("step,tokens,loss\n", "losses.csv: contains no loss"),
         ("step,loss\n", "not a table of losses"),
         ("", "not a table of losses"),
         ("step,tokens,loss\n0,64,x\n1,128,3.0\n", "losses.csv:2: not a row of step, tokens and loss"),
-        ("folder", "no run in it; allowed"),
+        ("folder", "contains no run; allowed"),
         ("log", "main.log:1: not a line of llm.c's main.log"),
         ("study", "study.json"),
     ],
@@ -331,7 +331,7 @@ def test_a_share_that_is_nan_is_said_and_an_empty_picture_refused(tmp_path: Path
     assert "1 of 2 multiple-choice shares are NaN, the first after 2 steps: not drawn" in notes(run)
     done = plot(tmp_path, "--out", tmp_path / "out", "--measure", "acc")
     assert done.returncode == 2
-    assert "--measure acc: nothing is drawn, as it is not known of any of the runs" in done.stderr.splitlines()[-1]
+    assert "--measure acc: not drawn, because it is unknown for all runs" in done.stderr.splitlines()[-1]
 
 
 @examples(25)
@@ -348,6 +348,6 @@ def test_any_losses_are_drawn(losses: list[float], axis: Axis) -> None:
 def test_more_runs_than_a_reader_can_tell_apart(tmp_path: Path) -> None:
     places = [training(tmp_path / f"r{number}", [4.0, 3.0], answered(1, 0.3)) for number in range(MOST_RUNS + 1)]
     done = plot(*places, "--out", tmp_path / "out")
-    assert "9 runs: the first 8 are drawn, as more cannot be told apart" in done.stderr
+    assert "9 runs: only the first 8 are drawn, to keep them distinct" in done.stderr
     found = find_curves([str(one) for one in places], None)
     assert "Training loss (the first 8 of 9 runs)" in texts(loss_figure(found, "steps"))

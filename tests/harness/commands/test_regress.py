@@ -129,7 +129,7 @@ def test_a_head_that_hangs_ends_with_the_budget(
     assert "text: undecided, no block in which both sides finished" in done.stdout
     (note,) = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert note.startswith(
-        f"note: the budget of {budget_s} s was spent before one block had ended, in the middle of the next: run "
+        f"note: the budget of {budget_s} s was spent before the first block ended, in the middle of the next: run "
     )
     assert "clock_nanosleep" in note
     assert "--budget" in note
@@ -195,10 +195,10 @@ def test_code_that_changes_while_it_is_measured_decides_nothing(
         (moving / "trainer" / "added.py").touch()
         said, _ = process.communicate()
     assert process.returncode == 4
-    assert "changed while it was measured" in said
+    assert "changed during the measurement" in said
     (path,) = (out / "tiny").iterdir()
     assert json.loads((path / "regression.json").read_text())["verdict"] == "undecided"
-    assert "changed while it was measured" in (path / "regression.md").read_text()
+    assert "changed during the measurement" in (path / "regression.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_corpus_without_near_duplicates_and_its_tokens_are_there(place: Place,
 
     refused = harness("data", "dedup", "--corpus", corpus, "--out", str(tmp_path / "again"), "--upload", url)
     assert refused.returncode == 2
-    assert "files lie there already; give another URL, or remove what is there" in refused.stderr
+    assert "files; give another URL, or remove them" in refused.stderr
     assert not (tmp_path / "again").exists()
 
     tokens, words = tmp_path / "tokens", ("data", "pretokenize", "--corpus", str(out / "kept"), "--format", "flat")
@@ -180,7 +180,7 @@ def test_a_sweep_is_there_with_every_trial_and_its_report(place: Place, tmp_path
 
     refused = harness(*words)
     assert refused.returncode == 2
-    assert "another sweep lies there (sweep.json); give another URL, or remove that one" in refused.stderr
+    assert "it contains another sweep (sweep.json); give another URL, or remove that one" in refused.stderr
     assert len(list((tmp_path / "out/small").iterdir())) == 1
     again = harness("sweep", "--resume", str(folder), "--upload", f"{place.url}/elsewhere")
     assert again.returncode == 0, again.stderr

@@ -136,7 +136,7 @@ def test_a_trial_whose_time_is_damaged_costs_only_its_own_hours(tmp_path: Path) 
     assert [line.partition(".json: ")[0] for line in lines] == [
         f"not counted: {folder}/trials/{number:04d}/spent" for number in range(1, 5)
     ]
-    assert "-5 is no amount of time" in lines[0]
+    assert "-5 is not a duration" in lines[0]
 
 
 @pytest.mark.parametrize("words", [["nowhere"], ["empty"], ["empty", "--price", "-1"], ["empty", "--price", "nan"]])

@@ -226,8 +226,8 @@ def test_online_ends_once_the_file_was_fetched(study):
             f"timeline: {study.run('text', 0) / 'timeline.json.gz'}",
             "open: https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/timeline.json.gz",
             lines[2],
-            "where the browser asks whether the page may reach this device, allow it",
-            "ends once the browser has fetched it, or with Ctrl-C",
+            "if the browser asks for access to this device, allow it",
+            "ends after the browser fetched it, or with Ctrl-C",
         ]
         assert lines[2].startswith("from another machine, first: ssh -L 9001:127.0.0.1:9001 ")
         connection = http.client.HTTPConnection("127.0.0.1", 9001, timeout=120)

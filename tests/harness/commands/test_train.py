@@ -161,7 +161,7 @@ def test_killed_and_stopped_it_goes_on_with_the_same_losses(
     with monkeypatch.context() as patch:
         ending_at(40, patch)
         assert main(words("two", "--resume")) == 130
-    assert "go on with the same command and --resume" in "".join(capsys.readouterr())
+    assert "continue with the same command and --resume" in "".join(capsys.readouterr())
     assert main(words("two", "--resume")) == 0
     assert (tmp_path / "two/losses.csv").read_bytes() == (tmp_path / "one/losses.csv").read_bytes()
 
@@ -175,10 +175,10 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "there" / "checkpoints").mkdir(parents=True)
     out = ["--out", str(tmp_path / "out")]
     for words, message in (
-        (out, "one arm is trained, not 2: give --arm; arms: plain, other"),
+        (out, "only one arm can be trained, not 2: give --arm; arms: plain, other"),
         (["--arm", "plain", *out, "--steps", "0"], "--steps: 0; allowed: more than 0, at most 10,000,000,000"),
         (["--arm", "plain", *out, "--set", "compute.device={emulated: gh200}"], "computes no model"),
-        (["--arm", "plain", "--out", str(tmp_path / "there")], "a training lies there; go on with it (--resume)"),
+        (["--arm", "plain", "--out", str(tmp_path / "there")], "it contains a training; continue it (--resume)"),
         (["--arm", "plain", *out, "--set", "seed=3"], "--set seed=3: has no effect: "),
         (["--arm", "plain", *out, "--set", "checkpoint={every_steps: 1, every_minutes: 1}"], "at most one of"),
     ):
@@ -403,7 +403,7 @@ def test_a_training_that_diverged_is_not_told_to_go_on(
         assert train(*keys, *rate, *resumed) == 1
         line = capsys.readouterr().err.splitlines()[-1]
         assert "the gradient norm is" in line
-        assert "--resume would train the same steps to the same end" in line
+        assert "--resume would fail in the same way" in line
 
 
 @pytest.mark.usefixtures("no_git")
@@ -417,8 +417,8 @@ def test_what_failed_before_a_checkpoint_begins_again(
     monkeypatch.setattr(TrainingProgress, "step", failing)
     _, train = of_one_arm(tmp_path)
     for every_steps, advice in (
-        (10, "go on from the last checkpoint"),
-        (15, "no checkpoint was saved: --resume begins"),
+        (10, "continue from the last checkpoint"),
+        (15, "no checkpoint was saved, so --resume starts"),
     ):
         keys = ("--set", f"checkpoint={{every_steps: {every_steps}, asynchronous: false}}")
         assert train(*keys, "--out", str(tmp_path / f"every-{every_steps}")) == 1
@@ -438,7 +438,7 @@ def test_steps_without_a_ledger_are_said(
     for path in (Path(out) / "runs/plain/0").iterdir():
         path.unlink()
     assert train("--resume") == 0
-    assert "the part that trained steps 0 to 7 was killed: they are in no ledger; losses.csv has" in (
+    assert "the part that trained steps 0 to 7 was killed: no ledger contains them; losses.csv has" in (
         capsys.readouterr().err
     )
     assert any("steps 0 to 7" in note for note in StudyFolder(Path(out)).read_study().notes)
@@ -511,7 +511,7 @@ def test_each_part_is_handed_to_the_trackers(
     scenario.write_text(scenario.read_text().replace("[jsonl]", '[jsonl, "nowhere:tracker"]'))
     assert train("--resume", *EVALUATED) == 0
     said = capsys.readouterr().err
-    warning = "warning: track: nowhere:tracker will get nothing: no module nowhere in "
+    warning = "warning: track: nowhere:tracker gets no data: no module nowhere in "
     assert said.index(warning) < said.rindex("preparing data")
     assert "warning: tracking: nowhere:tracker: 0 of " in said
     kept: dict[str, list[dict[str, Any]]] = {
@@ -551,12 +551,12 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     about = {**checkpoint_folder.read(path).about, "tokens": "many"}
     checkpoint_folder.write(path.parent, 4, {"data": {}}, about, checkpoint_folder.WholeState(), lambda: None)
     assert train("--resume", "--set", "data.batch_size=2") == 2
-    assert "not one of harness train (tokens: expected a whole number, got 'many')" in capsys.readouterr().err
+    assert "not a checkpoint of harness train (tokens: expected a whole number, got 'many')" in capsys.readouterr().err
     study = StudyFolder(Path(out))
     study.write_study(replace(study.read_study(), interleave_reason="they fit"))
     assert train("--resume") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no training" in line
+    assert "not a training" in line
 
 
 @pytest.mark.usefixtures("no_git")
@@ -589,4 +589,4 @@ def test_out_of_memory_says_what_the_arithmetic_knows(
     assert train() == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "can't allocate memory" in last
-    assert "by the arithmetic batch_size" in last
+    assert "by estimate batch_size" in last

@@ -334,7 +334,7 @@ def test_tokens_of_a_users_source_are_summed_over_the_ranks_and_go_on_so(tmp_pat
     done = train_apart([sys.executable, "-m", "harness", *words], cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[1:]) == (
         2,
-        ["harness: model.vocab_size: give it, as own_rows:make does not say how many ids there are"],
+        ["harness: model.vocab_size: give it, because own_rows:make does not define it"],
     )
     # 16 and 48 a step: 64.
     assert "done: 11 steps, 704 tokens" in train("whole", 700)

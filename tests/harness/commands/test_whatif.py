@@ -143,7 +143,7 @@ def test_what_cannot_repeat_the_past_is_outside_tolerance(tmp_path: Path, capsys
 def test_too_few_blocks_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write(tmp_path / "study", {"base": BASE}, blocks=1)
     _, out, _ = ask(capsys, str(study.path), "--set", "tokenize=0")
-    assert "interval from replicates of too few runs" in out
+    assert "interval from replicates, without run-to-run" in out
     assert "emulated" not in out
 
 
@@ -162,10 +162,10 @@ def test_a_study_without_a_device_queue_is_answered_too(tmp_path: Path, capsys: 
     [
         (["--arm", "base", "--set", "tokenise=0"], "unknown key 'tokenise'; did you mean 'tokenize'?"),
         (["--arm", "basis", "--set", "tokenize=0"], "no such arm; did you mean 'base'? arms: base, "),
-        (["--set", "tokenize=0"], "which arm? give --arm NAME; arms: base, fast, two"),
+        (["--set", "tokenize=0"], "give --arm NAME; arms: base, fast, two"),
         (["--arm", "base"], "nothing to change"),
         (["--arm", "base", "--sweep", "device=1x"], "at least 2 different values"),
-        (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out goes with --sweep"),
+        (["--arm", "base", "--set", "tokenize=0", "--out", "x"], "--out needs --sweep"),
         (["--arm", "base", "--sweep", "device=1x,2x", "--out", "/dev/null"], "--out /dev/null: cannot write there"),
     ],
 )

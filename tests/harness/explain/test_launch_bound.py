@@ -172,7 +172,7 @@ def test_another_device_speed_is_said_to_be_known_in_part(launch_bound: Recorded
     """A faster device changes nothing, as it waits; of a slower one nobody knows."""
     faster = predict([launch_bound.run], parse_edits(["device=4x"]))
     assert faster.speedup.median == pytest.approx(1, abs=0.01)
-    assert any("may last longer than this" in one for one in assumption_lines(faster.assumptions))
+    assert any("may take longer than this" in one for one in assumption_lines(faster.assumptions))
 
 
 def test_little_of_a_step_that_waits_for_data_may_be_all_that_its_device_does() -> None:

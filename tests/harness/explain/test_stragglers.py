@@ -172,7 +172,7 @@ def test_what_a_lone_arm_of_ranks_waits_for_is_said_of_the_rank_that_it_is_of(tm
     assert arm.ranks.straggler is not None
     elsewhere = replace(arm, ranks=replace(arm.ranks, straggler=replace(arm.ranks.straggler, part="other")))
     (line,) = rank_lines([elsewhere], ArmNames([]))
-    assert "for what it does in no phase (other)." in line.text
+    assert "for work outside of all phases (other)." in line.text
 
 
 def report_of(folder: Path, question: str) -> StudyReport:
@@ -244,7 +244,7 @@ def test_micro_batches_under_fsdp_hide_who_waits(tmp_path: Path) -> None:
     found = report(run(tmp_path, (5.0, 25.0), parallel="fsdp", accumulation=4))
     assert found.straggler is None
     assert [one.wait_ms for one in found.ranks] == [None, None]
-    assert "is not known, as each micro-batch of a step begins with a wait of its own (fsdp)." in sentence(found)
+    assert "are unknown, because each micro-batch of a step begins with its own wait (fsdp)." in sentence(found)
     assert report(run(tmp_path / "ddp", (5.0, 25.0), accumulation=4)).straggler is not None
 
 
@@ -252,7 +252,7 @@ def test_what_fsdp_waits_for_within_its_passes_is_not_denied(tmp_path: Path) -> 
     """Ranks come to their first forward pass together, whichever of them computes slowly within it."""
     said = sentence(report(run(tmp_path, (5.0, 5.0), parallel="fsdp")))
     assert "no rank is the one that the others wait for before their first forward pass" in said
-    assert "within the passes waits are not told from computing" in said
+    assert "within the passes waits cannot be separated from computing" in said
 
 
 def test_blocks_that_name_different_ranks_name_none(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_ideal_data_of_another_length_is_no_ceiling_and_the_page_says_why():
     assert c.measured.ceiling == c.measured.from_waits
     assert c.measured.ceiling.median < 1.3
     why = "Without *ideal data*: the ideal-data control of slow-data computes 0.342x as many positions a step, so "
-    assert page_of(report).count(f"{why}it does not show what data work costs.") == 1
+    assert page_of(report).count(f"{why}it does not show the cost of data work.") == 1
     alone = first_screen(analyse(*build([base, ideal]))).headlines[0].text
     assert "ideal-data) it is" not in alone
     assert "The ideal-data control of slow-data computes 0.342x as many positions a step" in alone

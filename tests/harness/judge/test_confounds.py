@@ -184,8 +184,8 @@ def curriculum(declared, **config):
 @pytest.mark.parametrize("declared", [{"data.workers": 4}, {"data.prefetch": 8}, {"compute.threads": 1}])
 def test_steps_with_other_numbers_of_tokens_that_no_setting_asks_for_are_listed(declared):
     assert [line for line in listed(curriculum(declared)) if "other batches" in line] == [
-        "other batches: 2,048 positions a step of base, 2,900 of c, though no setting differs: part of the difference "
-        "may be due to the batches"
+        "other batches: 2,048 positions a step of base, 2,900 of c, although no setting differs: part of the "
+        "difference may be due to the batches"
     ]
 
 

@@ -272,5 +272,5 @@ def test_a_page_names_the_rows_that_one_arm_repeats() -> None:
     arms = [Arm("base", facts={"repeated_rows": NEW}), Arm("fast", tokenize=0.0, facts={"repeated_rows": FOUR_TIMES})]
     report = analyse(*build([*arms, *arms[0].controls("a-a")], [("base", "fast")]))
     (line,) = [line for line in first_screen(report).beware if "repeated" in line]
-    assert "0 % of the rows that base trains on came before, 75 % of those of fast" in line
+    assert "0 % of the training rows of base are repeats, 75 % of those of fast" in line
     assert report.compared[0].measured.undecided == "repeated data"

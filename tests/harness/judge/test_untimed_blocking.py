@@ -56,7 +56,7 @@ def test_the_call_is_listed_although_it_was_seen_in_a_warm_up_step() -> None:
     assert [(call.calls_per_step, call.blocked_ms) for call in calls] == [(2, None)]  # one line of the code, twice
     report = analyse(StudyRecord("on-paper", "?", "done", arms=[ArmRecord("cuda")]), [run])
     (line,) = (one for one in launch_bound_lines(report.arms) if "still launching" in one)
-    assert "ended them later, or a call that nobody timed blocks within them" in line
+    assert "ended them later, or an untimed call blocks within them" in line
 
 
 def test_how_long_fetching_could_last_is_not_known_beside_such_a_call() -> None:

@@ -52,7 +52,7 @@ def test_a_call_that_was_interrupted_interrupts() -> None:
 
 
 def test_a_killed_process_and_one_that_never_answers_are_one_line() -> None:
-    with pytest.raises(InputError, match="the call ended with status -9 and no word"):
+    with pytest.raises(InputError, match="the call ended with status -9 without a message"):
         called_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), "the call", 60)
     with pytest.raises(InputError, match=r"the call did not end within 0 s \(process \d+\)"):
         called_apart(signal.pause, "the call", 0.01)

@@ -69,9 +69,9 @@ def test_each_arm_is_tried_once_and_its_controls_follow(
     assert sum(workers.values()) == 2  # the arm and its A/A control
     assert {arm.declared.get("data.workers") for arm in plan.arms if arm.config.data.workers} == {1}
     assert notes == [
-        "arm chosen: data.workers auto is 1: a batch takes 5 ms to make on average, 0.1 ms to receive from a worker, "
-        "whose own share is 0.4 ms, and 10 ms to train on with 1 of 2 cores; so a step would take, for each of its "
-        "batches, 15 ms with 0, 10.1 ms with 1, 10.1 ms with 2"
+        "arm chosen: data.workers auto is 1: a batch takes 5 ms to make on average, 0.1 ms to receive from a worker "
+        "(0.4 ms of the worker), and 10 ms to train on with 1 of 2 cores. Predicted time of a step, per batch: "
+        "15 ms with 0, 10.1 ms with 1, 10.1 ms with 2"
     ]
     assert notes[0] in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_each_arm_is_tried_once_and_its_controls_follow(
 def test_processes_of_the_tokenizer_leave_no_choice(scenario: Path) -> None:
     plan, notes = with_workers_chosen(plan_of(scenario, "data.tokenize=pool"), 60)
     assert not any(arm.config.data.workers for arm in plan.arms)
-    assert notes == ["arm chosen: data.workers auto is 0, as data.tokenize starts processes of its own"]
+    assert notes == ["arm chosen: data.workers auto is 0, because data.tokenize starts its own processes"]
 
 
 def test_where_a_number_is_needed() -> None:

@@ -61,7 +61,7 @@ def test_a_revision_is_checked_out_once_and_used_again(repository: Path, cache: 
 def test_a_checkout_that_was_changed_is_refused(repository: Path) -> None:
     code = find_code("HEAD", repository)
     (Path(code.folder) / "trainer" / "loop.py").write_text("")
-    with pytest.raises(InputError, match="no longer what was checked out there; delete it"):
+    with pytest.raises(InputError, match="differs from its checkout; delete it"):
         find_code("HEAD", repository)
     shutil.rmtree(code.folder)
     assert find_code("HEAD", repository) == code  # git still knows of the one that was deleted
@@ -103,7 +103,7 @@ def test_a_side_answers_for_itself_and_a_key_it_does_not_know_yet_is_left_out(re
     assert "log_every" not in found.defaults
     fitted = fit_config(code, defaults, defaults, errors)
     assert set(defaults) - set(fitted) == {"log_every"}
-    with pytest.raises(InputError, match="does not know log_every, which this scenario sets"):
+    with pytest.raises(InputError, match="has no key log_every, which this scenario sets"):
         fit_config(code, {**defaults, "log_every": 3}, defaults, errors)
 
 
@@ -116,7 +116,7 @@ def test_a_key_that_says_what_every_run_did_before_it_is_left_out() -> None:
         config = {**defaults, "compute": {**defaults["compute"], "sync": sync}}
         assert "sync" not in fit_config(code, config, defaults, errors)["compute"]
     config = {**defaults, "compute": {**defaults["compute"], "sync": "every-step"}}
-    with pytest.raises(InputError, match=r"old: does not know compute\.sync, which this scenario sets"):
+    with pytest.raises(InputError, match=r"old: has no key compute\.sync, which this scenario sets"):
         fit_config(code, config, defaults, errors)
 
 

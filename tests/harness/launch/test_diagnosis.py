@@ -44,11 +44,11 @@ LOST = "unable to allocate shared memory(shm) for file </torch_1>: No space left
 @pytest.mark.parametrize(
     ("changes", "process", "cause"),
     [
-        ({}, "process 10 (main) is sleeping in poll", "it waits for something that does not come"),
+        ({}, "process 10 (main) is sleeping in poll", "it waits for an event that does not happen"),
         (
             {"processes": [MAIN, FIRST, replace(SECOND, state="T")]},
             "process 12 (loader-1) is stopped",
-            "somebody sent it SIGSTOP",
+            "it received SIGSTOP",
         ),
         (
             {"processes": [MAIN, FIRST, replace(SECOND, state="t")]},
@@ -73,12 +73,12 @@ LOST = "unable to allocate shared memory(shm) for file </torch_1>: No space left
         (
             {"processes": [MAIN, FIRST, replace(SECOND, state="Z")]},
             "process 10 (main) is sleeping in poll",
-            "lost workers: 1 of 2 loader workers live",
+            "lost workers: 1 of 2 loader workers are alive",
         ),
         (
             {"processes": [MAIN, FIRST], "killed_for_memory": 3},
             "process 10 (main) is sleeping in poll",
-            "lost workers: 1 of 2 loader workers live, and 3 processes of this control group were killed for lack",
+            "lost workers: 1 of 2 loader workers are alive, and 3 processes of this control group were killed (out",
         ),
         (
             {"processes": [replace(MAIN, open_files=1023), FIRST, SECOND]},
@@ -140,8 +140,8 @@ def test_the_rank_that_the_others_wait_for(changes: dict[int, dict[str, Any]], p
 @pytest.mark.parametrize(
     ("code", "cause", "fix"),
     [
-        (-signal.SIGKILL, "the kernel killed it for lack of memory, if nobody else did", "more memory, or less of it"),
-        (-signal.SIGTERM, "somebody sent it that signal", "find out who does that"),
+        (-signal.SIGKILL, "the kernel killed it (out of memory), or another process did", "more memory, or use less"),
+        (-signal.SIGTERM, "another process sent it that signal", "find the sender"),
         (-signal.SIGSEGV, "a fault in native code", "log.txt"),
         (0, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
         (3, "the code that makes its batches ended it (sys.exit,", "let it raise another error"),
@@ -210,9 +210,7 @@ def test_a_process_that_somebody_stopped_is_said_to_be() -> None:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         found = diagnose_process(process.pid, "fork server", "limits.start_s")
         process.kill()
-    assert found.startswith(
-        f"process {process.pid} (fork server) is stopped; likely cause: somebody sent it SIGSTOP; fix: "
-    )
+    assert found.startswith(f"process {process.pid} (fork server) is stopped; likely cause: it received SIGSTOP; fix: ")
 
 
 def stat(name: str, state: str, session: int, started: int) -> str:

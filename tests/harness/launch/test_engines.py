@@ -38,6 +38,6 @@ def test_an_engine_is_recorded_and_may_not_change_within_a_study(monkeypatch: py
     assert facts.tokenizer_proof is not None
     assert facts.tokenizer_proof.startswith("proved to give the ids of tokenizers 1.0 on a sample of the corpus (30 ")
     messages["other"]["engine"] = "tiktoken 1.0"
-    expected = r"^the tokenizer's engine is no longer what the study was begun with \(tiktoken 1.0, now gigatoken 1.0\)"
+    expected = r"^the tokenizer's engine changed since the study began \(tiktoken 1.0, now gigatoken 1.0\)"
     with pytest.raises(InputError, match=expected):
         check_unchanged(asked["other"], prepared, None, messages["other"])

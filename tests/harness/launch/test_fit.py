@@ -86,12 +86,12 @@ def test_a_model_that_fits_and_one_that_does_not(tmp_path: Path) -> None:
     line = lines(tmp_path, one("model: {preset: llama-8b}, data.tokenizer.pretrained: nowhere"))["memory need"]
     assert line.status == "fail"  # the preset says its vocabulary: no tokenizer is asked
     assert "arm one: needs at least 1" in line.finding
-    assert line.fix.endswith(", or start it all the same with --force")
+    assert line.fix.endswith(", or start anyway with --force")
 
 
 def test_a_vocabulary_that_only_the_tokenizer_knows(tmp_path: Path) -> None:
     line = lines(tmp_path, one("data.tokenizer.pretrained: nowhere"))["memory need"]
-    assert (line.status, line.finding[:9]) == ("ok", "not known")
+    assert (line.status, line.finding[:7]) == ("ok", "unknown")
     assert not any(letter.isdigit() for letter in line.finding)
     line = lines(tmp_path, one("data.tokenizer.pretrained: nowhere, model.width: 65536, model.layers: 9"))[
         "memory need"
@@ -121,12 +121,9 @@ def test_a_model_of_ones_own_is_of_unknown_size(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("")
     found = lines(tmp_path, one("model.factory: mine:make"))
-    assert found["memory need"].finding.startswith("not known: nobody knows how large the model of arm one is")
+    assert found["memory need"].finding.startswith("unknown: the size of the model of arm one is known only")
     needed = [need_of(arm.name, arm.config, 0) for arm in plan(tmp_path, one("model.factory: mine:make")).arms]
-    assert (
-        "without the models whose size is not known (model.factory, or no formula)"
-        in choose_interleave("auto", needed)[1]
-    )
+    assert "without models of unknown size (model.factory, or no formula)" in choose_interleave("auto", needed)[1]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +196,7 @@ def test_more_workers_than_documents(tmp_path: Path) -> None:
     base = "data.corpus: {builtin: python-docs, documents: 60}, data.workers: "
     line = lines(tmp_path, one(f"{base}61"))["documents"]
     assert line.status == "fail"
-    assert line.finding == "arm one: 61 loader workers for at most 60 documents: each worker needs one of its own"
+    assert line.finding == "arm one: 61 loader workers for at most 60 documents: each worker needs its own document"
     assert lines(tmp_path, one(f"{base}60"))["documents"].status == "ok"
     assert "documents" not in lines(tmp_path, one("data.workers: 256"))
 
@@ -208,7 +205,7 @@ def test_more_ranks_than_documents(tmp_path: Path) -> None:
     base = "data.corpus: {builtin: python-docs, documents: 5}, launch.torchrun.nproc: "
     line = lines(tmp_path, one(f"{base}6"))["documents"]
     assert line.status == "fail"
-    assert line.finding == "arm one: 6 ranks for at most 5 documents: each rank needs one of its own"
+    assert line.finding == "arm one: 6 ranks for at most 5 documents: each rank needs its own document"
     assert lines(tmp_path, one(f"{base}5"))["documents"].status == "ok"
     line = lines(tmp_path, one(f"{base}2, data.workers: 3"))["documents"]
     assert line.status == "fail"

@@ -72,7 +72,7 @@ def test_memory_that_is_unknown_and_arms_that_are_many_run_one_after_the_other(f
     free(None)
     assert choose_interleave("auto", run_needs(1)) == ("runs", "free memory is unknown here")
     assert choose_interleave("auto", run_needs(65))[0] == "runs"
-    assert choose_interleave("slices", run_needs(65)) == ("slices", "as the scenario asks")
+    assert choose_interleave("slices", run_needs(65)) == ("slices", "set by the scenario")
     check_memory(run_needs(2, 1e6), (), "slices")  # nothing is known, so nothing is refused
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(free: Any) -> None
     assert text.startswith(f"arm big: needs at least {(16 * count + 50 * MIB) / GIB:.1f} GiB of memory, ")
     assert f"22.0 GiB is free: {count:,} parameters x 4 bytes = {4 * count / GIB:.1f}" in text
     assert f"two moments of AdamW {8 * count / GIB:.1f}, gradients {4 * count / GIB:.1f}" in text
-    assert text.endswith(", or start it all the same with --force")
+    assert text.endswith(", or start anyway with --force")
     with pytest.raises(InputError) as refused:
         check_memory([need], (), "runs", None)
     assert "--force" not in str(refused.value)

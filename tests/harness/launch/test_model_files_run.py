@@ -40,7 +40,7 @@ def test_a_model_that_changes_while_a_study_runs_ends_its_runs(tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(QWEN | {"hidden_size": 64}))
     with pytest.raises(InputError) as caught:
         check_unchanged(asked, data, model_fingerprint(asked, ()), found.by_arm["one"])
-    assert str(caught.value).startswith(f"the content of model.config {tmp_path} is no longer what the study was begun")
+    assert str(caught.value).startswith(f"the content of model.config {tmp_path} changed since the study began")
     assert prepare_data({"one": asked}, 30).fingerprints[title] != found.fingerprints[title]
 
 
@@ -163,7 +163,7 @@ def test_a_study_of_models_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert fingerprints[f"model.config: {folder}"] == facts["qwen"].model_fingerprint
     assert facts["tiny"].model_fingerprint is None
     error = json.loads((study / "runs" / "qwen" / "1" / "run.json").read_text())["error"]
-    assert error.startswith(f"the content of model.config {folder} is no longer what the study was begun with (")
+    assert error.startswith(f"the content of model.config {folder} changed since the study began (")
     steps = runs["masked", 1].steps
     assert 0.05 < sum(steps["trained_tokens"].to_pylist()) / sum(steps["tokens"].to_pylist()) < 0.25  # BERT's 15 %
     page = (study / "summary.md").read_text()

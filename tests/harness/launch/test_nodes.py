@@ -60,7 +60,7 @@ def test_an_agent_that_does_not_come_is_named() -> None:
     def gone(_command: list[str], _environment: dict[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(["false"])
 
-    with pytest.raises(InputError, match=r"srun ended with exit code 1 before node 1, node 2 had come; its output is"):
+    with pytest.raises(InputError, match=r"srun ended with exit code 1 before node 1, node 2 joined; its output is"):
         Nodes(3, [], 20, gone)
 
     def silent(_command: list[str], _environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -85,7 +85,7 @@ def test_two_machines_train_as_one_and_a_rank_that_fails_there_is_named(
     errors = {arm: run.record.error for arm, run in runs.items()}
     assert errors["two-machines"] is None, errors
     assert errors["one-machine"] is None, errors
-    gone = f"rank 1: its process on {socket.gethostname()} is gone, or that machine is; the job's log has what was "
+    gone = f"rank 1: its process on {socket.gethostname()} or that machine is gone; see the job's log"
     assert str(errors["killed"]).startswith(gone)
 
     two, one = runs["two-machines"], runs["one-machine"]

@@ -39,9 +39,7 @@ def test_what_torch_raises_on_a_cpu_without_memory_is_out_of_memory() -> None:
 def test_a_run_that_the_kernel_killed_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
     line = _reason(-signal.SIGKILL, config().model_dump(mode="json"))
-    assert line.startswith(
-        "the process was killed by SIGKILL (out of memory?); by the arithmetic batch_size 512 takes "
-    )
+    assert line.startswith("the process was killed by SIGKILL (out of memory?); by estimate batch_size 512 needs ")
     assert "; data.batch_size " in line
     assert "\n" not in line
     assert _reason(-signal.SIGTERM, config().model_dump(mode="json")) == "the process was killed by SIGTERM"
@@ -50,8 +48,8 @@ def test_a_run_that_the_kernel_killed_says_what_would_fit(monkeypatch: pytest.Mo
 def test_ranks_share_the_memory_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
     line = advice_for_a_killed_run(config(launch={"torchrun": {"nproc": 2}}).model_dump(mode="json"))
-    assert line.startswith("; by the arithmetic batch_size 512 takes of each rank ")
-    assert ", and 12.0 GiB is there;" in line
+    assert line.startswith("; by estimate batch_size 512 needs of each rank ")
+    assert ", and 12.0 GiB is available;" in line
     alone, one_of_two = memory_of_this_run(on_card=False), memory_of_this_run(on_card=False, ranks=2)
     assert alone is not None
     assert one_of_two is not None
@@ -81,8 +79,8 @@ def test_ranks_share_the_memory_of_their_host(monkeypatch: pytest.MonkeyPatch) -
     """What fits one process of 24 GiB does not fit each of four: together they have 24 GiB."""
     monkeypatch.setattr(out_of_memory, "free_host_bytes", lambda: 24 * GIB)
     four = advice_for_a_killed_run(config(launch={"torchrun": {"nproc": 4}}).model_dump(mode="json"))
-    assert "and 6.0 GiB is there" in four
-    assert "and 24.0 GiB is there" in advice_for_a_killed_run(config().model_dump(mode="json"))
+    assert "and 6.0 GiB is available" in four
+    assert "and 24.0 GiB is available" in advice_for_a_killed_run(config().model_dump(mode="json"))
     alone, shared = (memory_of_this_run(False, ranks) for ranks in (1, 4))
     assert alone is not None
     assert shared is not None

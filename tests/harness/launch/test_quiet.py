@@ -65,7 +65,7 @@ def test_it_waits_until_others_are_quiet(capsys: pytest.CaptureFixture[str]) -> 
 def test_after_its_minutes_it_begins_anyway_and_keeps_that(capsys: pytest.CaptureFixture[str]) -> None:
     loads = Loads(BUSY)
     (note,) = LoadCheck(1e-9, loads).notes()
-    assert "begins anyway" in note
+    assert "started anyway" in note
     assert f"warning: {note}" in capsys.readouterr().err.splitlines()
 
 
@@ -84,7 +84,7 @@ def test_a_plan_refuses_such_minutes_as_well() -> None:
 def test_one_run_of_a_command_waits_for_nothing(tmp_path: Path) -> None:
     done = harness("exec", "--wait-until-quiet", "1", "--out", str(tmp_path), "--", "true")
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "--wait-until-quiet goes with --against or --controls" in done.stderr
+    assert "--wait-until-quiet needs --against or --controls" in done.stderr
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_comparison_of_commands_keeps_the_load_before_block_0(options: list[st
     (path,) = (tmp_path / "exec").iterdir()
     (note,) = StudyFolder(path).read_study().notes
     assert "this machine is busy: others use " in note
-    assert ("begins anyway" in note) == bool(options)
+    assert ("started anyway" in note) == bool(options)
     before = done.stderr.partition(f"warning: {note}\n")[0]
     assert "block 0" not in before
 

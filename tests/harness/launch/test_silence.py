@@ -87,9 +87,9 @@ def test_a_stopped_worker_ends_its_run_and_the_other_arm_goes_on(tmp_path: Path)
     assert found["text"] is None
     error = found["tokens"]
     assert error is not None
-    assert error.startswith("no sign of life for 5 s (limits.silence_s) while in repetition ")
-    assert f": process {worker} (loader-0) is stopped; likely cause: somebody sent it SIGSTOP; fix: " in error
-    assert "find out who does that" in error
+    assert error.startswith("no message for 5 s (limits.silence_s) while in repetition ")
+    assert f": process {worker} (loader-0) is stopped; likely cause: it received SIGSTOP; fix: " in error
+    assert "find the sender" in error
     assert "\n" not in error
 
 
@@ -104,8 +104,8 @@ def test_a_batch_that_does_not_come_ends_its_run_in_the_trainer(tmp_path: Path) 
     assert re.match(
         r"no batch came from 1 loader worker within 3 s \(data\.timeout_s\): process \d+ \(loader-0\) ", error
     )
-    assert "sleeping in clock_nanosleep; likely cause: it waits for something that does not come; fix: " in error
-    assert "raise data.timeout_s where it is only slow" in error
+    assert "sleeping in clock_nanosleep; likely cause: it waits for an event that does not happen; fix: " in error
+    assert "raise data.timeout_s if it is only slow" in error
     assert printed.count(error) == 1
 
 
@@ -117,8 +117,8 @@ def test_a_step_that_does_not_end_is_named_with_its_repetition(tmp_path: Path) -
     found = errors(study)
     assert found["fine"] is None
     assert re.match(
-        r"no sign of life for 5 s \(limits\.silence_s\) while in repetition 1: process \d+ \(main\) is sleeping in "
-        r"clock_nanosleep; likely cause: .*; fix: .*raise limits\.silence_s where it is only slow$",
+        r"no message for 5 s \(limits\.silence_s\) while in repetition 1: process \d+ \(main\) is sleeping in "
+        r"clock_nanosleep; likely cause: .*; fix: .*raise limits\.silence_s if it is only slow$",
         found["slow"] or "",
     )
 
@@ -150,7 +150,7 @@ def test_a_file_that_never_answers_ends_the_start(tmp_path: Path, monkeypatch: p
     found = errors(study)
     assert found["fine"] is None
     assert re.match(
-        r"no sign of life for 15 s \(limits\.start_s\) while starting: process \d+ \(main\) is sleeping in openat; "
+        r"no message for 15 s \(limits\.start_s\) while starting: process \d+ \(main\) is sleeping in openat; "
         r"likely cause: .*; fix: .*raise limits\.start_s",
         found["piped"] or "",
     )
@@ -243,7 +243,7 @@ def test_a_fork_server_that_is_stopped_before_it_forked_is_named(tmp_path: Path)
         wait_for(lambda: bool(errors(study)))
     (error,) = errors(study).values()
     assert error == (
-        "it did not start within 3 s (limits.start_s): the fork server gave no answer for 3 s: "
-        f"process {server} (fork server) is stopped; likely cause: somebody sent it SIGSTOP; fix: find out who does "
-        "that (a batch system, a debugger, Ctrl-Z), and run it again"
+        "it did not start within 3 s (limits.start_s): the fork server did not answer for 3 s: "
+        f"process {server} (fork server) is stopped; likely cause: it received SIGSTOP; fix: find the sender "
+        "(a batch system, a debugger, Ctrl-Z), and run it again"
     )

@@ -183,7 +183,7 @@ def test_a_running_study_is_not_resumed_and_its_stopped_runs_end_when_it_is_kill
         wait_for_runs(process.pid, at_least=3)  # two runs and the loader worker of one of them
         done = harness("run", "--resume", str(study.path))
         assert done.returncode == 2
-        assert "is being run by another process" in done.stderr
+        assert "another process runs this study" in done.stderr
         everyone = descendants([process.pid])
         process.kill()
         process.wait(timeout=300)
@@ -246,7 +246,7 @@ def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
     write("other")
     resumed = harness("run", "--resume", str(only_study(tmp_path / "out").path))
     assert resumed.returncode == 2
-    assert "is no longer what the study was begun with" in resumed.stderr
+    assert "changed since the study began" in resumed.stderr
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_another_corpus_is_not_resumed_into_a_study(tmp_path: Path) -> None:
             {"slice_steps": 5},
             {"seed": 0},
             [["a"]],
-            "scenario_text.probes: not what a run can be given: Key",
+            "scenario_text.probes: not valid settings of a run: Key",
         ),
     ],
 )
@@ -335,4 +335,4 @@ def test_a_run_that_finds_another_corpus_than_the_study_was_begun_with_fails(
     runs = {(run.record.arm, run.record.block): run.record for run in only_study(tmp_path / "out").runs()}
     assert [runs[arm, 0].status for arm in ("text", "tokens")] == ["done", "done"]
     for arm in ("text", "tokens"):
-        assert (runs[arm, 1].error or "").startswith(f"the corpus {corpus} is no longer what the study was begun with ")
+        assert (runs[arm, 1].error or "").startswith(f"the corpus {corpus} changed since the study began ")

@@ -176,8 +176,8 @@ def test_a_tracker_that_cannot_start_is_named_before_anything_runs(
     warn_of_missing(["jsonl", "mlflow", "no_such_trackers:make", "json:loads"])
     install = "no_such_module_here not installed (pip install 'llm-training-harness[mlflow]')"
     mlflow, own = capsys.readouterr().err.splitlines()
-    assert mlflow == f"warning: track: mlflow will get nothing: {install}"
-    assert own.startswith("warning: track: no_such_trackers:make will get nothing: no module no_such_trackers in ")
+    assert mlflow == f"warning: track: mlflow gets no data: {install}"
+    assert own.startswith("warning: track: no_such_trackers:make gets no data: no module no_such_trackers in ")
 
 
 def test_a_study_says_so_before_it_begins(own: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_study_says_so_before_it_begins(own: Path) -> None:
     with mock.patch("harness.launch.needs.free_host_bytes", return_value=1):
         done = harness("run", str(own / "tracked.yaml"), "--out", str(own / "out"), cwd=own)
     assert done.returncode == 2
-    warning = "warning: track: nowhere:tracker will get nothing: no module nowhere in "
+    warning = "warning: track: nowhere:tracker gets no data: no module nowhere in "
     assert done.stderr.index(warning) < done.stderr.index("harness: ")
 
 

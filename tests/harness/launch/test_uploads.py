@@ -257,7 +257,7 @@ def test_a_folder_of_somebody_else_is_not_written_over(folder: Path) -> None:
     fsspec.filesystem("memory").pipe_file("/bucket/there/thesis.txt", b"of years")
     found = ended(folder, "memory://bucket/there")
     assert len(found.missing) == 5
-    assert found.reason == "1 file lies there already; give another URL, or remove what is there"
+    assert found.reason == "it already contains 1 file; give another URL, or remove them"
     assert copied("memory://bucket/there") == {"thesis.txt": b"of years"}
 
 
@@ -282,7 +282,7 @@ def test_of_two_trainings_the_second_is_not_mixed_into_the_first(folder: Path) -
         (folder / "study.json").unlink() if content is None else (folder / "study.json").write_text(content)
         found = ended(folder, url)
         assert found.missing
-        assert found.reason.startswith("another training or study lies there (study.json); give another URL")
+        assert found.reason.startswith("it contains another training or study (study.json); give another URL")
         assert copied(url) == before
 
 
@@ -318,8 +318,8 @@ def test_after_damage_everything_is_copied_again(folder: Path, content: str) -> 
     [
         ("there", "upload: there: not a URL; give one"),
         ("nosuch://there", "upload: nosuch://: "),
-        ("s3://me:secret@bucket/x", "holds no credentials"),
-        ("file://{folder}/in/it", "would be copied into itself"),
+        ("s3://me:secret@bucket/x", "must not contain credentials"),
+        ("file://{folder}/in/it", "the copy would contain itself"),
     ],
 )
 def test_a_url_that_cannot_be_is_one_line(folder: Path, url: str, message: str) -> None:
@@ -351,7 +351,7 @@ def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None
     for url, message in {
         "flaky://bucket/run": "upload: flaky://bucket/run: cannot be written (the server is busy",
         f"file://{tmp_path}/taken/run": f"upload: file://{tmp_path}/taken/run: cannot be written (",
-        "flaky://bucket/other": "upload: flaky://bucket/other: another training or study lies there (study.json); give",
+        "flaky://bucket/other": "upload: flaky://bucket/other: it contains another training or study (study.json)",
         "nosuch://there": "upload: nosuch://: ",
     }.items():
         for words in (["--upload", url], ["--set", f"upload={url}"]):
@@ -366,9 +366,7 @@ def test_where_nothing_can_be_written_no_training_begins(tmp_path: Path) -> None
 def test_a_place_that_does_not_answer_is_known_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(Destination, "_write_marker", lambda _: answered.wait(240))
-    with pytest.raises(
-        InputError, match="upload: memory://bucket/there: no answer within 1 s; give a URL that answers"
-    ):
+    with pytest.raises(InputError, match="upload: memory://bucket/there: no answer within 1 s; give another URL"):
         uploads.checked_destination(folder, "memory://bucket/there", 1)
     answered.set()
 

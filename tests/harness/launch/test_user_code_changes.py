@@ -101,7 +101,7 @@ def test_a_run_that_finds_other_code_fails_and_so_does_a_resume(
     tmp_path: Path, prepared: StudyData, changed: str
 ) -> None:
     (tmp_path / changed).write_text((tmp_path / changed).read_text() + "more = 1\n")
-    with pytest.raises(InputError, match=r"^the code of data.source own_made:data is no longer what the study was beg"):
+    with pytest.raises(InputError, match=r"^the code of data.source own_made:data changed since the study began"):
         check_as_a_run(prepared)
     again = prepare_data({"one": CONFIG}, 30).fingerprints
     assert all(again[what] != before for what, before in prepared.fingerprints.items())
@@ -111,7 +111,7 @@ def test_a_changed_factory_fails_the_run_too(prepared: StudyData) -> None:
     message = prepared.by_arm["one"]
     files = message["files"]
     data = prepare(CONFIG.data, files=files["data.source"])
-    with pytest.raises(InputError, match=r"^the code of model.factory own_made:model is no longer what the study was"):
+    with pytest.raises(InputError, match=r"^the code of model.factory own_made:model changed since the study"):
         check_unchanged(CONFIG, data, "another", message)
     del message["model"]  # of a launcher that does not say
     check_unchanged(CONFIG, data, "another", message)

@@ -101,7 +101,7 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
     (path / "runs" / "inline" / "0" / "run.json").unlink()
     again = harness("run", "--resume", str(path), cwd=folder)
     assert again.returncode == 2
-    assert "code of data.source own_items:make is no longer what the study was begun with" in again.stderr
+    assert "code of data.source own_items:make changed since the study began" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,8 @@ def test_a_study_of_a_source_of_ones_own(folder: Path, monkeypatch: pytest.Monke
     [
         (("def make(", "def other("), "own_items has no function make"),
         (("torch.full((self.length,), index)", "torch.full((self.length,), -1)"), "gives ids from -1 to -1, but model"),
-        (("import torch\n", "import torch, os; os._exit(7)\n"), "ended its process (exit code 7): it said nothing"),
-        (
-            ("import torch\n", "import os; os.kill(os.getpid(), 9)\n"),
-            "was killed by SIGKILL (out of memory?): it said nothing",
-        ),
+        (("import torch\n", "import torch, os; os._exit(7)\n"), "ended its process (exit code 7): no output"),
+        (("import torch\n", "import os; os.kill(os.getpid(), 9)\n"), "was killed by SIGKILL (out of memory?): "),
     ],
 )
 def test_a_source_that_cannot_work_is_one_line_before_anything_is_measured(
@@ -130,4 +127,7 @@ def test_a_model_whose_vocabulary_nobody_gave_asks_for_it(folder: Path) -> None:
     (folder / "own.yaml").write_text(SCENARIO.replace(", vocab_size: 64", ""))
     done = harness("run", "own.yaml", cwd=folder)
     assert done.returncode == 2
-    assert "arm inline: model.vocab_size: give it, as own_items:make does not say" in done.stderr.splitlines()[-1]
+    assert (
+        "arm inline: model.vocab_size: give it, because own_items:make does not define it"
+        in done.stderr.splitlines()[-1]
+    )

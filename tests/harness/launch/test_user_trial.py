@@ -53,8 +53,8 @@ def test_a_thread_that_tokenizes_is_noted_once(
         data = {"source": "own_items:make", "batch_size": batch_size}
         tried.check("arm", TrainerConfig.model_validate({"model": model, "data": data, "seed": seed}))
     assert tried.notes == [
-        "a thread of data.source own_items:make tokenizes (Tokenizer.encode): its time is in no stage, and a wait for "
-        "it is reading"
+        "a thread of data.source own_items:make tokenizes (Tokenizer.encode): no stage includes its time, and "
+        "waits for it count as reading"
     ]
     assert capsys.readouterr().err.count("note: a thread of ") == 1
 
@@ -64,9 +64,9 @@ def test_one_that_hangs_is_named_with_its_state_the_likely_cause_and_the_limit(t
     with pytest.raises(InputError) as error:
         user_trial._try(DATA, 8)
     found = re.fullmatch(
-        r"data\.source: own_items:make gave no batch within 8 s \(limits\.start_s\): process (\d+) \(main\) is "
-        r"sleeping in clock_nanosleep; likely cause: it waits for something that does not come; fix: .*; raise "
-        r"limits\.start_s where it is only slow",
+        r"data\.source: own_items:make returned no batch within 8 s \(limits\.start_s\): process (\d+) \(main\) is "
+        r"sleeping in clock_nanosleep; likely cause: it waits for an event that does not happen; fix: .*; raise "
+        r"limits\.start_s if it is only slow",
         str(error.value),
     )
     assert found is not None

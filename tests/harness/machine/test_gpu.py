@@ -71,7 +71,7 @@ def test_a_device_that_is_busy_or_slowed(stub: pytest.MonkeyPatch) -> None:
     stub.setenv("STUB_REASONS", "36")  # 0x4 the power limit, 0x20 heat
     (slowed,) = check_nvml("570.124.06", read_nvml())
     assert slowed.status == "warn"
-    assert slowed.finding.endswith("GPM; clocks held down by the power limit and heat")
+    assert slowed.finding.endswith("GPM; clocks throttled by the power limit and heat")
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_a_driver_that_takes_its_caller_down(stub: pytest.MonkeyPatch) -> None:
     nvml = read_nvml()
     assert nvml.broken
     (line,) = check_nvml(None, nvml)
-    assert (line.status, line.fix.startswith("nvidia-smi must work first")) == ("warn", True)
+    assert (line.status, line.fix.startswith("first make nvidia-smi work")) == ("warn", True)
     assert check_driver(None, nvml).finding == "not reported: see nvml"
     assert check_cuda(torch("12.8"), nvml, {}).status == "ok"  # torch's own word counts
 
@@ -146,7 +146,7 @@ def test_no_nvidia_ml_py_is_not_no_device(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_driver_that_does_not_tell_its_cuda(build: str | None) -> None:
     told, untold = (check_cuda(torch(build), Nvml("570.1", cuda, (H100,), None), {}).fix for cuda in ("12.8", None))
     assert told.startswith("install a torch built for CUDA 12.8 or older")
-    assert untold.startswith("install a torch built for CUDA, no newer than nvidia-smi says")
+    assert untold.startswith("install a torch built for a CUDA version that the driver supports")
 
 
 def test_equal_devices_share_a_line() -> None:
@@ -175,8 +175,8 @@ def test_no_driver_in_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "environ", "status", "words"),
     [
-        (torch("12.8", ("NVIDIA H100 80GB HBM3",) * 2), {}, "ok", "runs up to 12.8; 2 x NVIDIA H100 80GB HBM3"),
-        (torch(None), {}, "warn", "built without, 1 device unused"),
+        (torch("12.8", ("NVIDIA H100 80GB HBM3",) * 2), {}, "ok", "supports up to 12.8; 2 x NVIDIA H100 80GB HBM3"),
+        (torch(None), {}, "warn", "built without CUDA, 1 device unused"),
         (
             torch("13.0", (), "The NVIDIA driver on your system is too old"),
             {},

@@ -54,7 +54,7 @@ def test_a_control_group_may_allow_less() -> None:
     limit = MemoryLimit(4 * GIB, 3 * GIB, 0, 2, Path("job"), 2)
     line = check_memory(memory, limit)
     assert line.status == "warn"
-    assert line.finding == "1 GiB free of 64 GiB, cgroup v2 limit 4 GiB, 2 killed there for lack of memory"
+    assert line.finding == "1 GiB free of 64 GiB, cgroup v2 limit 4 GiB, 2 killed by the kernel (out of memory)"
     assert check_memory(memory, MemoryLimit(32 * GIB, 3 * GIB, 0, 0, Path("job"), 1)).status == "ok"
 
 
@@ -67,14 +67,14 @@ def test_a_small_dev_shm(tmp_path: Path) -> None:
     assert shared.total_bytes == 64 * 2**20
     line = check_shared_memory(shared)
     assert line.status == "warn"
-    assert "free of 64 MiB: workers" in line.finding
+    assert "free of 64 MiB: loader workers" in line.finding
     assert "--shm-size=8g" in line.fix
 
 
 def test_no_dev_shm(tmp_path: Path) -> None:
     assert read_shared_memory([], tmp_path) is None
     assert check_shared_memory(None).finding == "none: loader workers cannot start"
-    assert "may not be written" in check_shared_memory(SharedMemory(GIB, GIB, False)).finding
+    assert "not writable" in check_shared_memory(SharedMemory(GIB, GIB, False)).finding
 
 
 @pytest.mark.parametrize(("free", "status"), [(GIB, "ok"), (2**20, "warn")])
@@ -106,7 +106,7 @@ def test_a_folder_yet_to_be_made(tmp_path: Path) -> None:
     assert storage.writable
     assert storage.network
     line = check_storage("results", storage, "--out DIR")
-    assert line.finding.startswith(f"{tmp_path}/a/b (not yet there): ")
+    assert line.finding.startswith(f"{tmp_path}/a/b (does not exist yet): ")
     assert not (tmp_path / "a").exists()
 
 

@@ -135,7 +135,7 @@ def test_clocks() -> None:
     assert check_clock(Clock("kvm-clock", ("kvm-clock",), 60)).status == "ok"
     assert check_clock(Clock(None, (), 60)).status == "ok"
     slow = check_clock(Clock("tsc", ("tsc",), 900))  # a sandbox that catches every reading
-    assert (slow.status, slow.finding) == ("warn", "tsc, read in 900 ns: every span pays for its readings")
+    assert (slow.status, slow.finding) == ("warn", "tsc, read in 900 ns: each span costs two slow clock readings")
     assert "dmesg" in check_clock(Clock("hpet", ("hpet", "acpi_pm"), 1200)).fix
 
 

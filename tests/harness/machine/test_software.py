@@ -128,7 +128,7 @@ def test_what_torch_compile_misses(toolchain: Toolchain, torch: Torch, words: st
 
 
 def test_what_torch_compile_needs_is_there() -> None:
-    assert check_compile(GOOD, CUDA).finding == "g++ 12.2.0 takes Python.h and omp.h, triton 3.7.0"
+    assert check_compile(GOOD, CUDA).finding == "g++ 12.2.0 compiles with Python.h and omp.h, triton 3.7.0"
     assert check_compile(tools(cc=None), CPU).status == "ok"
 
 

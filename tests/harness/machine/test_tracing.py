@@ -26,7 +26,7 @@ def status(effective: str, seccomp: int = 0) -> str:
         (0, "Yama scope 0, own processes", "give py-spy the capability: sudo setcap cap_sys_ptrace+ep"),
         (1, "Yama scope 1, processes that allow it", "sudo sysctl kernel.yama.ptrace_scope=0"),
         (2, "Yama scope 2, CAP_SYS_PTRACE only", "sudo sysctl kernel.yama.ptrace_scope=1"),
-        (3, "Yama scope 3, nobody", "kernel.yama.ptrace_scope is 3, which only a reboot lifts"),
+        (3, "Yama scope 3, disabled", "kernel.yama.ptrace_scope is 3, until a reboot"),
     ],
 )
 def test_scopes(tmp_path: Path, scope: int, words: str, fix: str) -> None:
@@ -35,7 +35,7 @@ def test_scopes(tmp_path: Path, scope: int, words: str, fix: str) -> None:
     assert describe(found) == f"{words}, no CAP_SYS_PTRACE"
     refused = check_ptrace(found, REFUSED, remedy(tmp_path, {}))
     assert refused.status == "warn"
-    assert refused.finding.endswith("py-spy 0.4.3, tried: Permission Denied: Try running again with elevated rights")
+    assert refused.finding.endswith("py-spy 0.4.3, tested: Permission Denied: Try running again with elevated rights")
     assert refused.fix.startswith(fix)
     assert (
         check_ptrace(found, PySpyTool("0.4.3", None), "x").status == "ok"

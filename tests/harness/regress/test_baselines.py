@@ -57,7 +57,7 @@ def test_a_baseline_of_before_sessions_is_one_session(tmp_path: Path) -> None:
 def test_a_baseline_of_another_environment_is_never_found(tmp_path: Path) -> None:
     baselines.save(tmp_path, series())
     elsewhere = replace(series(), environment={**series().environment, "cpu": "Y"})
-    with pytest.raises(InputError, match=r"another environment \(cpu 'X', here 'Y'\): never compared"):
+    with pytest.raises(InputError, match=r"another environment \(cpu 'X', here 'Y'\)"):
         baselines.find(tmp_path, elsewhere)
     with pytest.raises(InputError, match="no baseline of tiny, y"):
         baselines.find(tmp_path, replace(series(), arm="y"))
@@ -83,10 +83,10 @@ def test_what_a_baseline_is_kept_to_judge_is_no_part_of_its_environment(
         ("probes", [1], "probes: "),
         ("earlier", [{"created_utc": 1}], r"earlier\.0\."),
         ("level", "x", "level: "),
-        ("part_ms", {"step": [10.0], "transfer": [5e-324] * 7}, r"part_ms\.transfer: 5e-324 ms is no time"),
-        ("part_ms", {"step": [-10.0]}, r"part_ms\.step: -10\.0 ms is no time"),
-        ("startup_ms", [-1.0], r"startup_ms: -1\.0 ms is no time"),
-        ("earlier", [{"created_utc": "", "level": 0, "ms": {"step": 1e300}}], r"earlier\.0\.ms: 1e\+300 ms is no time"),
+        ("part_ms", {"step": [10.0], "transfer": [5e-324] * 7}, r"part_ms\.transfer: 5e-324 ms is outside of"),
+        ("part_ms", {"step": [-10.0]}, r"part_ms\.step: -10\.0 ms is outside of"),
+        ("startup_ms", [-1.0], r"startup_ms: -1\.0 ms is outside of"),
+        ("earlier", [{"created_utc": "", "level": 0, "ms": {"step": 1e300}}], r"ms: 1e\+300 ms is outside"),
     ],
 )
 def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value: object, line: str) -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_baseline_is_refused_in_a_line(tmp_path: Path, key: str, value
         baselines.read(path)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(f"{path}: ")
-    assert str(error.value).endswith("; restore it from version control, or delete it to begin anew")
+    assert str(error.value).endswith("; restore it from version control, or delete it to start a new baseline")
 
 
 def test_a_damaged_baseline_keeps_its_sessions(tmp_path: Path) -> None:

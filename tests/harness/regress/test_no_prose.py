@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 # A module that refuses wrong files: its texts are messages of an InputError, made before it is raised.
 REFUSALS = {"text.py", "load.py", "schema.py"}
 MESSAGES = {"InputError", "NoBaselineError"}  # what is made and raised elsewhere, too
-NAMES = {"duration against steps x step time", "restore it from version control, or delete it to begin anew"}
+NAMES = {"duration against steps x step time", "restore it from version control, or delete it to start a new baseline"}
 FILES = sorted(path for room in ("regress", "audit") for path in (ROOT / "harness" / room).glob("*.py"))
 
 

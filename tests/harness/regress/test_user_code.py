@@ -117,7 +117,7 @@ def test_code_at_a_revision_runs_beside_the_working_copy(repository: Path, monke
     slower(repository)
     done = harness("regress", "own.yaml", "--base", "HEAD", cwd=repository / "code")
     assert done.returncode == 4, done.stdout + done.stderr
-    assert "left out, as no code of your own runs in them: plain" in done.stderr
+    assert "skipped, because none of your code runs in them: plain" in done.stderr
     (path,) = (repository / "code" / "results" / "own").iterdir()
     study = StudyFolder(path)
     record, runs = study.read_study(), {run.record.arm: run for run in study.runs()}
@@ -158,7 +158,7 @@ def test_code_at_a_revision_runs_beside_the_working_copy(repository: Path, monke
 def test_a_repository_whose_scenario_names_none_of_its_code(repository: Path) -> None:
     done = harness("regress", "own.yaml", "--base", "HEAD", "--arm", "plain", cwd=repository / "code")
     assert done.returncode == 2
-    assert "holds no harness/launch/ and trainer/: not a state of this project; code of your own" in done.stderr
+    assert "has no harness/launch/ or no trainer/: not a state of this project; to compare your own code" in done.stderr
     assert len(git(repository, "worktree", "list").splitlines()) == 1  # it was registered there, and stayed
 
 
@@ -270,6 +270,6 @@ def test_code_of_a_library_is_no_state_of_the_repository(
     scenario.write_text(SCENARIO.replace("own_items:make", "numpy:array"))
     monkeypatch.chdir(repository / "code")
     with pytest.raises(
-        InputError, match=r"^numpy:array \(.*/numpy/\S+: both sides import what is installed; install it"
+        InputError, match=r"^numpy:array \(.*/numpy/\S+: both sides would import the installed package; install it"
     ):
         at_states(repository / "code", "HEAD", tmp_path)

@@ -79,8 +79,8 @@ def test_what_takes_no_commands_says_who_does(tmp_path: Path, key: str) -> None:
     (tmp_path / "s.yaml").write_text(HEAD + f"{key}: t:x\narms: {{a: {{w: 1}}}}\n")
     with pytest.raises(InputError) as error:
         load_scenario(tmp_path / "s.yaml")
-    line = f"s.yaml:3: {key}: its arms are programs of your own; harness run and harness regress take such a scenario"
-    assert f"{line}, this does not" in str(error.value)
+    line = f"s.yaml:3: {key}: its arms are your own programs, which this command does not support; use harness run"
+    assert line in str(error.value)
 
 
 def test_another_scenario_is_of_the_trainer(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def test_another_scenario_is_of_the_trainer(tmp_path: Path) -> None:
     ("text", "lines"),
     [
         ("command: t {w}\narms: {a: }", ["s.yaml:3: command: {w}: arm a has no such value; values: none"]),
-        ("command: t\narms: {a: {w: 1}}", ["s.yaml:4: arms.a.w: write {w} into the command"]),
-        ("command: t\nbase: {w: 1}\narms: {a: }", ["s.yaml:4: base.w: write {w} into the command"]),
+        ("command: t\narms: {a: {w: 1}}", ["s.yaml:4: arms.a.w: add {w} to the command"]),
+        ("command: t\nbase: {w: 1}\narms: {a: }", ["s.yaml:4: base.w: add {w} to the command"]),
         ("command: t 'x\narms: {a: }", ["s.yaml:3: command: no closing quotation"]),
         (
             "command: t {w}\narms: {a: {w: 1}}\nmatrix: {w: [2]}",
-            ["s.yaml:4: arms.a.w: the matrix sets w too; keep one of them"],
+            ["s.yaml:4: arms.a.w: the matrix also sets w; remove it from one of them"],
         ),
         ("command: t\nloop: tests:x\narms: {a: }", ["s.yaml:4: loop: give a command or a loop, not both"]),
         ("loop: t\narms: {a: }", ["s.yaml:3: loop: give MODULE:FUNCTION, such as mydata:make"]),

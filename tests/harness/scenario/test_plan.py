@@ -136,7 +136,7 @@ class TestDose:
         assert [arm.config.data.extra_tokenizations for arm in made.arms] == [2, 5, 8, 14]  # 3, 6, 9, 15 in all
         message = (
             r"^x\.yaml: controls: dose: data\.extra_tokenizations of a would be 69 \(4 times its own 14 more\); "
-            r"at most 64$"
+            r"allowed: at most 64$"
         )
         with pytest.raises(InputError, match=message):
             plan(arms={"a": {"data.extra_tokenizations": 13}}, controls=["dose"])
@@ -299,7 +299,7 @@ class TestRequires:
         assert names(made) == ["text", "text+data-only", "tokens", "tokens+data-only"]
         assert made.left_out == {"odd": ("no_such_module",)}
         assert made.comparisons == (ComparisonRecord("text", "tokens"),)
-        assert "odd is left out: it needs no_such_module, not installed here" in describe(made)
+        assert "odd is left out: it needs no_such_module, which is not installed" in describe(made)
 
     def test_an_arm_whose_modules_are_there_is_run(self) -> None:
         made = plan(arms=self.ARMS, requires={"odd": ["json"]})
@@ -311,5 +311,5 @@ class TestRequires:
         assert [*made.left_out] == ["odd@seed=1", "odd@seed=2"]
 
     def test_nothing_left_is_refused(self) -> None:
-        with pytest.raises(InputError, match="every arm lacks a module here; odd needs no_such_module"):
+        with pytest.raises(InputError, match="every arm needs a missing module; odd needs no_such_module"):
             plan(("odd",), arms=self.ARMS, requires={"odd": ["no_such_module"]})

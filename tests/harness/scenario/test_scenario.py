@@ -76,10 +76,10 @@ WRONG: dict[str, tuple[str, int, str]] = {
         5,
         "requires.b: no arm 'b'; arms: a",
     ),
-    "no module's name": (
+    "not a module name": (
         f"{HEAD}{ARMS}requires: {{a: [tik-token]}}\n",
         5,
-        "requires.a[0]: no module's name; give what is imported, such as tiktoken",
+        "requires.a[0]: not a module name; give an importable name such as tiktoken",
     ),
     "unknown isolated baseline": (
         f"{HEAD}{ARMS}controls: [data-only]\nisolated_baseline: b\n",
@@ -125,7 +125,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "matrix and arm": (
         f"{HEAD}arms:\n  a: {{steps: 3}}\nmatrix: {{steps: [3]}}\n",
         4,
-        "arms.a.steps: the matrix sets steps too; keep one of them",
+        "arms.a.steps: the matrix also sets steps; remove it from one of them",
     ),
     "matrix in itself": (
         f"{HEAD}{ARMS}matrix:\n  data.inject: [null]\n  data.inject.how: [busy]\n",
@@ -167,8 +167,8 @@ WRONG: dict[str, tuple[str, int, str]] = {
         "not valid YAML: found duplicate anchor; first occurrence (line 4), second occurrence",
     ),
     "unknown alias": (f"{HEAD}base: *b\n", 3, "not valid YAML: found undefined alias"),
-    "cycle": (f"{HEAD}base: &a [*a]\n", 3, "base[0]: an alias refers to the value that holds it (a cycle)"),
-    "cycle by merge": (f"{HEAD}base: &a\n  <<: *a\n", 3, "base: an alias refers to the value that holds it (a cycle)"),
+    "cycle": (f"{HEAD}base: &a [*a]\n", 3, "base[0]: an alias refers to a value that contains it (cycle)"),
+    "cycle by merge": (f"{HEAD}base: &a\n  <<: *a\n", 3, "base: an alias refers to a value that contains it (cycle)"),
     "tag": (f"{HEAD}base: !!python/object:os.system {{}}\n", 3, "base: tag !!python/object:os.system is not allowed"),
     "deep": ("a: " + "[" * 100_000, 1, "nested more than 64 levels deep"),
     "list": ("- a\n", 1, "not a mapping; a scenario has keys and values"),
@@ -209,12 +209,12 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "arm against itself": (
         f"{HEAD}{ARMS}compare: [{{baseline: a, candidate: a}}]\n",
         5,
-        "compare[0]: a against itself; the a-a control does that",
+        "compare[0]: compares a with itself; use the a-a control",
     ),
     "half a matrix name": (
         f"{HEAD}arms: {{a: null, b: null}}\nmatrix: {{steps: [1]}}\ncompare: [{{baseline: a, candidate: b@steps=1}}]\n",
         5,
-        "compare[0]: one name has a matrix point and one has not",
+        "compare[0]: only one name has a matrix point",
     ),
     "control": (
         f"{HEAD}{ARMS}controls: [ideal_data]\n",
@@ -251,7 +251,7 @@ def test_a_wrong_file_is_one_line(case: str, tmp_path: Path, capsys: pytest.Capt
         (b"", "empty; a scenario needs at least name, question and arms"),
         (b"# nothing\n", "empty; a scenario needs at least name, question and arms"),
         (b"name: \xff\n", "not UTF-8 text (byte 6)"),
-        (b"a" * (2**24 + 1), "more than 16 MiB; that is no file written by hand"),
+        (b"a" * (2**24 + 1), "more than 16 MiB; give a scenario file"),
         (b"name: \x01\n", "not valid YAML: unacceptable character #x0001"),
         (b"name: \x00\n", "not valid YAML: unacceptable character #x0000"),
     ],
@@ -377,7 +377,7 @@ class TestSet:
             ("data.batch_size", "give key=value, as in --set data.batch_size=2"),
             ("data.batch_size=[1", "not valid YAML: "),
             ("data..x=1", "base.data..x: a dotted key needs a name"),
-            ("arms.a.steps=1", "arms is set in the file; --set takes keys of base, or of name, question, "),
+            ("arms.a.steps=1", "only the file can set arms; --set takes keys of base, and name, question, "),
             ("steps=3", "has no effect: every arm of the scenario sets steps"),
             ("repeats=0", "repeats: must be greater than or equal to 1; got 0"),
             ("data.corpus.builtin=null", "base.data.corpus: give exactly one of builtin, parquet"),

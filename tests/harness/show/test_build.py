@@ -169,7 +169,7 @@ def test_a_run_whose_table_is_gone_is_named_and_the_others_are_reported(complete
     assert "faster" in build_report(tmp_path).headlines[0].text
     page = (tmp_path / "summary.md").read_text()
     assert "Partial study: 29 of 30 runs finished; missing: tokens/2." in page
-    assert "tokens: failed (it was done, but its steps.parquet is gone), block 2" in page
+    assert "tokens: failed (it was done, but its steps.parquet is missing), block 2" in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["arms"]["tokens"]["blocks"] == 4
 

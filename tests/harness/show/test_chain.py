@@ -48,7 +48,7 @@ def test_every_link_of_an_inline_gain_has_its_number(inline: Comparison) -> None
     for name in ("share of the step", "predicted", "measured"):
         assert found[name].ratio == pytest.approx(step / (step - 10), rel=0.03), name
     assert found["ceiling"].ratio == pytest.approx(step / (step - 10.3), rel=0.03)
-    assert "nothing of it is hidden" in found["hidden"].text
+    assert "none of it is hidden" in found["hidden"].text
 
 
 def test_a_hidden_gain_melts_at_the_hidden_link() -> None:
@@ -70,7 +70,7 @@ def test_more_tokens_per_step_are_a_link_of_their_own() -> None:
     assert last.ratio == pytest.approx(2, rel=0.02)
     assert "padding, not time" in last.text
     larger = report(Arm("small", trained=900), Arm("large", tokens=4096, trained=1800))
-    assert "that part is what a step holds, not time" in chain(larger)[-1].text
+    assert "that part is the size of a step, not time" in chain(larger)[-1].text
 
 
 def test_work_of_several_workers_that_is_longer_than_a_step_is_not_said_to_be_hidden() -> None:
@@ -225,12 +225,12 @@ def test_a_bound_says_how_long_the_device_is_idle() -> None:
         one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=waits))) if one.name == "ceiling"
     )
     assert link.text.endswith(
-        "device-bound (the device runs dry 9.0 % of the step, and fetching could last 5.0 % of a step longer for "
-        "next to nothing)"
+        "device-bound (the device is idle for 9.0 % of the step, and fetching could take 5.0 % of a step longer at "
+        "almost no cost)"
     )
     held = replace(c, measured=replace(c.measured, baseline_waits=replace(waits, room_unknown=True)))
     (link,) = (one for one in chain(held) if one.name == "ceiling")
-    assert link.text.endswith("so it is not known how much longer fetching could last)")
+    assert link.text.endswith("so it is unknown how much longer fetching could take)")
 
 
 def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_beside_launching() -> None:
@@ -239,13 +239,13 @@ def test_a_device_that_is_idle_while_the_host_launches_is_not_said_to_be_idle_be
     waits = replace(c.measured.baseline_waits, starved_ms={"python": 13.0}, bounds={"host": 5})
     links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))
     (link,) = (one for one in links if one.name == "ceiling")
-    host_bound = "host-bound (the device runs dry while the host does other work than data)"
+    host_bound = "host-bound (the device is idle while the host does other work than data)"
     assert link.text.endswith(host_bound)
     still = replace(waits, open_ms=0.5 * waits.step_ms)
     (link,) = (
         one for one in chain(replace(c, measured=replace(c.measured, baseline_waits=still))) if one.name == "ceiling"
     )
-    unknown = "for 50 % of the step the device worked or waited for launches: it is not known which"
+    unknown = "for 50 % of the step the device worked or waited for launches (unknown which)"
     assert link.text.endswith(f"{host_bound}, and {unknown}")
 
 
@@ -271,7 +271,7 @@ def test_the_note_below_the_devices_ledger_names_the_rule_of_workers_that_never_
 
 def test_a_bound_by_data_says_why_where_workers_never_rest() -> None:
     c = report(Arm("text"), Arm("tokens", tokenize=0.5))
-    texts = {True: "its loader workers are at work nearly all the time", False: "nothing else that leaves"}
+    texts = {True: "its loader workers are at work nearly all the time", False: "no other cause of device idle"}
     for busy, said in texts.items():
         waits = replace(c.measured.baseline_waits, bounds={"data": 5}, busy_loader=busy)
         links = chain(replace(c, measured=replace(c.measured, baseline_waits=waits)))

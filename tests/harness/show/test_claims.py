@@ -71,7 +71,7 @@ def test_claims_are_judged_by_the_declared_truth() -> None:
     said = [said_of.claim_sentence(one, names) for one in found.claims]
     assert said[0].startswith("“Batching makes tokenization 20 to 30 % faster”: holds here: 1.2")
     assert said[0].endswith(
-        "as fast (batched against plain); no A/A control says how far two runs of one arm lie apart."
+        "as fast (batched against plain); no A/A control shows how much two runs of one arm differ."
     )
     # 1.4 times is what no sharing on one core gives: not "can be no more than 1x" beside it.
     assert "more than 2 processes on 1 core can give by sharing the work, so something else" in said[2]
@@ -154,7 +154,7 @@ def test_a_claim_of_ones_own_is_kept_as_it_was_written() -> None:
         ({"arms": ["a", "b", "a"]}, "arms"),
         ({"figure": "sync share", "from": 2, "arms": ["a"]}, "is a share"),
         ({"figure": "device use", "from": 0.5, "to": 90, "arms": ["a"]}, "is a share"),
-        ({"arms": ["a", "a"]}, "names a twice"),
+        ({"arms": ["a", "a"]}, "a is given twice in arms"),
         ({"arm": "a"}, "arm"),
     ],
 )
@@ -187,7 +187,7 @@ def test_arms_that_differ_in_more_than_the_claim_are_said_to() -> None:
     assert "; the arms differ in data.path as well" in said
     same, said = claim_of([plain, Arm("batched", tokenize=6.4, compute=COMPUTE, config=each)])
     assert same.outcome == "not measurable"
-    assert "; both have data.tokenize per-sample, so nothing of the claim was tried" in said
+    assert "; both have data.tokenize per-sample, so the claim was not tested" in said
 
 
 def test_a_smaller_model_is_no_fix() -> None:

@@ -24,4 +24,4 @@ def test_what_a_tokenizer_drops_in_silence_is_not_called_known(tmp_path: Path) -
     dropped, known = load_tokenizer(info).encode_batch(["the cat ωψχφ", "the cat"])
     assert dropped == known
     found = page(statistics_of(corpus, info, (16,)))
-    assert "| unknown tokens | not counted: the tokenizer has none (it knows every byte, or drops" in found
+    assert "| unknown tokens | not counted: the tokenizer has none (it encodes every byte, or drops" in found

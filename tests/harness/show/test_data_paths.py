@@ -70,7 +70,7 @@ def test_the_page_has_both_tables_and_says_what_is_left_in_training() -> None:
     assert "Alone fast is" in section
     assert "; data costs naive " in section
     assert "; trained with, steps take 2" in section
-    assert "; by trained tokens/s, which count what a step holds, 1.3" in section
+    assert "; by trained tokens/s, which include the size of a step, 1.3" in section
     assert section.count("\n| fast |") == 2
     assert "are the loop around the data path" in section
     read = summary(report, screen)["data_paths"]
@@ -135,5 +135,5 @@ def test_a_source_of_the_users_own_has_no_samples_and_an_arm_without_control_no_
 def test_an_arm_that_was_left_out_is_a_warning_on_the_first_screen() -> None:
     record, runs = build([NAIVE, FAST], [("naive", "fast")], blocks=3)
     report = analyse(replace(record, left_out={"odd": ["gigatoken", "fastokens"]}), runs)
-    line = "odd was left out: it needs gigatoken and fastokens, not installed where the study ran."
+    line = "odd was left out: it needs gigatoken and fastokens, missing where the study ran."
     assert line in first_screen(report).beware

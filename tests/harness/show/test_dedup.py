@@ -30,7 +30,7 @@ def text(settings: DedupSettings, result: DedupResult = RESULT, quality: Quality
 )
 def test_what_may_happen_is_never_impossible_or_certain(threshold: float, banding: Banding, missed: str) -> None:
     found = text(DedupSettings(Shingling(), threshold, banding))
-    assert f"a pair right at the threshold is no candidate with a probability of {missed}." in found
+    assert f"a pair right at the threshold is missed with a probability of {missed}." in found
     curve = [line for line in found.splitlines() if line.endswith(" % |")]
     assert curve[-1] == "| 1.0 | 100 % |"
     assert not any(f"| {certain} % |" in line for line in curve[:-1] for certain in ("0", "0.0000", "100", "100.0000"))
@@ -60,4 +60,4 @@ def test_documents_that_were_not_compared_with_all_are_named() -> None:
     settings = DedupSettings(Shingling(), 0.8, banding_for(0.8))
     assert "pairs farther apart may be missed" not in text(settings)
     found = text(settings, replace(RESULT, crowded=1))
-    assert "1 document with more than 64 earlier ones in a band: there compared with the 64 before alone" in found
+    assert "1 document with more than 64 earlier ones in a band: there compared only with the previous 64" in found

@@ -280,14 +280,14 @@ def test_a_larger_batch_is_not_called_faster_where_trained_tokens_are_not_counte
     (c,) = report.compared
     assert c.measured.steps is not None
     assert c.measured.steps.verdict == "none"
-    assert "that part is what a step holds, not time" in page
+    assert "that part is the size of a step, not time" in page
 
 
 def test_steps_that_hold_an_unknown_amount_are_not_called_faster() -> None:
     half = {"forward": 4.5, "backward": 8.5, "optimizer": 3.0}
     (headline,) = first_screen(without(("tokens", "trained_tokens"), Arm("base"), Arm("half", compute=half))).headlines
     assert " % more steps/s (" in headline.finding
-    assert headline.finding.endswith(", what each trains was not counted")
+    assert headline.finding.endswith(", trained tokens were not counted")
 
 
 def test_steps_of_microseconds_are_said_in_microseconds() -> None:
@@ -337,7 +337,7 @@ def test_savings_of_a_replay_outside_tolerance_are_not_said(gain: StudyReport) -
     ]
     page = page_of(replace(gain, arms=tuple(arms)))
     assert "| text-padded | tokenize (stage) |" not in page
-    assert "Not said of text-padded: the unedited replay is off by more than 5.0 %." in page
+    assert "Not shown for text-padded: the unedited replay is off by more than 5.0 %." in page
 
 
 def test_the_json_of_many_comparisons_has_each_of_them_with_its_own_headline() -> None:

@@ -103,8 +103,8 @@ def test_the_figures_of_an_arm_are_medians_over_blocks() -> None:
     assert (arm.arms[0].final_steps, arm.arms[0].passes) == ((4,), 6)
     assert arm.arms[0].share == pytest.approx(3 / 15)  # 6 passes of 0.5 s, 12 steps of 1 s
     assert cost(arm.arms) == (
-        "Evaluation: 6 passes, 3.00 s, 20 % of the time of steps and passes together, outside the steps: no throughput "
-        "counts it"
+        "Evaluation: 6 passes, 3.00 s, 20 % of the time of steps and passes together, outside the steps: no "
+        "throughput includes it"
     )
 
 
@@ -145,7 +145,7 @@ def test_losses_that_the_shorter_arm_has_not_are_counted() -> None:
 def test_losses_over_other_labels_are_not_ranked() -> None:
     """A smaller vocabulary has an easier token to predict: its lower loss per token says nothing of the model."""
     names = ArmNames(["text", "tokens"])
-    warning = "a lower loss or perplexity of one is not a better one"
+    warning = "their losses and perplexities cannot be compared"
     assert warning in section(found(run("text"), run("tokens", vocab_size=100)), [], names)
     assert warning in section(found(run("text"), run("tokens", tokens=900)), [], names)
     alike = found(run("text"), run("tokens"), run("text", block=1, tokens=900), run("tokens", block=1, tokens=900))
@@ -171,7 +171,7 @@ def test_the_page_has_one_section_of_what_was_learned_beside_a_target_too() -> N
     for target in ({"target_loss": 3.7}, {}):
         report = analyse(replace(record, scenario_text={**record.scenario_text, **target}), runs)
         shown = page(report, first_screen(report), ())
-        (learned,) = [one.text for one in shown.sections if one.title == "What was learned"]
+        (learned,) = [one.text for one in shown.sections if one.title == "Losses and evaluations"]
         assert "| text | 4.6000 | 99.5 | 4 | 2 |" in learned
         assert ("| 1 of 1 | 300 |" in learned) == bool(target)
 
@@ -250,7 +250,7 @@ def test_what_was_answered_has_a_table_of_its_own_with_intervals() -> None:
 
 def test_arms_that_are_asked_otherwise_are_not_ranked() -> None:
     names = ArmNames(["text", "tokens"])
-    warning = "asked other questions, or in another form"
+    warning = "answer different questions, or in a different form"
     first = asked("text", {3: 0.3})
     assert warning not in section(found(first, asked("tokens", {3: 0.4})), [], names)
     for other in ({"questions": 300}, {"prompt": "lm-eval"}, {"file": "g"}):

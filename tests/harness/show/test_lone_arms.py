@@ -99,7 +99,7 @@ def test_steps_with_an_evaluation_within_are_said_to_be_left_out() -> None:
     assert report.compared[0].confounds == ()
     first, second = first_screen(report).headlines
     assert "evaluations" not in first.text
-    assert second.text == "b: evaluations take 34 % of the time, in 10 steps that the other figures leave out."
+    assert second.text == "b: evaluations take 34 % of the time, in 10 steps that the other figures exclude."
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_wait_that_was_not_seen_is_said_to_be_possible() -> None:
         Arm("rank-1", tokenize=6.2, compute=COMPUTE, facts=RANKS),
     ]
     text = first_screen(analyse(*build(arms, [], noise=EXACT))).headlines[0].text
-    assert "None was seen to wait for rank-1, but not all was seen (at most 1.09" in text
+    assert "None was seen to wait for rank-1; the record is incomplete (at most 1.09" in text
 
 
 def test_the_first_screen_is_that_of_the_rank_for_which_the_others_wait() -> None:
@@ -225,7 +225,7 @@ def test_of_ranks_it_promises_nothing_where_it_is_not_known_who_waits() -> None:
     found = first_screen(analyse(*build(arms, [])))
     text = found.headlines[0].text
     assert text.startswith("2 ranks: rank-1 waits ")
-    assert "ms at most. The record does not tell whether they then wait for rank-1." in text
+    assert "ms at most. It was not recorded whether they then wait for rank-1." in text
     everything = " ".join([*(line.text for line in found.headlines), found.next_steps.note, *found.next_steps.ranked])
     assert "as fast" not in everything
     alike = [Arm(f"rank-{rank}", tokenize=2.0, facts=RANKS) for rank in range(2)]
@@ -335,18 +335,18 @@ def slower(run: RunData, slow: Callable[[int, int], float]) -> RunData:
     [
         (
             lambda _, place: place % 2 == 0,
-            "46.0 ms a step on average, though hardly a step is like that: 50 % take 31.0 ms on average and 50 % "
+            "46.0 ms a step on average, although few steps are like that: 50 % take 31.0 ms on average and 50 % "
             "61.0 ms. ",
         ),
         (
             lambda block, _: block in (1, 3),
-            "43.0 ms a step on average, though hardly a step is like that: 60 % take 31.0 ms on average and 40 % "
+            "43.0 ms a step on average, although few steps are like that: 60 % take 31.0 ms on average and 40 % "
             "61.0 ms (the long ones in 2 of 5 blocks).",
         ),
         (
             # One step in ten is far longer than both kinds: the mean of all but the fast steps is no step's time.
             lambda _, place: 40 if place % 10 == 0 else 4 * (place % 2),
-            "211 ms a step on average, though hardly a step is like that: 40 % take 31.0 ms on average, 50 % 151 ms "
+            "211 ms a step on average, although few steps are like that: 40 % take 31.0 ms on average, 50 % 151 ms "
             "and 10 % 1,230 ms. ",
         ),
         (lambda block, place: (block, place) == (1, 5), "31.3 ms a step."),
@@ -368,7 +368,7 @@ def test_an_engine_in_place_of_the_tokenizers_own_is_said() -> None:
 def test_skipped_optimizer_steps_are_said_of_all_that_there_were() -> None:
     """12 of 15 steps of each of five runs trained nothing: beside the number alone that could be a million."""
     *_, skipped = screen(skipped_steps=12).headlines
-    assert skipped.text.startswith("script: 60 of 75 optimizer steps skipped, as gradients overflowed")
+    assert skipped.text.startswith("script: 60 of 75 optimizer steps skipped, because gradients overflowed")
 
 
 def test_a_replay_alone_does_not_know_what_hidden_work_takes_from_the_step() -> None:

@@ -56,7 +56,7 @@ def test_findings_and_problems_are_said_once_each() -> None:
         [replace(DEVICE, findings=(DeviceFinding("slowed down", 0.25, reason="heat"),))],
         ["no X", "no X"],
     )
-    assert "- plain: the hypervisor kept 0.50 cores for others\n- plain, device 0: slowed down by heat in 25 %" in text
+    assert "- plain: the hypervisor kept 0.50 cores for others\n- plain, device 0: throttled by heat in 25 %" in text
     assert text.count("no X") == 1
 
 

@@ -87,7 +87,7 @@ def test_a_window_without_a_whole_profile_is_said_and_counts_for_nothing(second)
         "20 %",
         "2.00",
     ]  # and no FLOPs: whose would they be
-    assert "steps 33 to 34 were profiled, but no whole profile of them is here" in page
+    assert "steps 33 to 34 were profiled, but their complete profile is missing" in page
 
 
 def test_a_profile_that_was_cut_is_in_no_table() -> None:
@@ -97,15 +97,15 @@ def test_a_profile_that_was_cut_is_in_no_table() -> None:
     assert found is not None
     assert found.steps == 2
     assert [*map(gap_line, found.gaps)] == [
-        "a profile of 2 steps is not whole, or of no window: left out",
-        "steps 33 to 34 were profiled, but no whole profile of them is here",
+        "a profile of 2 steps is incomplete or outside of a window: ignored",
+        "steps 33 to 34 were profiled, but their complete profile is missing",
     ]
 
 
 def test_a_profile_of_no_window_is_left_out() -> None:
     late = [complete("ProfilerStep#0", 90 * MS, 10 * MS, "user_annotation"), complete("aten::mm", 91 * MS, MS)]
     page = of_windows(MAIN, SECOND, late)
-    assert "a profile of 1 step is not whole, or of no window: left out" in page
+    assert "a profile of 1 step is incomplete or outside of a window: ignored" in page
     assert row(page, "aten::mm")[2] == "0.50"
 
 

@@ -391,7 +391,7 @@ def test_what_a_wait_may_be_by_either_reading_is_said_wherever_it_stands() -> No
         for arm in report.arms
     ]
     names = ArmNames([arm.name for arm in arms])
-    assert "By either, a step waits for data: tokens 0.30 to 7.50 ms." in numbers._data_work(arms, names)
+    assert "In either case, a step waits for data: tokens 0.30 to 7.50 ms." in numbers._data_work(arms, names)
     assert "By either" not in numbers._data_work(report.arms, names)
     assert [plots._share(arm, 0.3, 30.0) for arm in arms] == ["1.0 %", "1.0 % to 25 %"]
 
@@ -459,7 +459,7 @@ def test_where_no_epoch_ends_its_end_is_said_to_be_in_no_figure(ends: int | None
     """Each epoch's end may cost seconds, as workers start anew, and a short study sees none."""
     facts = {**ATTACHED, "attached": "fetch: DataLoader with 2 workers; backward", "workers": workers}
     text = lines(study(Arm("script", facts=facts if ends is None else {**facts, "epoch_ends": ends})))
-    assert ("No epoch ends in these steps, so the cost of restarting the loader is in no figure." in text) is said
+    assert ("No epoch ends in these steps, so no figure includes the cost of restarting the loader." in text) is said
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -565,7 +565,7 @@ def test_a_save_that_always_falls_into_the_first_steps_of_a_turn_is_counted() ->
     assert c.measured.in_total is not None
     assert c.measured.in_total.ratio == pytest.approx(truth, rel=0.005)
     assert (c.measured.verdict, c.measured.undecided) == ("undecided", "long steps")
-    assert "all of these begin a turn and are in no other figure" in lines(report)
+    assert "all of these begin a repetition and are in no other figure" in lines(report)
     # The first step of a turn may be long as the run was suspended until then.
     suspended = quicker(lambda run: two_unmeasured(saves(41, 82, ms=600.0)(run)))
     assert suspended.compared[0].measured.in_total is None

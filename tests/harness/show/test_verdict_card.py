@@ -160,7 +160,7 @@ def test_the_page_shows_the_bar_and_the_time_of_each_step_first_and_once(tmp_pat
     assert html.count('id="steps"') == 1
     assert html.index('class="step-bar"') < html.index('id="steps"') < html.index("<details")
     assert "steps with an evaluation" in html
-    assert markdown.index("plots/steps.png") < markdown.index("## Waits, and what was timed")
+    assert markdown.index("plots/steps.png") < markdown.index("## Waits and timed phases")
     assert (tmp_path / "plots" / "steps.png").is_file()
 
 

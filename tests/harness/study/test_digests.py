@@ -75,7 +75,7 @@ def test_a_file_that_is_gone_is_said_and_a_resume_runs_it_again(folder: StudyFol
     path.unlink()
     (run,) = folder.runs()
     told = run.record.error if name.endswith("parquet") else run.probes.problems[0]
-    assert told == f"{path}: the run wrote this file, and it is gone"
+    assert told == f"{path}: the run wrote this file, but it is missing"
     assert not folder.is_done("a", 0)
 
 
@@ -150,7 +150,7 @@ def test_any_flipped_bit_of_a_record_is_seen_or_changes_nothing(folder: StudyFol
 def test_a_record_that_says_something_else_names_the_key_to_remove(folder: StudyFolder) -> None:
     content = json.loads(folder.study_json.read_text())
     folder.study_json.write_text(json.dumps({**content, "blocks": 7}))
-    with pytest.raises(InputError, match=r"study\.json: damaged, or changed since it was written: .* removes that key"):
+    with pytest.raises(InputError, match=r"study\.json: damaged, or changed since it was written: .* remove that key"):
         folder.read_study()
     del content["content_sha256"]
     folder.study_json.write_text(json.dumps({**content, "blocks": 7}))
@@ -177,7 +177,7 @@ def test_whoever_changes_a_table_on_purpose_removes_its_digest_and_the_seal(fold
     one_step = {"step": [7], "warmup": [False], "start_ns": [1], "wall_ns": [1]}
     write_table(folder.run("a", 0) / "steps.parquet", STEP_COLUMNS, one_step)
     (run,) = folder.runs()
-    assert "removes the entry and the key content_sha256" in (run.record.error or "")
+    assert "remove the entry and the key content_sha256" in (run.record.error or "")
     edit_record(folder, lambda content: content["digests"].pop("steps.parquet"))
     (run,) = folder.runs()
     assert run.record.status == "failed"
@@ -213,11 +213,11 @@ def test_who_takes_a_digest_away_switches_no_check_off(
     (run,) = folder.runs()
     assert (run.record.status, run.has_steps, folder.is_done("a", 0)) == ("failed", False, False)
     assert (run.record.error or "").startswith(
-        f"{path}: damaged, or changed since it was written: its key digests does not have the SHA-256 in its key "
+        f"{path}: damaged, or changed since it was written: its key digests does not match the SHA-256 in its key "
     )
     edit_record(folder, lambda content: content.pop("digests_sha256"))
     (run,) = folder.runs()
-    assert "does not have the SHA-256 in its key content_sha256" in (run.record.error or "")
+    assert "does not match the SHA-256 in its key content_sha256" in (run.record.error or "")
 
 
 def test_a_table_that_the_run_did_not_write_is_not_used(folder: StudyFolder) -> None:

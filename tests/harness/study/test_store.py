@@ -246,7 +246,7 @@ def test_a_finished_run_whose_table_is_gone_is_failed_and_a_resume_runs_it_again
     (folder.run("a", 0) / "steps.parquet").unlink()
     assert not folder.is_done("a", 0)
     first, second = folder.runs()
-    assert (first.record.status, first.record.error) == ("failed", "it was done, but its steps.parquet is gone")
+    assert (first.record.status, first.record.error) == ("failed", "it was done, but its steps.parquet is missing")
     assert not first.has_steps
     assert second.record.status == "done"
 
@@ -321,7 +321,7 @@ def test_numbers_that_no_program_can_count_with_are_no_json(tmp_path: Path, numb
     path = folder.run("a", 0) / "run.json"
     path.write_text(path.read_text().replace('"pid": 0', f'"pid": {number}'))
     error = next(folder.runs()).record.error or ""
-    assert f"{path}: not readable JSON ({number[:40]} is no number that a program can count with)" in error
+    assert f"{path}: not readable JSON ({number[:40]} is outside of the range of numbers)" in error
 
 
 def test_every_table_says_in_its_rows_of_which_run_it_is(tmp_path: Path) -> None:

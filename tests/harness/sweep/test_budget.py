@@ -63,14 +63,14 @@ def test_a_projection_needs_all_of_its_sizes_and_the_refusal_has_the_arithmetic_
     assert refused(file, ["budget.usd=108.1"], SIZES) == ""
     line = refused(file, ["budget.usd=107.9"], SIZES)
     assert line == (
-        "budget.usd: 107.90 USD, but 3 sizes need 108.00 USD where no trial ends early (1/64/1: 4 trials, 400 steps x "
-        "10.0 ms + 16.0 s beside them = 20.0 s; 2/128/2: 4 trials, 400 steps x 40.0 ms + 16.0 s beside them = 32.0 s; "
-        "3/192/3: 4 trials, 400 steps x 100 ms + 16.0 s beside them = 56.0 s, at 3600 USD an hour); allowed: all sizes "
-        "at least, fewer trials, or fewer steps"
+        "budget.usd: 107.90 USD, but 3 sizes need 108.00 USD if no trial ends early (1/64/1: 4 trials, 400 steps x "
+        "10.0 ms + 16.0 s for the rest = 20.0 s; 2/128/2: 4 trials, 400 steps x 40.0 ms + 16.0 s for the rest = 32.0 "
+        "s; 3/192/3: 4 trials, 400 steps x 100 ms + 16.0 s for the rest = 56.0 s, at 3600 USD an hour); give enough "
+        "for all sizes, fewer trials, or fewer steps"
     )
     spent = refused(file, [f"budget.hours={110 / 3600}"], SIZES, spent_s=3.0)
-    assert "but 3 sizes need 111 s where" in spent
-    assert "; measuring what a step takes, which is spent: 3.00 s)" in spent
+    assert "but 3 sizes need 111 s if" in spent
+    assert "; measuring the step time (already spent): 3.00 s)" in spent
 
 
 @pytest.mark.parametrize("strategy", [HYBRID, DATA, MUP])
@@ -94,7 +94,7 @@ def test_of_a_search_at_one_size_one_trial_must_fit(file: Path) -> None:
     grid = "strategy={name: grid, trials: 4}"
     assert refused(file, [grid, "budget.usd=5.01"], 10.0) == ""
     line = refused(file, [grid, "budget.usd=4.99"], 10.0)
-    assert "but one trial of 100 steps needs 5.00 USD (100 steps x 10.0 ms + 4.00 s beside them, at 3600 USD" in line
+    assert "but one trial of 100 steps needs 5.00 USD (100 steps x 10.0 ms + 4.00 s for the rest, at 3600 USD" in line
 
 
 def test_a_pilot_of_a_sweep_of_before_has_its_pass_in_its_start(file: Path) -> None:

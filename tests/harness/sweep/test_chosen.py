@@ -70,8 +70,8 @@ def test_a_training_has_the_rate_of_a_sweep(tmp_path: Path) -> None:
     (record,) = (tmp_path / "out/runs/plain").rglob("run.json")
     assert json.loads(record.read_text())["config"]["optimizer"]["learning_rate"] == rate_of(GRID)
     for arm, line in (
-        ("own", "--rate-of: arm own has an optimizer.learning_rate of its own; leave one of them out"),
-        ("plain", f"--rate-of {tmp_path}: no sweep with a report lies there; give the folder that harness sweep names"),
+        ("own", "--rate-of: arm own sets its own optimizer.learning_rate; remove one of them"),
+        ("plain", f"--rate-of {tmp_path}: no sweep with a report there; give the folder that harness sweep prints"),
     ):
         place = ("--rate-of", str(tmp_path)) if arm == "plain" else ()
         refused = harness(*words, "--arm", arm, *place)

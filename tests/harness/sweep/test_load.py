@@ -90,7 +90,7 @@ def test_batch_tokens_are_reached_by_accumulation(file: Path) -> None:
     assert of.of(TrialPlan(1e-3, 5)).optimizer.accumulation == 524288 // (4 * 16)
     with pytest.raises(
         InputError,
-        match=r"^batch_tokens: 100 is no multiple of data.batch_size 4 x data.sequence_length 16 = 64; nearest: ",
+        match=r"^batch_tokens: 100 is not a multiple of data.batch_size 4 x data.sequence_length 16 = 64; nearest: ",
     ):
         configs(file, "batch_tokens=100").of(TrialPlan(1e-3, 5))
 
@@ -143,8 +143,8 @@ def test_a_machine_costs_a_sweep_what_it_costs_its_scenario(file: Path) -> None:
     assert loaded.settings.price_usd_per_hour == 2.0
     assert loaded.settings.budget.usd is None
     assert loaded.notes == (
-        "the budget of scenario.yaml is not one of this sweep, which has none (budget)",
-        "the upload of scenario.yaml is not one of this sweep (harness upload copies it)",
+        "the budget of scenario.yaml does not apply to this sweep (set the key budget)",
+        "the upload of scenario.yaml does not apply to this sweep (use harness upload)",
     )
     own = load_sweep(file, ["price_usd_per_hour=3.0", "budget={usd: 7}"])
     assert (own.settings.price_usd_per_hour, len(own.notes)) == (3.0, 1)
@@ -175,14 +175,14 @@ def test_a_machine_costs_a_sweep_what_it_costs_its_scenario(file: Path) -> None:
         ("base:", "scenario: quickstart\nbase:", ":2: arm: one arm is trained, and quickstart has 2: text-padded, "),
         ("base:", "scenario: quickstart\narm: x\nbase:", ":2: scenario quickstart: arm x: no arm matches; arms: "),
         ("base:", "seeds: []\nbase:", ":2: seeds: give at least one"),
-        ("base:", "seeds: [1, 2, 1]\nbase:", ":2: seeds: 1 is there twice; allowed: each seed once"),
+        ("base:", "seeds: [1, 2, 1]\nbase:", ":2: seeds: 1 is given twice; give each seed once"),
         ("low: 1.0e-4", "low: 1.0e-300", ":5: learning_rate: too low: 1e-300; allowed: at least 1e-30"),
         ("grid", "{name: greedy, fraction: 0.9999999}", ":6: strategy.fraction: must be less than or equal to 0.99"),
         ("100", "{tokens: 10000000000000000}", "steps: 156,250,000,000,000 steps of 64 tokens; allowed: at most 10"),
         ("base:\n", "base:\n  optimizer.learning_rate: 1\n", ":3: base.optimizer.learning_rate: the search sets it; "),
-        ("base:\n", "base:\n  steps: 7\n", ":3: base.steps: the search sets it; say it by the sweep's steps"),
+        ("base:\n", "base:\n  steps: 7\n", ":3: base.steps: the search sets it; use the sweep's steps"),
         ("base:\n", "batch_tokens: 64\nbase:\n  optimizer.accumulation: 2\n", ": batch_tokens sets it; give one of "),
-        ("base:\n", "schedule: wsd\nbase:\n  optimizer.schedule: wsd\n", ": the sweep's schedule says it too; "),
+        ("base:\n", "schedule: wsd\nbase:\n  optimizer.schedule: wsd\n", ": the sweep's schedule also sets it; "),
         ("base:\n", "budget: {hours: 0}\nbase:\n", ":2: budget.hours: must be greater than 0; got 0"),
     ],
 )  # fmt: skip
@@ -199,15 +199,15 @@ def test_what_is_wrong_is_one_line(file: Path, old: str, new: str, line: str) ->
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "sweep: which one? give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR"),
+        ([], "sweep: give a file (sweeps/*.yaml), the name of a shipped one, or --resume DIR"),
         (["tiniets"], "tiniets: no such file; did you mean 'tiniest'? shipped: gpt2-124m, tiniest"),
         (["tiniest", "--set", "strategy"], "--set strategy: give key=value, as in --set strategy=greedy"),
         (["tiniest", "--set", "model.layerz=1", "--plan"], "--set model.layerz=1: base.model.layerz: unknown key; "),
-        (["--resume", "nowhere"], "nowhere: no sweep lies there (no sweep.json)"),
-        (["tiniest", "--resume", "nowhere"], "sweep --resume: SWEEP does not go with it"),
+        (["--resume", "nowhere"], "nowhere: no sweep there (no sweep.json)"),
+        (["tiniest", "--resume", "nowhere"], "sweep --resume: SWEEP cannot be combined with it"),
         (["tiniest", "--set", "budget.tokens=1000"], "budget.tokens: 1,000 tokens, but one trial of 849 steps needs "
-         "1,738,752 tokens (849 steps x 2,048 tokens); allowed: one trial at least, or fewer steps"),
-        (["tiniest", "--set", "budget.usd=1"], "budget.usd: no price of this machine is known; give price_"),
+         "1,738,752 tokens (849 steps x 2,048 tokens); give enough for one trial, or fewer steps"),
+        (["tiniest", "--set", "budget.usd=1"], "budget.usd: the price of this machine is unknown; give price_"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_on_the_command_line_is_one_line(tmp_path: Path, words: list[str], line: str) -> None:
@@ -232,7 +232,7 @@ def test_warm_up_in_steps(file: Path) -> None:
     assert of.of(TrialPlan(1e-3, 10)).optimizer.lr_warmup_steps == 5
     assert configs(file, "warmup_steps=0").of(TrialPlan(1e-3, 100)).optimizer.lr_warmup_steps == 0
     for sets in (["warmup_fraction=0.1"], ["optimizer.lr_warmup_steps=3"]):
-        with pytest.raises(InputError, match=r"says? .*give one of them"):
+        with pytest.raises(InputError, match=r"sets? .*give one "):
             configs(file, "warmup_steps=20", *sets)
     assert configs(file, "warmup_fraction=0.1", "warmup_fraction=null", "warmup_steps=20")
 
@@ -243,11 +243,11 @@ def test_two_keys_of_the_warm_up_are_both_named_with_the_option_that_removes_one
         load_sweep(file, ["warmup_steps=20"])
     line = len(file.read_text().splitlines())
     assert str(refused.value) == (
-        f"--set warmup_steps=20: warmup_steps: {file}:{line}: warmup_fraction says the warm-up too; "
+        f"--set warmup_steps=20: warmup_steps: {file}:{line}: warmup_fraction also sets the warm-up; "
         "add --set warmup_fraction=null"
     )
     file.write_text(file.read_text() + "warmup_steps: 20\n")
-    with pytest.raises(InputError, match=r"warmup_steps: warmup_fraction \(.*\) says the warm-up too; give one"):
+    with pytest.raises(InputError, match=r"warmup_steps: warmup_fraction \(.*\) also sets the warm-up; give one"):
         load_sweep(file)
 
 

@@ -97,7 +97,7 @@ def test_data_scaling_trains_the_steps_that_are_given() -> None:
         assert [one.steps for one in plan.sizes] == [50, 100, 200]
         assert [one.size for one in plan.sizes] == [50 * 524_288, 100 * 524_288, 200 * 524_288]
         assert [one.steps for one in strategy(given).projects(where).sizes] == [50, 99, 200]
-    with pytest.raises(ValidationError, match="tokens and steps say the same thing"):
+    with pytest.raises(ValidationError, match="tokens and steps both set the lengths"):
         strategy({"name": "data-scaling", "steps": [1, 2, 3], "tokens": [1, 2, 3]})
 
 
@@ -122,7 +122,7 @@ def test_model_scaling_predicts_the_large_model_s_rate(given: dict[str, Any]) ->
     assert lines[0].startswith("Chosen learning rate: ")
     assert "projected to 85,056,000 parameters" in lines[0]
     assert lines[0].endswith(projection_sentences.PREDICTED)
-    assert "This sweep trains nothing of that size" in projection_sentences.hypothesis(one.projection)
+    assert "No trial has that size" in projection_sentences.hypothesis(one.projection)
 
 
 def test_data_scaling_predicts_the_long_training_s_rate() -> None:
@@ -214,7 +214,7 @@ def test_mup_searches_narrow_models_of_the_same_depth_and_head_width() -> None:
     assert one.projection.prediction is None
     lines = projection_sentences.conclusion(one.projection)
     assert re.search(r"the optimum at 256 channels \(95 % interval .*\), for the model of 768 channels", lines[0])
-    assert lines[-1].startswith("That interval holds 0")
+    assert lines[-1].startswith("That interval includes 0")
     assert "`model.mup: {base_width: 64, base_heads: 1}`" in projection_sentences.hypothesis(one.projection)
 
 
@@ -227,7 +227,7 @@ def test_an_optimum_that_moves_with_the_width_is_said_in_bold() -> None:
     of = strategy({"name": "mup", "widths": [64, 128, 256], "trials": 10})
     one = found(of, answering(width, -1.0, 0.6), space())
     assert one.projection is not None
-    assert projection_sentences.conclusion(one.projection)[-1].startswith("**That interval does not hold 0")
+    assert projection_sentences.conclusion(one.projection)[-1].startswith("**That interval excludes 0")
 
 
 def test_one_width_tests_nothing_and_says_so() -> None:
@@ -240,8 +240,8 @@ def test_two_widths_test_nothing_and_say_so() -> None:
     one = found(strategy({"name": "mup", "widths": [64, 128]}), answering(lambda _: 1, 0, 3e-3), space())
     assert one.projection is not None
     assert projection_sentences.conclusion(one.projection)[-1] == (
-        "2 sizes have an optimum with an interval inside the tried rates (of 2), and a test needs 3: that the best "
-        "rate does not depend on the width was not tested."
+        "2 sizes have an optimum with an interval inside the tried rates (of 2), and a test needs 3, so it was not "
+        "tested if the best rate depends on the width."
     )
 
 
@@ -258,7 +258,7 @@ def test_a_fit_beyond_rates_that_are_already_worse_points_nowhere() -> None:
     )
     assert lines[1] == (
         "At width 64 the minimum of the fit lies above the highest rate that was trained, where the loss is already "
-        "higher: where the best rate lies is not known."
+        "higher: the best rate is unknown."
     )
     assert len(lines) == 2
 
@@ -276,8 +276,8 @@ def test_no_trial_has_ended_yet() -> None:
         (ModelScalingStrategy(name="model-scaling"), {"config": {"model_type": "gpt2"}}, "give model.preset"),
         (MupStrategy(name="mup"), {"preset": "distilbert"}, r"strategy.widths\[0\]: .*not for the family distilbert"),
         (MupStrategy(name="mup", widths=[96]), GPT2, "96 is not a multiple of the width of the model's heads"),
-        (MupStrategy(name="mup", widths=[64, 64]), GPT2, "width 64 is the size of another one"),
-        (DataScalingStrategy(name="data-scaling", tokens=[1, 2, 3]), GPT2, "2,048 tokens is the size of another one"),
+        (MupStrategy(name="mup", widths=[64, 64]), GPT2, "two sizes are equal .width 64"),
+        (DataScalingStrategy(name="data-scaling", tokens=[1, 2, 3]), GPT2, "two sizes are equal .2,048 tokens"),
         (
             ModelScalingStrategy(
                 name="model-scaling",

@@ -147,7 +147,7 @@ def test_trials_behind_are_in_no_fit_and_said(tmp_path: Path) -> None:
     trials = [done(rate, 8e-3) for rate in grid(2e-3, 4e-2, 7)]
     behind = [Trial(0, plan(rate), "behind", steps=300) for rate in (1e-4, 9e-2)]
     _, page = written(tmp_path, [*trials, *behind])
-    assert "2 trials ended early as behind the others: their losses are in no fit" in page
+    assert "2 trials ended early, because they were behind the others" in page
     assert "**The optimum may not be inside" not in page
 
 
@@ -155,7 +155,7 @@ def test_too_few_trials_have_no_optimum(tmp_path: Path) -> None:
     lines, page = written(tmp_path, [done(rate, 8e-3) for rate in (1e-3, 8e-3, 5e-2)])
     assert lines[0] == (
         "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; no optimum is fitted: 3 learning "
-        "rates came to an end, a fit needs 4."
+        "rates finished, a fit needs 4."
     )
     assert "95 % interval" not in page
 
@@ -176,7 +176,7 @@ def test_a_sweep_that_was_killed_says_so_and_what_is_in_flight(tmp_path: Path) -
     trials = [done(1e-3, 8e-3), Trial(0, plan(2e-3))]
     lines, _ = written(tmp_path, trials, status="running")
     assert (
-        "The sweep has not ended, or its process was killed. Trial 1 is in flight: it goes on when the sweep does."
+        "The sweep has not ended, or its process was killed. Trial 1 is incomplete and resumes with the sweep."
     ) in lines
 
 
@@ -193,7 +193,7 @@ def test_shorter_trials_carry_a_hypothesis(tmp_path: Path) -> None:
         "Transfer hypothesis: the best rate of the full training of 849 steps is the same. The trials had 25 % of"
         in page
     )
-    assert "what another seed would change is not in the interval" in page
+    assert "the effect of another seed is not in the interval" in page
 
 
 def test_money_and_budgets_are_in_the_table_of_what_was_spent(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_money_and_budgets_are_in_the_table_of_what_was_spent(tmp_path: Path) ->
     trials = [replace(done(rate, 8e-3), hellaswag=0.2512) for rate in grid(1e-4, 1e-1, 8)]
     _, page = written(tmp_path, trials, sets, price_usd_per_hour=1.5)
     assert "| 0.2512 |" in page
-    assert "the share answered right by the likelihood of an ending" in page
+    assert "share of questions answered right by the likelihood of an ending" in page
     assert "| USD | 0.10 | 20.00 |" in page  # 8 x 30 s at 1.50 USD an hour
     assert "| time | 4.00 min | 6.00 h |" in page
     assert "| 0.0125 |" in page
@@ -294,8 +294,8 @@ def test_where_a_higher_rate_trained_than_one_that_diverged_nothing_is_said_to_c
     )
     assert lines[-1] == (
         "The lowest rate that diverged is 1.20e-02. The best rate below it is the highest one there. A rate above it "
-        "came to its end, too: whether divergence closes the range is not known. In no fit, and not chosen: 1 trial at "
-        "or above it that came to the end."
+        "finished, too, so it is unknown if divergence limits the range. Excluded from fits and choice: 1 trial at or "
+        "above it that finished."
     )
 
 
@@ -308,7 +308,7 @@ def test_above_the_best_rate_divergence_closes_the_range(tmp_path: Path) -> None
     )
     assert lines[-1] == (
         "The lowest rate that diverged is 1.60e-02 (1 of 2 seeds). The best rate that trained is the highest below it: "
-        "divergence closes the range above. In no fit, and not chosen: 1 trial at or above it that came to the end."
+        "divergence limits the range above. Excluded from fits and choice: 1 trial at or above it that finished."
     )
 
 
@@ -316,10 +316,10 @@ def test_a_rate_above_one_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     trials = seeded({1e-3: (3.2,), 2e-3: (3.0,), 4e-3: (3.1,), 8e-3: (None,), 1.6e-2: (2.5,)})
     lines, page = written(tmp_path, trials)
     assert lines[0].startswith("Chosen learning rate: 2.00e-03, that of the trial with the lowest loss")
-    assert "3 learning rates below the lowest that diverged came to an end, a fit needs 4" in lines[0]
+    assert "3 learning rates below the lowest that diverged finished, a fit needs 4" in lines[0]
     assert lines[-1] == (
-        "The lowest rate that diverged is 8.00e-03. In no fit, and not chosen: 1 trial at or above it that came to the "
-        "end."
+        "The lowest rate that diverged is 8.00e-03. Excluded from fits and choice: 1 trial at or above it that "
+        "finished."
     )
     assert "| **3.0000** |" in page
 
@@ -328,8 +328,8 @@ def test_where_the_lowest_rate_diverged_nothing_is_chosen_and_the_search_goes_be
     trials = seeded({1e-3: (None, 3.2), 2e-3: (3.0, 3.0), 4e-3: (2.9, 2.9), 8e-3: (3.1, 3.1), 1.6e-2: (3.2, 3.2)})
     lines, page = written(tmp_path, trials, ["seeds=[0, 1]"])
     assert lines == [
-        "A learning rate of 1.00e-03 diverged (1 of 2 seeds), and no lower one came to its end: no learning rate is "
-        "chosen (9 trials at or above it came to the end). Search below it (learning_rate.low), or look at data, "
+        "A learning rate of 1.00e-03 diverged (1 of 2 seeds), and no lower one finished: no learning rate is "
+        "chosen (9 trials at or above it finished). Search below it (learning_rate.low), or look at data, "
         "precision and clipping."
     ]
     assert "**3." not in page
@@ -345,11 +345,11 @@ def test_a_size_whose_lowest_rate_diverged_is_named(tmp_path: Path) -> None:
     lines, page = written(tmp_path, trials, ["strategy={name: data-scaling, tokens: [217000, 435000, 870000]}"])
     assert lines[0].startswith("Nothing is extrapolated to 1,738,752 tokens: 2 sizes have an optimum with an interval")
     assert lines[-1] == (
-        "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one came to its end: it has no best rate "
-        "(7 trials at or above it came to the end). Search below it (learning_rate.low), or look at data, precision "
+        "At 217,088 tokens a learning rate of 1.00e-04 diverged, and no lower one finished: it has no best rate "
+        "(7 trials at or above it finished). Search below it (learning_rate.low), or look at data, precision "
         "and clipping."
     )
-    assert "| 217,088 tokens | 106 | 0 | – | 0 learning rates below the lowest that diverged came to an end" in page
+    assert "| 217,088 tokens | 106 | 0 | – | 0 learning rates below the lowest that diverged finished" in page
     assert "| **" not in page  # the chosen rate would be that of no trial
 
 
@@ -357,8 +357,8 @@ def test_a_fit_beyond_rates_that_are_already_worse_points_nowhere(tmp_path: Path
     lines, page = written(tmp_path, fitted_above_what_is_worse())
     assert "may lie above" not in page
     assert lines[0] == (
-        "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; where the best rate lies is not "
-        "known: a quadratic through 4 trials has its minimum above the highest rate, where the loss is already higher."
+        "Chosen learning rate: 8.00e-03, that of the trial with the lowest loss; the best rate is unknown: "
+        "a quadratic through 4 trials has its minimum above the highest rate, where the loss is already higher."
     )
 
 

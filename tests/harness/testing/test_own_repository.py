@@ -94,7 +94,7 @@ def test_baseline_is_the_users_own_code_at_that_revision(theirs: Suite, scenario
 @pytest.mark.parametrize(
     ("scenario", "arm", "other", "base", "line"),
     [
-        ("own.yaml", "other", "baseline", "HEAD", "not a state of this project; code of your own is compared by a"),
+        ("own.yaml", "other", "baseline", "HEAD", "not a state of this project; to compare your own code, use a"),
         ("own.yaml", "inline", "baseline", "no-such", "no-such: neither a folder nor a revision of the git repository"),
         ("commands.yaml", "lop", "baseline", "HEAD", "arms: no arm 'lop'; did you mean 'loop'? arms: loop, other"),
         ("commands.yaml", "loop+a-a", "baseline", "HEAD", "arms: no arm 'loop+a-a'; did you mean 'loop'? arms: loop, "),

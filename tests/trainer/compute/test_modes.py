@@ -85,9 +85,7 @@ def test_a_device_without_a_flash_kernel_is_one_line(monkeypatch: pytest.MonkeyP
         attention.implementation(asked, card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert attention.implementation(asked, card) == "sdpa"
-    with pytest.raises(
-        InputError, match=r"^model.attention: flash takes half precision alone on CUDA, not fp32; allow"
-    ):
+    with pytest.raises(InputError, match=r"^model.attention: flash needs half precision on CUDA, not fp32; allow"):
         attention.implementation(config(TINY | {"attention": "flash"}), card)
 
 

@@ -171,7 +171,7 @@ def compute_mup(width: int) -> Any:
         ({"mup": {"base_width": 0}}, "greater than or equal to 1"),
         ({"mup": {"base_width": 64, "base_heads": 3}}, "64 is not a multiple of base_heads"),
         ({"preset": "distilbert", "mup": {"base_width": 64}}, "allowed: gpt2, llama"),
-        ({"config": {"model_type": "gpt2"}, "mup": {"base_width": 64}}, "known of a preset alone"),
+        ({"config": {"model_type": "gpt2"}, "mup": {"base_width": 64}}, "only for a preset"),
     ],
 )
 def test_what_it_cannot_be_is_refused(model: dict[str, Any], message: str) -> None:

@@ -151,7 +151,7 @@ def test_what_a_module_may_return(output: object) -> None:
 )
 def test_what_holds_no_loss(output: object) -> None:
     with pytest.raises(
-        InputError, match=r"^model.factory: the module of own_model:make returns .* where a loss is exp"
+        InputError, match=r"^model.factory: the module of own_model:make returns .* instead of a loss; c"
     ):
         loss_of(output, "own_model:make")
 
@@ -211,7 +211,7 @@ def test_a_study_of_a_model_of_ones_own_whose_code_changes_between_two_blocks(
     assert fingerprints["code of model.factory own_model:make"] == facts["model_fingerprint"]
     errors = [json.loads((study / "runs" / "text" / str(block) / "run.json").read_text())["error"] for block in (0, 1)]
     assert errors[0] is None
-    assert errors[1].startswith("the code of model.factory own_model:make is no longer what the study was begun with (")
+    assert errors[1].startswith("the code of model.factory own_model:make changed since the study began (")
 
 
 def test_an_emulated_device_has_no_times_for_it(tmp_path: Path) -> None:

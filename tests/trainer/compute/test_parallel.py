@@ -171,7 +171,7 @@ def test_two_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         assert all(wait > 0 for wait in waits)
     for number in range(2):
         line = answer(number)
-        assert line.startswith("rank 1 holds other parameters than rank 0 at the end of the run (SHA-256 ")
+        assert line.startswith("rank 1 has different parameters than rank 0 at the end of the run (SHA-256 ")
         assert "\n" not in line
     assert answer(0) == "within"
     go.set()

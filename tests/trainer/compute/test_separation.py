@@ -123,10 +123,10 @@ def test_a_model_of_masked_tokens_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("ignores", "lets a document attend to those before it, whatever its position_ids are"),
-        ("without", "takes no position_ids"),
-        ("fails", r"cannot be given position_ids that begin anew \(RuntimeError\)"),
-        ("silent", "gives no logits, so nobody can tell whether it keeps documents apart"),
+        ("ignores", "lets a document attend to earlier documents, for any position_ids"),
+        ("without", "has no parameter position_ids"),
+        ("fails", r"fails with position_ids that restart \(RuntimeError\)"),
+        ("silent", "returns no logits, so document separation cannot be checked"),
     ],
 )
 def test_what_does_not_keep_documents_apart_is_refused(

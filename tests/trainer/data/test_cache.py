@@ -148,11 +148,11 @@ def to_folder(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (flip, "one is not what was written|digests.json: not readable"),
-        (lambda path: path.write_text(""), "one is not what was written|digests.json: not readable"),
+        (flip, "one differs from what was written|digests.json: not readable"),
+        (lambda path: path.write_text(""), "one differs from what was written|digests.json: not readable"),
         (to_folder, "one: Is a directory|digests.json: Is a directory"),
-        (lambda path: path.write_text("[]"), "one is not what was written|digests.json: not an object"),
-        (lambda path: path.write_text("{}"), "one is not what was written|entry.txt is not what was written"),
+        (lambda path: path.write_text("[]"), "one differs from what was written|digests.json: not an object"),
+        (lambda path: path.write_text("{}"), "one differs from what was written|entry.txt differs from what"),
     ],
 )
 def test_a_damaged_folder_is_built_again_and_says_so(

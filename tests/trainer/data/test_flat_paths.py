@@ -279,7 +279,7 @@ def test_a_dose_reads_every_batch_again(make_config: Make, monkeypatch: pytest.M
             r"shuffle: windows .* path tokens-stream .* tokens-mmap",
         ),
         ({"path": "text-stream", "global_order": True}, r"global_order: with path text-stream and access scalar"),
-        ({"path": "tokens-padded", "documents": "separated"}, r"documents: separated is for packed rows of arrays"),
+        ({"path": "tokens-padded", "documents": "separated"}, r"documents: separated needs packed rows of arrays"),
         ({"path": "tokens-stream", "documents": "separated"}, r"allowed: path tokens-mmap, or text-stream, tokens-"),
     ],
 )

@@ -42,7 +42,7 @@ def test_long_word_are_left_out_and_reported_in_one_line(
     assert capsys.readouterr().err == ""
     info = trained(tmp_path, kind, [*TEXTS, "z" * 50_000, "q" * 3000])
     assert capsys.readouterr().err == (
-        "data.tokenizer.train: 2 words of more than 2000 bytes left out of what the tokenizer learns from\n"
+        "data.tokenizer.train: 2 words of more than 2000 bytes excluded from the training of the tokenizer\n"
     )
     assert Path(info.location).read_text() == Path(usual.location).read_text()
     assert load_tokenizer(info).encode("z" * 50_000)  # it is still a document
@@ -50,7 +50,7 @@ def test_long_word_are_left_out_and_reported_in_one_line(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_corpus_of_nothing_else_is_refused_in_one_line(tmp_path: Path, kind: Kind) -> None:
-    with pytest.raises(InputError, match="holds nothing but 3 words of more than 2000 bytes") as error:
+    with pytest.raises(InputError, match="has only 3 words of more than 2000 bytes") as error:
         trained(tmp_path, kind, ["acgt" * 5000] * 3)
     assert "\n" not in str(error.value)
 

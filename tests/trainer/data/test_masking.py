@@ -130,7 +130,7 @@ def test_a_source_of_ones_own_masks_its_batches_itself() -> None:
     batch = as_batch({"input_ids": ids, "labels": labels, "attention_mask": ids}, "a:b", 8, shifted=False)
     assert (batch.trained_tokens, batch.shifted, batch.masked) == (2, False, True)
     for made in (ids, {"input_ids": ids}, [ids, labels]):
-        with pytest.raises(InputError, match=r"^data.source: a:b masks nothing: with model.objective masked"):
+        with pytest.raises(InputError, match=r"^data.source: a:b masks no tokens: with model.objective masked"):
             as_batch(made, "a:b", 8, shifted=False)
 
 

@@ -128,7 +128,7 @@ def test_edited_files_are_refused(corpus: Corpus, info: TokenizerInfo, tmp_path:
     manifest = out / "manifest.json"
     tokens = json.loads(manifest.read_text())["tokens"]
     manifest.write_text(manifest.read_text().replace(f'"tokens": {tokens}', f'"tokens": {tokens + 1}'))
-    assert "manifest.json is not what was written" in refusal(out, corpus, info)
+    assert "manifest.json differs from what was written" in refusal(out, corpus, info)
     data.unlink()
     assert "is missing" in refusal(out, corpus, info)
 
@@ -158,7 +158,7 @@ def test_damaged_data_in_the_cache_are_made_again(
     os.utime(made.data, ns=(written.st_atime_ns, written.st_mtime_ns))
     assert pretokenize(corpus, info, "token-list", 16) == made
     assert made.data.read_bytes() == content
-    assert f"{made.folder}: data.parquet is not what was written; built again" in capsys.readouterr().err
+    assert f"{made.folder}: data.parquet differs from what was written; built again" in capsys.readouterr().err
 
 
 def test_a_corpus_without_a_single_token(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_flat(corpus: Corpus, info: TokenizerInfo, expected: list[list[int]], tm
     content = bytearray(places.read_bytes())
     content[8] ^= 1
     places.write_bytes(content)
-    assert "documents.bin is not what was written" in refusal(tmp_path / "out", corpus, info, "flat")
+    assert "documents.bin differs from what was written" in refusal(tmp_path / "out", corpus, info, "flat")
 
 
 @pytest.mark.parametrize("path", ["text-padded", "text-stream", "tokens-padded", "tokens-stream", "tokens-mmap"])

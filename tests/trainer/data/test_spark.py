@@ -221,7 +221,7 @@ def scenario(corpus: Corpus, tmp_path: Path) -> str:
 @pytest.mark.parametrize("option", [("--master", "local"), ("--timeout", "5")])
 def test_options_of_spark_need_the_engine(option: tuple[str, str], scenario: str) -> None:
     done = harness("data", "pretokenize", scenario, *option)
-    assert (done.returncode, done.stderr) == (2, f"harness: {option[0]}: does not go with --engine local\n")
+    assert (done.returncode, done.stderr) == (2, f"harness: {option[0]}: cannot be combined with --engine local\n")
 
 
 def test_without_pyspark_or_java_it_is_one_line(scenario: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -261,5 +261,5 @@ def test_a_tokenizer_that_changed_in_the_cache_is_trained_again_and_never_used(
     with pytest.raises(InputError, match="the tokenizer was changed after it was prepared"):
         load_tokenizer(info)
     assert trained(corpus, "bpe") == info
-    assert f"{file.parent}: tokenizer.json is not what was written; built again" in capsys.readouterr().err
+    assert f"{file.parent}: tokenizer.json differs from what was written; built again" in capsys.readouterr().err
     assert file.read_text() == content

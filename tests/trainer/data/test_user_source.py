@@ -325,7 +325,7 @@ def test_arguments_are_given_by_name() -> None:
         (config("words"), "gives batches with text; allowed: a mapping with input_ids"),
         (
             config("row", arguments={"position_ids": ONES, "labels": ONES}),
-            "gives batches with position_ids, which no model is given here; accepted: input_ids, labels, attention_m",
+            "gives batches with position_ids, which are not supported; accepted: input_ids, labels, attention_m",
         ),
         (config("row", arguments={"attention_mask": [ONES]}), r"attention_mask of \(4, 1, 8\); allowed: that of "),
         (config("row", arguments={"labels": 3}), r"gives labels of \(4,\); allowed: that of its ids, \(4, 8\)"),

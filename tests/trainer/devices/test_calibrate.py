@@ -120,7 +120,7 @@ def test_a_shared_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calibrate(1, TINY).notes == ()
     monkeypatch.setattr("trainer.devices.calibrate.WAITED", -1.0)
     (note,) = calibrate(1, TINY).notes
-    assert note.startswith("others used the cores meanwhile (ready but without a core for ")
+    assert note.startswith("other processes used the cores (waited for a core for ")
     assert note.endswith("calibrate again when the machine is idle")
 
 

@@ -232,7 +232,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ),
         ('["Toy *"]', "[]", "device_names: give at least one"),
         ('["Toy *"]', "Toy", "device_names: must be a list; got 'Toy'"),
-        ("2e12, source: its box", "2e12", "peak_flops_per_s.bf16: a figure needs a source; give the document and what"),
+        ("2e12, source: its box", "2e12", "peak_flops_per_s.bf16: a figure needs a source; give the document and its"),
         ("2e12, source: its box", "2e12, source: ''", "peak_flops_per_s.bf16.source: must not be empty"),
         ("2e12", "0", "peak_flops_per_s.bf16.value: must be greater than 0; got 0"),
         ("2e12", "-2e12", "peak_flops_per_s.bf16.value: must be greater than 0; got '-2e12'"),
@@ -253,7 +253,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (
             "null, why: its box does not say",
             "null",
-            "peak_flops_per_s.fp8: value: null needs why (what was looked for)",
+            "peak_flops_per_s.fp8: value: null needs why (the reason)",
         ),
         (
             "  bf16: {value: 2e12",
@@ -289,14 +289,14 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
             "line 2: not readable YAML: could not determine a constructor",
         ),
         (OWN, "[" * 1000, "not readable YAML: "),
-        (OWN, "#" * 2**19, "more than 256 KiB; that is no device profile"),
+        (OWN, "#" * 2**19, "more than 256 KiB; give a device profile"),
         ("title: A toy", f"title: 0x{'f' * 9000}", "title: must be text; got a number of thousands of digits"),
         (OWN, "name: \0", "not readable YAML: unacceptable character #x0000"),
         (OWN, "a: &x {b: *x}", "more than 10000 values (an alias that repeats, or a cycle)"),
         (OWN, "&x [*x]", "more than 10000 values (an alias that repeats, or a cycle)"),
         (OWN, BOMB, "more than 10000 values (an alias that repeats, or a cycle)"),
         (OWN, MERGES, "line 5: not readable YAML: merges more than 10000 keys (an alias that repeats)"),
-        (OWN, "a: &x {<<: *x}", "line 1: not readable YAML: an alias refers to the mapping that holds it (a cycle)"),
+        (OWN, "a: &x {<<: *x}", "line 1: not readable YAML: an alias refers to a mapping that contains it (cycle)"),
     ],
 )
 def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
@@ -332,7 +332,7 @@ def test_facts_of_a_run_on_a_known_device() -> None:
 def test_facts_of_a_run_on_an_unknown_device() -> None:
     facts = profile_facts("NVIDIA GeForce RTX 4090", False, "bf16", threads=4)
     assert facts == ProfileFacts(
-        profile_reason="no device profile names 'NVIDIA GeForce RTX 4090'; there are: " + ", ".join(profile_names()),
+        profile_reason="no device profile for 'NVIDIA GeForce RTX 4090'; there are: " + ", ".join(profile_names()),
     )
 
 

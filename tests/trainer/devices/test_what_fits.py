@@ -43,8 +43,8 @@ def test_the_sizes_it_names_fit_and_the_next_ones_do_not() -> None:
             <= memory_bytes
             < need(config(size + 1, **change)).peak.high_bytes
         )
-    assert text.startswith("by the arithmetic batch_size 64 takes ")
-    assert "and 24.0 GiB is there" in text
+    assert text.startswith("by estimate batch_size 64 needs ")
+    assert "and 24.0 GiB is available" in text
     assert "optimizer.accumulation" in text
 
 
@@ -52,7 +52,7 @@ def test_where_nothing_fits_it_says_so() -> None:
     asked = config(1)
     shape = resolve_shape(asked.model, 50257, 1024)
     text = what_fits(asked, shape, GIB)
-    assert "no batch_size fits as it is; no batch_size fits with model.activation_checkpointing true" in text
+    assert "no batch_size fits unchanged; no batch_size fits with model.activation_checkpointing true" in text
     assert "optimizer.accumulation" not in text  # no batch is smaller
     assert "may fit" in what_fits(asked, shape, (need(asked).peak.low_bytes + need(asked).peak.high_bytes) // 2)
 
@@ -61,8 +61,8 @@ def test_a_size_that_was_out_of_memory_is_not_called_one_that_fits() -> None:
     """By the high end it fits, and it did not: the arithmetic is wrong here, and so is any size that it names."""
     asked = config(8)
     text = what_fits(asked, resolve_shape(asked.model, 50257, 1024), 2 * need(asked).peak.high_bytes)
-    assert text.endswith("something that it does not count took the rest, so what would fit is not known")
-    assert "batch_size 8 takes" in text
+    assert text.endswith("memory outside of the estimate took the rest, so the batch size that fits is unknown")
+    assert "batch_size 8 needs" in text
     assert " fits" not in text
 
 

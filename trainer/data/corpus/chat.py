@@ -59,14 +59,14 @@ def _special_tokens(location: str, folder: Path, config: dict[str, Any], source:
 def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
     from trainer.data.auto_tokenizer import load_auto
 
-    remedy = f"give the tokenizer's folder, or put a {_CONFIG} that says it (null: none) beside the template"
+    remedy = f"give the tokenizer's folder, or put a {_CONFIG} with it (null: none) next to the template"
     problem = f"{KEY}: {location} names {', '.join(names)}, and"
     if not any((folder / name).is_file() for name in (_CONFIG, _TOKENIZER)):
-        raise InputError(f"{problem} no tokenizer lies beside it; {remedy}")
+        raise InputError(f"{problem} there is no tokenizer next to it; {remedy}")
     try:
         return dict(load_auto(str(folder)).special_tokens_map)
     except InputError as error:
-        raise InputError(f"{problem} the tokenizer beside it cannot be loaded; {remedy}") from error
+        raise InputError(f"{problem} the tokenizer next to it cannot be loaded; {remedy}") from error
 
 
 def _of_folder(folder: Path, config: dict[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ REASONS: dict[Reason, str] = {
     "hidden": "hidden",
     "output": "written by harness",
     "repeated": "another name of what is read",
-    "folder": "a folder, which the pattern does not enter",
+    "folder": "a folder, which the pattern does not include",
     "special": "not a regular file",
     "format": "of another format",
     "suffix": "without a suffix of a corpus",
@@ -190,8 +190,8 @@ def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
         if os.path.islink(name):  # noqa: PTH114
             target = visible(os.readlink(name))  # noqa: PTH115
             raise InputError(
-                f"{key}: {name}: a link to {target}, which cannot be read ({error.strerror}); mount or copy what it "
-                "stands for, or remove the link"
+                f"{key}: {name}: a link to {target}, which cannot be read ({error.strerror}); mount or copy its "
+                "target, or remove the link"
             ) from error
         raise places.unreadable(name, error) from error
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "special"

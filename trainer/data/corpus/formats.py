@@ -138,8 +138,8 @@ def _of_folder(
     for name in plain_json:
         if asked in ("auto", "jsonl") and _holds_rows(name, column):
             raise InputError(
-                f"{places.KEY}: {name}: holds rows with the column {column!r}, and so do files with the suffix of "
-                f"{chosen} beside it; which ones are the corpus? give a glob, such as {matched.folder}/*.json*"
+                f"{places.KEY}: {name}: has rows with the column {column!r}, and so do files with the suffix of "
+                f"{chosen} next to it; choose the corpus with a glob, such as {matched.folder}/*.json*"
             )
     for name in (*plain_json, *(name for format in by_format if format != chosen for name in by_format[format])):
         matched.tally.add("format", _relative(name, matched))
@@ -157,7 +157,7 @@ def _format_of_folder(pattern: str, named: dict[Format, list[str]], asked: Liter
     if not named:
         raise InputError(
             f"{places.KEY}: the folder {pattern} holds no file with a suffix of a corpus ({', '.join(SUFFIXES)}, also "
-            f"{' and '.join(COMPRESSED)}); {_KEY}: text takes each of its files as a document"
+            f"{' and '.join(COMPRESSED)}); {_KEY}: text reads each of its files as a document"
         )
     return tables[0] if tables else "text"
 

@@ -186,7 +186,7 @@ def _check(name: str, row: int, column: str, value: object, content: Content) ->
         except UnicodeEncodeError as error:
             raise InputError(
                 f"{name}, row {row} (from 0): column {column!r} holds half of a surrogate pair "
-                f"(\\u{ord(value[error.start]):04x}), which no UTF-8 text has"
+                f"(\\u{ord(value[error.start]):04x}), which is not valid in UTF-8"
             ) from error
     elif not isinstance(value, list):
         items = "token ids" if content == "tokens" else "messages"

@@ -44,7 +44,7 @@ def local(path: str) -> str:
     parts = path.split("://", 1)[1]
     host, _, rest = parts.partition("/")
     if host not in ("", "localhost"):
-        raise InputError(f"{KEY}: {path}: a file:// URL names no other machine; allowed: file:///PATH")
+        raise InputError(f"{KEY}: {path}: a file:// URL cannot name another machine; allowed: file:///PATH")
     return "/" + unquote(rest)
 
 
@@ -142,8 +142,8 @@ def _check_url(url: str) -> None:
     if "@" in url.split("://", 1)[1].partition("/")[0]:
         hidden = url.split("@", 1)[1]
         raise InputError(
-            f"{KEY}: ...@{hidden}: a scenario is kept with its study and holds no credentials; leave them to the "
-            "environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws)"
+            f"{KEY}: ...@{hidden}: a scenario is stored with its study and must not contain credentials; set them in "
+            "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws)"
         )
 
 
@@ -190,7 +190,7 @@ def _of_fsspec(scheme: str) -> Any:
     except (ImportError, ValueError) as error:
         schemes = ", ".join(("file", *_NATIVE))
         raise InputError(
-            f"{KEY}: {scheme}://: {first_line(error)}; allowed: {schemes}, and what fsspec has a package for"
+            f"{KEY}: {scheme}://: {first_line(error)}; allowed: {schemes}, and schemes of fsspec packages"
         ) from error
 
 

@@ -50,8 +50,8 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
     """
     if corpus.content == "tokens":
         raise InputError(
-            f"data.corpus: column {corpus.column!r} of {corpus.name} holds token ids, and no text: nothing can be "
-            "learned from it or tokenized; give the tokenizer that made them (data.tokenizer.pretrained or "
+            f"data.corpus: column {corpus.column!r} of {corpus.name} has token ids, not text, so no tokenizer can be "
+            "trained on it or tokenize it; give the tokenizer that made them (data.tokenizer.pretrained or "
             "sentencepiece), and data.path: tokens-padded, tokens-stream or tokens-mmap"
         )
     for group in _groups(corpus, rows):
@@ -158,7 +158,7 @@ def check_unchanged(corpus: Corpus) -> None:
     """
     for name, identity in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
         if identities((name,)) != [identity]:
-            raise InputError(f"{name}: was changed while it was read; run it again when nobody writes it")
+            raise InputError(f"{name}: changed while it was being read; run it again when no process writes it")
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:

@@ -118,7 +118,7 @@ class LlmcWriter:
         check_uint16("llmc", vocab_size)
         if eos_id is None:
             raise InputError(
-                "llmc: an end-of-text id stands before each document, and this tokenizer has none; choose nanogpt"
+                "llmc: each document needs an end-of-text id before it, but this tokenizer has none; choose nanogpt"
             )
         self._folder, self._name, self._eos_id, self._shard_tokens = folder, name, eos_id, shard_tokens
         self._file: IO[bytes] | None = None
@@ -188,7 +188,7 @@ def _shard(path: Path) -> NDArray[Any]:
             raise InputError(f"{path}: version {header[1]} of llm.c's .bin; allowed: {VERSION} (uint16 ids)")
         if size != _HEADER_BYTES + 2 * int(header[2]):
             raise InputError(
-                f"{path}: {size:,} bytes, where its header speaks of {header[2]:,} tokens: cut short, or more than that"
+                f"{path}: {size:,} bytes, but its header has {header[2]:,} tokens: cut short, or more than that"
             )
         return np.memmap(path, "<u2", "r", offset=_HEADER_BYTES) if header[2] else np.empty(0, "<u2")
     except OSError as error:

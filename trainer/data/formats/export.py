@@ -101,7 +101,7 @@ def export(
     """
     target = expanded(out).absolute()
     if target.exists():
-        raise InputError(f"{out}: there is something already; choose a new folder")
+        raise InputError(f"{out}: already exists; choose a new folder")
     written: list[Exported] = []
 
     def build(to: Path) -> None:

@@ -63,7 +63,7 @@ def open_flat(folder: Path, dtype: np.dtype[Any]) -> FlatTokens:
     tokens = _mapped(folder / TOKENS, dtype)
     if not len(places) or places[0] != 0 or places[-1] != len(tokens):
         last = int(places[-1]) if len(places) else 0
-        raise InputError(f"{folder}: {TOKENS} holds {len(tokens):,} tokens, {PLACES} speaks of {last:,}")
+        raise InputError(f"{folder}: {TOKENS} holds {len(tokens):,} tokens, {PLACES} has {last:,}")
     return FlatTokens(tokens, places)
 
 

@@ -91,8 +91,8 @@ def test_means_and_extremes_of_what_was_sampled_and_none_of_what_was_not() -> No
     assert health.throttled == {"its power limit": 1.0, "its temperature (software)": 0.5}
     assert health.tensor_active is None
     assert lines(health) == [
-        "slowed down by its power limit in 100 % of the samples",
-        "slowed down by its temperature (software) in 50 % of the samples",
+        "throttled by its power limit in 100 % of the samples",
+        "throttled by its temperature (software) in 50 % of the samples",
     ]
 
 
@@ -118,7 +118,7 @@ def test_arms_whose_cards_were_not_alike_are_told_apart() -> None:
     unlike = device_health({"a": [clocked(1980, 0)], "b": [clocked(1700, 4)]})
     assert confound_lines(differences(unlike, "a", "b")) == [
         "device 0: SM clock 1,980 MHz during a, 1,700 during b",
-        "device 0: slowed down by its power limit in 0.0 % of the samples during a, 100 % during b",
+        "device 0: throttled by its power limit in 0.0 % of the samples during a, 100 % during b",
     ]
     assert differences(unlike, "a", "c") == []
 

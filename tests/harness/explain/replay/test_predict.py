@@ -226,7 +226,7 @@ def test_the_worst_error_keeps_its_sign_and_its_block() -> None:
         (Truth(), ["device=2x"], "all work on the device changes speed alike"),
         (SERIAL, ["device=2x"], "forward, backward and optimizer are all of it"),
         (SERIAL, ["sync=off"], "there is no queue to wait for"),
-        (Truth(), ["sync=off"], "queue is taken to be deep enough"),
+        (Truth(), ["sync=off"], "queue is assumed to be deep enough"),
         (SERIAL, ["ranks=4"], "the communication itself takes no time"),
         (Truth(), ["cores=1"], "shared fairly among 1 compute threads and 1 workers"),
         (SERIAL, ["prefetch=4"], "no effect without workers"),
@@ -243,10 +243,10 @@ def test_costs_that_were_not_observed_are_reported_with_their_figure() -> None:
         [Assumption("receive not observed", cost_ms=1.52), Assumption("hand-over not observed", cost_ms=0.5)]
     )
     assert found == [
-        "no batch lay ready: receiving one is taken to cost 1.5 ms, and intervals hold that it costs nothing, or all "
-        "that a hand-over takes",
-        "no batch was waited for: its hand-over is taken to last 0.5 ms, and intervals hold that it lasts no longer "
-        "than receiving the batch does, or 3 times as long, as far as the recorded order allows that",
+        "no batch was ready early: receiving one is assumed to cost 1.5 ms, and intervals cover from nothing to a "
+        "whole hand-over",
+        "no batch was awaited: its hand-over is assumed to take 0.5 ms, and intervals cover from the time of "
+        "receiving the batch to 3 times the assumed time, as far as the recorded order allows",
     ]
 
 
@@ -258,7 +258,7 @@ def test_fewer_cores_stretch_what_the_workers_hide() -> None:
 
 
 def test_no_pair_of_blocks_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="no block in which both"):
+    with pytest.raises(InputError, match="no block has both"):
         replace_data([oracle.run(SERIAL, block=0)], [oracle.run(SERIAL, block=1)])
     with pytest.raises(InputError, match="no run of this arm"):
         Replays([])

@@ -185,7 +185,7 @@ def test_a_wait_has_an_end_and_says_for_whom(
     monkeypatch.setattr(batch, "COMMAND_S", 0.5)
     done = harness("run", "--resume", str(folder))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "launch.slurm: which jobs are in the queue is not known: squeue: no answer within 0.5 s" in done.stderr
+    assert "launch.slurm: the queue could not be read: squeue: no answer within 0.5 s" in done.stderr
     monkeypatch.setattr(study, "CONTROLLER_S", 0.1)
     found = StudyFolder(folder)
     record = found.read_study()
@@ -195,4 +195,4 @@ def test_a_wait_has_an_end_and_says_for_whom(
     waiting.find_submissions()
     outcome = waiting.finish()
     assert (outcome.status, outcome.in_queue) == ("failed", True)
-    assert "harness: Slurm gave no answer for 0.1 s: squeue: no answer within 0.5 s" in capsys.readouterr().err
+    assert "harness: Slurm did not answer for 0.1 s: squeue: no answer within 0.5 s" in capsys.readouterr().err

@@ -113,10 +113,10 @@ def test_bash_takes_the_script_whatever_the_folder_is_called(written: str, tmp_p
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("launch.slurm.time=a b", "launch.slurm.time: must be one word, as sbatch takes it; got 'a b'"),
+        ("launch.slurm.time=a b", "launch.slurm.time: must be one word; got 'a b'"),
         ("launch.slurm.extra=[constraint]", "launch.slurm.extra[0]: must be an option of sbatch"),
         ("launch.slurm.mode=steps", "launch.slurm.mode"),
-        ("launch.slurm={mode: allocation, at_once: 2}", "at_once: goes with mode array"),
+        ("launch.slurm={mode: allocation, at_once: 2}", "at_once: needs mode array"),
         ("launch.slurm={nodes: 2, partition: a, mode: array}", ""),
         ("launch={torchrun: {nnodes: 3}, slurm: {nodes: 2}}", "slurm.nodes: 2, but torchrun.nnodes is 3"),
     ],
@@ -137,7 +137,7 @@ def test_what_cannot_be_submitted_is_one_line(written: str, tmp_path: Path, monk
     (tmp_path / "plain.yaml").write_text(SCENARIO)
     for words, said in (
         (("run", "plain.yaml", "--dry-run"), "launch.slurm: not in this scenario"),
-        (("run", "plain.yaml", "--no-wait"), "run --no-wait: goes with launch.slurm"),
+        (("run", "plain.yaml", "--no-wait"), "run --no-wait: needs launch.slurm"),
         (("train", written, "--arm", "text"), "train: launch.slurm: "),
     ):
         done = harness(*words, *(out if words[0] == "run" else ()), cwd=tmp_path)
@@ -150,7 +150,7 @@ def test_what_cannot_be_submitted_is_one_line(written: str, tmp_path: Path, monk
     (tmp_path / "arms.yaml").write_text(arms)
     done = harness("run", "arms.yaml", *out, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "launch.slurm: arm tokens has another one than text" in done.stderr
+    assert "launch.slurm: arm tokens differs from text" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -163,7 +163,7 @@ def test_more_machines_need_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     options = ("--set", "launch={torchrun: {nnodes: 2}, slurm: {}}", "--here", "--out", str(tmp_path / "out"))
     done = harness("run", "plain.yaml", *options, cwd=tmp_path)
     assert done.returncode == 2
-    assert "launch.torchrun.nnodes: 2 machines, but this is no job of Slurm; leave out --here" in done.stderr
+    assert "launch.torchrun.nnodes: 2 machines, but this is not a Slurm job; leave out --here" in done.stderr
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     done = harness("run", "plain.yaml", *options, cwd=tmp_path)
     assert "launch.torchrun.nnodes: 2 machines, but this job has 1; leave out --here" in done.stderr
@@ -194,7 +194,7 @@ def test_why_a_block_is_missing_names_the_job_its_end_and_its_log(tmp_path: Path
     assert found.startswith("block 3: job 12_3 on n1 hit its time limit (launch.slurm.time); it was killed before it")
     refused = JobEnding("12_3", "host-a", "refused", "arm x: compute.device: cuda, but there is no NVIDIA device here")
     found = line("GONE", refused, nodes="")
-    assert found.startswith("block 3: job 12_3 on host-a has ended, and Slurm no longer knows how: arm x: compute.dev")
+    assert found.startswith("block 3: job 12_3 on host-a has ended, and Slurm has no record of it: arm x: compute.dev")
     log.write_text("")
     assert line("FAILED", refused).endswith(f"; {log} is empty")
     log.unlink()

@@ -173,7 +173,7 @@ def test_a_driver_that_hangs_costs_its_own_samples_only(stub) -> None:
     stub("hangs")
     sampler = sample(repetitions=2, host=True, timeout_s=2)
     (problem,) = (problem for problem in sampler.problems if "no answer" in problem)
-    assert problem == "nvml: the driver gave no answer within 2 s; no samples from then on"
+    assert problem == "nvml: the driver gave no answer within 2 s; its samples stop here"
     assert by_metric(sampler)["power_w"] == [300.0, 300.0]
     assert sampler.taken["nvml"] == 2
     assert by_metric(sampler, "host:main")["cpu_s"]
@@ -203,10 +203,7 @@ def test_repetitions_too_short_for_gpm_are_named_as_the_reason(stub) -> None:
         if max(sampler.samples["t_ns"]) - min(sampler.samples["t_ns"]) < 100e6:
             break
         sampler = sample(repetitions=3, repetition_ms=5)
-    reason = (
-        "no two readings of a repetition were 100 ms apart, as the card takes to refresh them; "
-        "where repetitions are short, raise slice_steps"
-    )
+    reason = "no repetition lasted as long as the card's refresh time (100 ms); raise slice_steps"
     assert f"nvml:0 (Stub A): no SM, tensor and DRAM activity, link traffic (GPM): {reason}" in sampler.problems
     assert "sm_active_percent" not in by_metric(sampler)
     assert sum(reason in problem for problem in sample(repetitions=2).problems) == 0
@@ -265,7 +262,7 @@ def test_in_a_container_whose_processes_are_the_card_s_cannot_be_told(stub) -> N
     stub("container")
     sampler = sample()
     assert "other_processes" not in by_metric(sampler)
-    reason = "NVML numbers processes as the host does, not as this container"
+    reason = "NVML reports process ids of the host, not of this container"
     assert f"nvml:0 (Stub A): no other processes on the card: {reason}" in sampler.problems
 
 
@@ -334,7 +331,7 @@ def test_the_report_finds_every_metric_under_its_name(stub) -> None:
     assert set(card.traffic) == {"pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"}
     assert card.throttled == {"its power limit": 1.0}
     text = section([load], [card], sampler.problems)
-    assert "plain, device 0: slowed down by its power limit in 100 % of the samples" in text
+    assert "plain, device 0: throttled by its power limit in 100 % of the samples" in text
     assert "no C2C traffic sent" in text
 
 

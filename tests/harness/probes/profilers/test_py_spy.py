@@ -214,7 +214,7 @@ def test_where_a_sandbox_forbids_ptrace_the_fix_is_reported(tmp_path):
 @slow
 def test_without_the_program_the_fix_is_reported(tmp_path):
     ran = run(tmp_path, workers=0, trouble="no program")
-    assert ran.problems == ["py-spy: no such program beside this Python or on PATH; fix: pip install 'py-spy>=0.4'"]
+    assert ran.problems == ["py-spy: not found next to this Python or on PATH; fix: pip install 'py-spy>=0.4'"]
 
 
 @slow
@@ -259,7 +259,7 @@ def machine(tmp_path, scope=None, files=()):
     [
         (1, (), {}, "sudo sysctl kernel.yama.ptrace_scope=0"),
         (2, (), {}, "sudo sysctl kernel.yama.ptrace_scope=1"),
-        (3, (".dockerenv",), {}, "kernel.yama.ptrace_scope is 3, which only a reboot lifts"),
+        (3, (".dockerenv",), {}, "kernel.yama.ptrace_scope is 3, until a reboot"),
         (1, (".dockerenv",), {}, "start the container with: docker run --cap-add SYS_PTRACE"),
         (1, ("run/.containerenv",), {}, "start the container with: podman run --cap-add SYS_PTRACE"),
         (

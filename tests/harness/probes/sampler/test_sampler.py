@@ -134,7 +134,7 @@ def orders(*given: dict[str, object]) -> dict[str, object]:
 def test_a_collector_that_fails_is_given_up_and_the_others_go_on() -> None:
     repetition = [{"do": "start", "pids": {}}, {"do": "stop", "t_ns": monotonic_ns()}]
     last = orders(*repetition, *repetition, *repetition, {"do": "close"})
-    assert last["problems"] == ["odd: said before", "odd: ValueError: not a number; no samples from then on"]
+    assert last["problems"] == ["odd: said before", "odd: ValueError: not a number; its samples stop here"]
     assert last["taken"] == {"odd": 1, "host": 3}
     assert last["missed"] == {"odd": 2, "host": 0}
 

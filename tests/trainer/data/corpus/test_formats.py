@@ -165,7 +165,7 @@ def test_a_folder_gives_its_tables_and_leaves_text_beside_them_out(tmp_path: Pat
 
 def test_text_takes_every_file_of_a_folder(tmp_path: Path) -> None:
     texts_in_files(tmp_path, ["a", "b"], ".py")
-    assert "format: text takes each of its files" in refused(path=str(tmp_path))
+    assert "format: text reads each of its files" in refused(path=str(tmp_path))
     assert texts_of(CorpusConfig(path=str(tmp_path), format="text")) == ["a", "b"]
 
 
@@ -201,9 +201,9 @@ def test_what_save_to_disk_wrote_is_recognised(tmp_path: Path) -> None:
     [
         ({}, "give exactly one of builtin, parquet, path"),
         ({"builtin": "python-docs", "path": "x"}, "give exactly one of builtin, parquet, path"),
-        ({"parquet": "x", "format": "jsonl"}, "format goes with path, not with parquet"),
-        ({"builtin": "python-docs", "split": "line"}, "split goes with path, not with builtin"),
-        ({"parquet": "x", "chat_template": "x"}, "chat_template goes with path, not with parquet"),
+        ({"parquet": "x", "format": "jsonl"}, "format needs path, not parquet"),
+        ({"builtin": "python-docs", "split": "line"}, "split needs path, not builtin"),
+        ({"parquet": "x", "chat_template": "x"}, "chat_template needs path, not parquet"),
     ],
 )
 def test_keys_that_do_not_go_together(settings: dict[str, Any], line: str) -> None:

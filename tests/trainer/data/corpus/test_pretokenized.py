@@ -96,7 +96,7 @@ def test_its_own_tokenizer_is_used_and_no_other(
         found = prepare(make_config(path="tokens-mmap", corpus=corpus, tokenizer=tokenizer))
         assert found.tokenizer.fingerprint == own
     for other in ({"train": {"kind": "unigram"}}, {"pretrained": bare_pretrained}):
-        with pytest.raises(InputError, match=r"data\.tokenizer: not the one that made the tokens"):
+        with pytest.raises(InputError, match=r"data\.tokenizer: it did not make the tokens"):
             prepare(make_config(path="tokens-mmap", corpus=corpus, tokenizer=other))
     shutil.copytree(made / "flat", tmp_path / "flat", ignore=shutil.ignore_patterns(FOLDER))
     with pytest.raises(InputError, match="without the tokenizer that made them"):
@@ -126,7 +126,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(
     shutil.rmtree(tmp_path / "token-list")
     data = tmp_path / "flat" / "documents.bin"
     data.write_bytes(data.read_bytes()[:-8])
-    assert "documents.bin is not what was written" in refused()
+    assert "documents.bin differs from what was written" in refused()
 
 
 def test_a_manifest_of_another_program_is_no_pretokenized_folder(tmp_path: Path) -> None:

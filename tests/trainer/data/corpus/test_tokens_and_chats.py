@@ -103,7 +103,7 @@ def test_stored_tokens_can_be_held_out(tmp_path: Path, texts: list[str], trained
 
 def test_stored_tokens_have_no_text(tmp_path: Path, trained: str, make_config: Make) -> None:
     corpus = CorpusConfig(path=str(jsonl(tmp_path, [[1, 2]], IDS)), column=IDS)
-    with pytest.raises(InputError, match="holds token ids, and no text"):
+    with pytest.raises(InputError, match="has token ids, not text"):
         next(iter_texts(prepare_corpus(corpus)))
     with pytest.raises(InputError, match="give the tokenizer that made them"):
         prepare(make_config(corpus=corpus, path="tokens-stream"))  # asks for one to be trained
@@ -226,11 +226,11 @@ def test_a_template_of_ones_own_must_know_its_special_tokens(tmp_path: Path) -> 
     (tmp_path / "mine.jinja").write_text(GREETING)
     path = jsonl(tmp_path, CHATS, "messages")
     settings = {"column": "messages", "chat_template": str(tmp_path / "mine.jinja")}
-    assert "mine.jinja names eos_token, and no tokenizer lies beside it; give the tokenizer's folder" in refused(
+    assert "mine.jinja names eos_token, and there is no tokenizer next to it; give the tokenizer's folder" in refused(
         path, **settings
     )
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert "names eos_token, and the tokenizer beside it cannot be loaded" in refused(path, **settings)
+    assert "names eos_token, and the tokenizer next to it cannot be loaded" in refused(path, **settings)
     for token, text in (("</s>", "</s>"), (None, "")):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
         corpus = prepare_corpus(CorpusConfig(path=str(path), **settings))

@@ -143,9 +143,9 @@ def shard_of(
     [
         ({"magic": 1}, "not a .bin of llm.c (its first int32 must be 20240520)"),
         ({"version": 7}, "version 7 of llm.c's .bin; allowed: 1"),
-        ({"content": b"\1\0"}, "1,026 bytes, where its header speaks of 2 tokens"),
-        ({"tokens": 1}, "where its header speaks of 1 tokens: cut short, or more than that"),
-        ({"tokens": -1}, "where its header speaks of -1 tokens"),
+        ({"content": b"\1\0"}, "1,026 bytes, but its header has 2 tokens"),
+        ({"tokens": 1}, "but its header has 1 tokens: cut short, or more than that"),
+        ({"tokens": -1}, "but its header has -1 tokens"),
         ({"content": b"\1\0\xff\xff"}, "the files hold the id 65,535, and the tokenizer's ids end at 59,999"),
     ],
 )
@@ -174,13 +174,13 @@ def test_a_large_vocabulary_is_refused_in_one_line(tmp_path: Path, format: Excha
 
 
 def test_llmc_needs_an_end_of_text_id(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="llmc: an end-of-text id stands before each document"):
+    with pytest.raises(InputError, match="llmc: each document needs an end-of-text id before it"):
         export(flat_of(DOCUMENTS), "llmc", Vocabulary(100, None), "abc", tmp_path / "out")
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match="there is something already"):
+    with pytest.raises(InputError, match="already exists"):
         written(tmp_path / "out", "llmc", DOCUMENTS)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.data.corpus.dedup.shingles import Hashes
 from trainer.data.corpus.dedup.sketches import Integers, Sets
 
-KEPT_RULE = "of each group the longest document (most characters) is kept; of several as long, the first"
+KEPT_RULE = "the longest document of each group (most characters) is kept; if several are as long, the first"
 
 
 @dataclass(frozen=True)
