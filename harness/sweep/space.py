@@ -155,4 +155,6 @@ def _evaluated(config: TrainerConfig) -> TrainerConfig:
     Raises InputError if that is not possible.
     """
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
-    return _checked(merge(config.model_dump(mode="json"), over), "evaluation: trials are compared by it;")
+    return _checked(
+        merge(config.model_dump(mode="json"), over), "evaluation: trials are compared by the evaluation loss;"
+    )
