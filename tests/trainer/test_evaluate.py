@@ -280,7 +280,7 @@ def test_what_cannot_be_evaluated_is_refused(corpus: Path) -> None:
     [
         ({"fraction": 1e-6}, "holds out none"),
         ({"fraction": 0.9999999}, "leaves none"),
-        ({"documents": len(TEXTS)}, "evaluation.documents: 120 of the corpus' 120; allowed: fewer"),
+        ({"documents": len(TEXTS)}, "evaluation.documents: 120 of the corpus' 120; give fewer"),
     ],
 )
 def test_a_split_with_an_empty_side_is_refused(corpus: Path, asked: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ from harness.explain.policy import LAUNCH_TAIL_NS, LIMIT_SHARE_MIN, SHORT_LAUNCH
 from harness.explain.spans import Stretches
 from harness.study.contract import PROFILED
 from harness.study.run_data import RunData
-from tests.harness.attach.test_device import alone
+from tests.harness.attach.running import agent_module
 from tests.harness.attach.test_exec import attached, program, study_in
 from tests.harness.attach.test_profile import rows
 from tests.harness.explain.test_launch_bound import drawn
@@ -92,7 +92,7 @@ def test_the_agent_leaves_open_what_the_analysis_does(
 ) -> None:
     """It runs in the user's process and imports nothing of ours: the rule stands in it once more."""
     monkeypatch.setitem(sys.modules, "_harness_agent", SimpleNamespace(guard=None, record=None))
-    found = alone("device").Open(0)
+    found = agent_module("device").Open(0)
     for _, launched, until, start, end in pieces:
         found.add(start * MS, end * MS, round(launched * MS), round(until * MS))
     whole = Stretches(np.array([0]), np.array([50 * MS]))

@@ -63,7 +63,7 @@ LOST = "unable to allocate shared memory(shm) for file </torch_1>: No space left
         (
             {"processes": [MAIN, FIRST, replace(SECOND, place="read of /data/a.parquet")]},
             "process 12 (loader-1) is sleeping in read of /data/a.parquet",
-            "nothing comes from /data/a.parquet",
+            "no data from /data/a.parquet",
         ),
         (
             {"processes": [MAIN, replace(FIRST, state="R", place=None), SECOND]},

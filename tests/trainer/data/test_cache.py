@@ -152,7 +152,10 @@ def to_folder(path: Path) -> None:
         (lambda path: path.write_text(""), "one differs from what was written|digests.json: not readable"),
         (to_folder, "one: Is a directory|digests.json: Is a directory"),
         (lambda path: path.write_text("[]"), "one differs from what was written|digests.json: not an object"),
-        (lambda path: path.write_text("{}"), "one differs from what was written|entry.txt differs from what"),
+        (
+            lambda path: path.write_text("{}"),
+            "one differs from what was written|entry.txt differs from what was written",
+        ),
     ],
 )
 def test_a_damaged_folder_is_built_again_and_says_so(
