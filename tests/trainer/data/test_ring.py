@@ -115,9 +115,7 @@ def test_memory_that_cannot_be_had_is_told_in_a_line(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(
-        InputError, match=r"^data\.transport: ring takes 1 MiB of memory .* is not available \(No space"
-    ):
+    with pytest.raises(InputError, match=r"^data\.transport: ring needs 1 MiB .* is not available \(No space"):
         Slots(4, (8, 1024), FIELDS)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
