@@ -275,7 +275,7 @@ def test_a_command_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeyp
         patch.setattr(LoadCheck, "notes", lambda _: pytest.fail("it waited for a program that does not exist"))
         done = harness("exec", "--out", str(tmp_path), "--wait-until-quiet", "60", *against, "--", *program("plain"))
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: no such program")
+    assert done.stderr.splitlines()[-1].startswith("harness: exec: no-such-program-anywhere: program not found")
     assert list((tmp_path / "exec").iterdir()) == []
 
 
@@ -438,7 +438,7 @@ def test_a_command_whose_worker_never_comes_back_names_that_worker(tmp_path: Pat
     worker = descendants([one._process.pid])[-1]
     os.kill(worker, signal.SIGSTOP)
     with pytest.raises(
-        CommandFailed, match=rf"no word .*: process {worker} \(loader-0\) is stopped; likely cause: some"
+        CommandFailed, match=rf"no message .*: process {worker} \(loader-0\) is stopped; likely cause: it received"
     ):
         one.take(0, 1000)
     one.kill()

@@ -138,7 +138,7 @@ def test_a_training_beyond_its_budget_does_not_start(tmp_path: Path, scenario: s
     without = harness(*words, "budget={usd: 5}", "--steps", "10")
     assert "measuring" not in without.stderr
     unpriced = refused(without)
-    assert "no price is known" in unpriced
+    assert "price of the devices is unknown" in unpriced
     short = refused(harness(*words, "budget={hours: 1e-7}", "--steps", "10"))
     assert "budget: 1e-07 h, which is 0.00 s, but measuring the first steps used all of it" in short
     assert "run plain" not in short  # nor what it was doing then
@@ -181,7 +181,9 @@ def test_a_training_stops_at_its_budget_and_goes_on_with_a_larger_one(tmp_path: 
     assert (out / "checkpoints" / f"step-{steps:08d}").is_dir()
     again = refused(harness(*words, "budget={hours: 0.0001}", "--steps", str(steps + 5), "--resume"))
     assert "spent + " in again
-    assert "no price is known" in refused(harness(*words, "budget={usd: 5}", "--steps", str(steps + 5), "--resume"))
+    assert "price of the devices is unknown" in refused(
+        harness(*words, "budget={usd: 5}", "--steps", str(steps + 5), "--resume")
+    )
     done = harness(*words, "budget={hours: 1}", "--steps", str(steps + 5), "--resume")
     assert done.returncode == 0, done.stderr
     after = read_cost(out)

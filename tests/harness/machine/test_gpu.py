@@ -112,7 +112,7 @@ def test_a_lost_card_leaves_the_others(stub: pytest.MonkeyPatch, where: str, cod
     assert (lost.status, lost.name, lost.finding) == ("warn", "gpu 1", f"no answer: {problem}")
     assert fix in lost.fix
     assert "1 device unused" in check_cuda(torch(None), nvml, {}).finding
-    assert check_cuda(torch("12.8"), Nvml("570.1", "12.8", nvml.devices[1:], None), {}).finding.endswith("here answers")
+    assert check_cuda(torch("12.8"), Nvml("570.1", "12.8", nvml.devices[1:], None), {}).finding.endswith("here works")
 
 
 @pytest.mark.slow

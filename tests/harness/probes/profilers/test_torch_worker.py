@@ -128,7 +128,7 @@ def test_a_worker_that_has_many_events_stops_early_and_says_so(data: dict[str, o
     hook = partial(profile_worker, SETTINGS, tmp_path, most_events=1)
     with open_batches(config, prepared, 0, hook) as batches:
         assert len(list(islice(batches, 9))) == 9
-    assert "its first 2 batches only" in header(tmp_path / file_name("loader-0"))[CUT]
+    assert "only its first 2 batches" in header(tmp_path / file_name("loader-0"))[CUT]
     (problem,) = probe.problems
     assert "loader-0 is not whole" in problem
     (table,), _ = read_profiles(tmp_path)
