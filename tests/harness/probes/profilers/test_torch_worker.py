@@ -130,7 +130,7 @@ def test_a_worker_that_has_many_events_stops_early_and_says_so(data: dict[str, o
         assert len(list(islice(batches, 9))) == 9
     assert "only its first 2 batches" in header(tmp_path / file_name("loader-0"))[CUT]
     (problem,) = probe.problems
-    assert "loader-0 is not whole" in problem
+    assert "loader-0 is incomplete" in problem
     (table,), _ = read_profiles(tmp_path)
     assert 1 <= names(table).count("stage: pack") <= 6
 
