@@ -53,4 +53,5 @@ def watched(batches):
     first, start = begun
     print(f"WALL {(time.perf_counter() - start) / (number + 1 - first) * 1e3:.3f} ms/step", flush=True)
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # else its threads may abort the process as it ends
+        torch.distributed.barrier()  # else the threads of the other rank's group may abort it as it ends
+        torch.distributed.destroy_process_group()
