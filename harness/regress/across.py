@@ -268,6 +268,7 @@ def _comparison(
         ],
         gates=_gates(baseline, candidate, limits, days),
         differences=list(warned),
+        steps=min(baseline.steps or 0, candidate.steps or 0),
         emulated=candidate.emulated,
     )
 

@@ -192,6 +192,7 @@ class BlockSeries:
     diverged_runs: int = 0
     waiting_share: float | None = None  # for an attached program: share of the time without a core for its main thread
     started: str = "together"  # "one by one" if startup is judged
+    steps: int | None = None  # fewest measured steps of a block; None in older baselines
 
     @property
     def emulated(self) -> bool:
@@ -279,6 +280,7 @@ def _series(
         loss=loss_of(list(ledgers.values())),
         diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
         waiting_share=waiting_share([record.facts for record in records]),
+        steps=min((len(ledger.step_ms) for ledger in ledgers.values()), default=None),
         started="one by one" if any(arm_record.contest is not None for arm_record in study.arms) else "together",
     )
 

@@ -140,8 +140,8 @@ def notes(found: PredictedCost) -> list[str]:
         if arm.has_long_steps:
             noted.append(
                 f"{arm.arm}: some of its steps are long: the mean ({ms(arm.each_of_many.likely * 1e3)}) is above the "
-                f"median's interval, so the {arm.work.steps:,} steps are predicted by the mean; worst case: "
-                f"{ms(arm.each_of_many.worst * 1e3)} each, as the slowest after the start"
+                f"median's interval, so the {arm.work.steps:,} steps are predicted by the mean; the slowest "
+                f"after the start took {ms(arm.each_of_many.worst * 1e3)}"
             )
     noted += [
         f"{measurement.arm}: {measurement.device} is emulated; start-up, passes and checkpoints are this machine's, "
@@ -287,7 +287,7 @@ def section(found: PredictedCost | None, totals: Mapping[str, ArmTotals] | None 
     total, usd = found.total, found.total_usd
     rows = [
         ("predicted", f"{duration(total.likely)} [{duration(total.low)}–{duration(total.high)}]", total.likely),
-        ("predicted, worst case", duration(total.worst), total.worst),
+        (f"predicted, all steps {AT_SLOWEST}", duration(total.worst), total.worst),
     ]
     actual = "actual"
     if found.measuring_s:

@@ -131,9 +131,9 @@ def test_bursts_and_jitter_and_a_full_queue_use_up_next_to_nothing(consuming: fl
     assert not use.is_worth_saying
 
 
-@pytest.mark.parametrize("pause", [0.0, 500.0])
+@pytest.mark.parametrize(("pause", "every"), [(0.0, 10), (500.0, 10), (0.0, 20)])  # 20: no turn has the slow batch
 @pytest.mark.parametrize("slow_ms", [250.0, 4.0])
-def test_a_slow_batch_that_comes_every_so_often_is_no_lead(slow_ms: float, pause: float) -> None:
+def test_a_slow_batch_that_comes_every_so_often_is_no_lead(slow_ms: float, pause: float, every: int) -> None:
     """Steps were said to be 46 % faster than they can go on being, where they were 4 % slower.
 
     The steps between repetitions are never those with the slow batch: they fill the queue again. ``pause``: in which
@@ -141,7 +141,7 @@ def test_a_slow_batch_that_comes_every_so_often_is_no_lead(slow_ms: float, pause
     """
     loop = Loop(1, 16, lambda b: slow_ms if b % 20 == 7 else 4.0, always(15.0), between=0.0)
     made, starts = loop.run(400)
-    turns = range(20, 380, 10)
+    turns = range(20, 380, every)
     if pause:
         late = pause * np.searchsorted(starts[list(turns)], np.stack(made[:4]), side="right")
         made = MadeBatches(*(np.stack(made[:4]) + late), awaited=made.awaited)

@@ -92,6 +92,8 @@ def test_a_number_of_workers_that_measured_otherwise_than_predicted_withholds_th
     assert options["workers=2"].measured is not None
     assert options["workers=2"].contradicted == contradicts
     assert options["workers=4"].worth != contradicts
+    refusal = options["workers=4"].refusal
+    assert (refusal is not None and refusal.kind == "contradicted") == contradicts
     assert options["tokenize=0"].worth  # another setting
     note = next_steps([found], ArmNames(["text", "two"])).note
     assert ("No other number of loader workers is recommended for text: for 2 loader workers replay " in note) == (

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from harness.commands.exit_codes import REGRESSION, of_verdict
 from harness.judge.confounds import Confound
 from harness.regress.decision import TOTAL, Limits, OneSidedProblem, WhyUndecided, confidence_at
 from harness.regress.gate import comparisons
-from harness.regress.report import markdown
+from harness.regress.report import markdown, overall
 from harness.regress.text import default, sentence
 from harness.show.tables import safe
 from harness.study.records import OtherDefault, RunFacts, StudyRecord
@@ -124,6 +125,25 @@ def test_processes_of_two_kinds_are_named_where_the_typical_one_did_not_change()
     assert found.total.change is not None
     assert found.total.change.median > 0.2
     assert found.verdict == "slower" or TOTAL in found.open
+    assert "all time together" in markdown(comparisons(record, runs, Limits()))
+
+
+def test_a_typical_step_that_is_undecided_does_not_hide_a_total_that_is_slower() -> None:
+    """Exit code 3 and the page said "slower", the row and the terminal "undecided"."""
+    record, runs = study(0.0, spread=0.03)
+    for place, one in enumerate(runs):
+        if one.record.arm == HEAD:
+            table = one.steps.to_pylist()
+            table[5]["wall_ns"] += 100_000_000
+            runs[place] = replace(one, steps=one.steps.from_pylist(table, schema=one.steps.schema))
+    found = comparisons(record, runs, Limits())
+    assert (found[0].verdict, found[0].step.outcome) == ("slower", "undecided")
+    assert of_verdict(overall(found), undecided=0) == REGRESSION
+    assert "slower by more than" in sentence(found[0])
+    assert "the typical step alone is undecided" in sentence(found[0])
+    page = markdown(found)
+    assert "slower" in page.splitlines()[0]
+    assert "all time together" in page
 
 
 def test_a_total_that_looks_worse_and_is_not_decided_leaves_all_undecided() -> None:
