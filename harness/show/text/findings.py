@@ -586,7 +586,7 @@ def _saving(one: Diagnosis) -> str:
         return ""
     low, high = one.saving.ci_low, one.saving.ci_high
     if low is not None and (high is None or (high > WIDE_TIMES * low and not one.at_most)):
-        bounds = f" (at least {ratio(low)})" if low > 1 else ""
+        bounds = f" (at least {ratio(low)})" if 1 < low < LARGEST_TIMES else ""
     else:
         bounds = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
     assumed = ", if forward and backward take time by the position" if one.kind == "padding" else ""
