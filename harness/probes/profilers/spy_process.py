@@ -84,9 +84,7 @@ class SpyRecording:
                 env={**os.environ, "RUST_LOG": "warn"},  # otherwise it hides why a process could not be sampled
             )
         except OSError as error:
-            self._log.close()
-            if self._metronome is not None:
-                self._metronome.close()
+            self._close_rest()
             raise SpyFailed(f"py-spy: {error}") from error
         try:
             self._wait_until_ready()
@@ -161,6 +159,10 @@ class SpyRecording:
             self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        self._close_rest()
+
+    def _close_rest(self) -> None:
+        """Close the log file, and end the metronome if there is one."""
         self._log.close()
         if self._metronome is not None:
             self._metronome.close()

@@ -48,7 +48,7 @@ def test_what_had_no_core_is_a_part_of_its_own_and_the_others_are_without() -> N
 def test_a_replay_that_misses_the_run_leaves_the_stage_that_ran_during_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A replay off by 5.02 % turned "read" into "fetch" on the card, though each wait was a read."""
+    """A replay that was off by more than its tolerance turned "read" into "fetch", though each wait was a read."""
     monkeypatch.setattr("harness.judge.study._splits", lambda *_: False)
     arm = Arm("script", read=60.0, tokenize=0.0, pack=0.0, workers=1, compute={"backward": 25.0}, facts=ATTACHED)
     (found,) = analyse(*build([arm], noise=EXACT)).arms
@@ -167,9 +167,20 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
             named("", "a.py:3", 3.0))}),
         {("code", "a.py:3"): 3.0, ("code", "a.py:9"): 0.0, ("phase", "other"): 6.0},
     ),
+    "a line that calls torch within the model and outside of it": (
+        Arm("script", compute={"forward": 9.0, "other": 9.0}, facts={"causes": rows(
+            named("forward", "a.py:9", 8.0, called="torch.functional.einsum"),
+            named("", "a.py:9", 5.0, called="torch.functional.einsum"))}),
+        {("code", "a.py:9"): 5.0, ("phase", "other"): 4.0},
+    ),
     "workers that are started again": (
         Arm("script", compute={"forward": 10.0, "other": 10.0}, facts={"iterating_share": 0.2}),
         {("data", "loader restart"): 4.26, ("phase", "other"): 5.76},
+    ),
+    "workers that are started again, sampled as well": (
+        Arm("script", compute={"forward": 10.0, "other": 10.0}, facts={"iterating_share": 0.2, "causes": rows(
+            named("", "a.py:3", 5.0, called="torch.utils.data.dataloader.DataLoader.__iter__"))}),
+        {("data", "loader restart"): 4.26, ("phase", "other"): 5.02},  # the rest of the line is a wait for data
     ),
     "an evaluation": (
         Arm("script", facts={"evaluating_steps": 2, "evaluating_share": 0.5}),

@@ -185,7 +185,7 @@ def test_waits_that_others_cause_hide_no_cause_that_takes_less() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_without_cores_also_wait_for_each_other(ranks: int) -> None:
-    """ "Up to 1.67x" was printed of two ranks that were 3.6x as fast with cores of their own."""
+    """ "Up to 1.517x" was printed of two ranks that were 3.44x as fast with cores of their own."""
     facts = {"ranks": ranks, "waiting_share": 0.3, "threads": 4, "cores": 2}
     arm = diagnosed(arm_of({}, facts=facts, off_core={"forward": 40.0}))
     found = next(one for one in arm.diagnoses if one.kind == "cores too few")
@@ -394,3 +394,6 @@ def test_the_words_before_a_ratio_follow_one_rule(at_most: bool, low: float | No
     assert words.replace("be ", "(") in finding_text(found, 100.0)
     open_end = replace(found, at_most=False, saving=Estimate(2.0, 1.5, None, 5))
     assert "be 2.00x as fast (at least 1.500x)" in diagnosis_text(open_end, 100.0)
+    large = replace(found, saving=Estimate(30.0, 22.0, None, 5))
+    assert "be over 20x as fast." in diagnosis_text(large, 100.0)
+    assert "(over 20x as fast)" in finding_text(large, 100.0)

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from harness.explain.probes.samples import MAIN, WORKERS, explain, process_roles
 from harness.machine.tracing import remedy
+from harness.probes.profilers import spy_process
 from harness.show.profile import tokenization_lines
 from harness.study.run_data import PySpyRecord
 from harness.study.traces.py_spy import clock_of, read_stacks
@@ -277,3 +278,21 @@ def test_the_fix_fits_the_machine(tmp_path, scope, files, environment, fix):
     said = remedy(machine(tmp_path, scope, files), environment)
     assert fix in said
     assert "\n" not in said
+
+
+@pytest.mark.slow
+def test_where_py_spy_cannot_be_started_its_metronome_ends(monkeypatch, tmp_path):
+    started = []
+
+    def start(*arguments, **settings):
+        if started:
+            raise OSError("no more processes")
+        started.append(popen(*arguments, **settings))
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(spy_process, "find_py_spy", lambda: "py-spy")
+    monkeypatch.setattr(spy_process.subprocess, "Popen", start)
+    with pytest.raises(spy_process.SpyFailed, match="no more processes"):
+        spy_process.SpyRecording([], tmp_path / "trace", metronome=True)
+    assert started[0].poll() is not None

@@ -11,6 +11,8 @@ import sys
 import time
 from dataclasses import replace
 from time import monotonic_ns
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -23,6 +25,7 @@ from harness.probes.sampler.sampling import LATE_NS, Deadlines, Sampling
 from trainer.inject import spend
 
 HOST = SamplerSettings(host=True, nvml=False, rate_hz=50)
+NO_DESCRIPTOR = -7  # no open file has it
 REPETITION_METRICS = ("own_cpu_cores", "other_cpu_cores", "stolen_cpu_cores", "resident_bytes")
 
 
@@ -242,3 +245,22 @@ def test_readings_and_missed_deadlines_are_all_deadlines(period_ns, gaps_ns) -> 
         assert now_ns < deadlines.next_ns <= now_ns + period_ns
         assert (deadlines.next_ns - start_ns) % period_ns == 0  # a late reading makes the next no later
     assert served + missed == (now_ns - start_ns) // period_ns
+
+
+def test_a_long_order_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe takes a part of what is longer than PIPE_BUF, and the sampler waited for the rest of the line."""
+    write, written = os.write, []
+
+    def write_part(descriptor: int, data: memoryview) -> int:
+        if descriptor != NO_DESCRIPTOR:
+            return write(descriptor, data)
+        written.append(bytes(data[:4096]))
+        return len(written[-1])
+
+    sampler = object.__new__(Sampler)
+    sampler._process = cast("Any", SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: NO_DESCRIPTOR)))
+    monkeypatch.setattr(os, "write", write_part)
+    sampler._send({"do": "start", "pids": list(range(3000))})
+    monkeypatch.undo()
+    assert len(written) > 1
+    assert json.loads(b"".join(written)) == {"do": "start", "pids": list(range(3000))}
