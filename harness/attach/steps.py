@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
-from harness.explain.policy import HELD_SHARE_MIN
+from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
 from harness.explain.wall import HOOKS, PASSES
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import StepRecorder
@@ -295,13 +295,14 @@ def _write_tables(
 def _held_shares(blocks: Sequence[StepTotals]) -> dict[int, float]:
     """Return by place the share (0 to 1) of their running time for which other threads held the interpreter lock.
 
-    A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0.
+    A thread that computes outside Python (within a call of torch, for example) hardly holds it: its share is 0. Of a
+    held lock, only :data:`HELD_LOOKS_SHARE` of the looks show it.
     """
     shares = {}
     for place in dict.fromkeys(place for totals in blocks for place in totals.others_ns):
         ran_ns, held_ns = (sum(getattr(totals, name)[place] for totals in blocks) for name in ("others_ns", "held_ns"))
         share = held_ns / max(ran_ns, 1)
-        shares[place] = share if share >= HELD_SHARE_MIN else 0.0
+        shares[place] = min(1.0, share / HELD_LOOKS_SHARE) if share >= HELD_SHARE_MIN else 0.0
     return shares
 
 

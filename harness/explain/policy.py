@@ -221,6 +221,10 @@ NAMED_LINES_MAX = 4
 """Lines of own code. At most this many, the longest, are parts of a step. tests/harness/explain/test_wall.py"""
 EVALUATED_SHARE_MIN = 0.3
 """Share of the evaluations. If no line takes this much, they have no place. tests/harness/explain/test_wall.py"""
+HELD_LOOKS_SHARE = 0.5
+"""Share of the looks at a held lock that wait for more than half of the switch interval, while the recorded thread
+waits as well: the holder gives the lock up at a time that does not depend on the look.
+tests/harness/attach/test_steps.py"""
 HELD_SHARE_MIN = 0.4
 """Share of a thread's time with the interpreter's lock. A smaller share counts as 0: on a busy core, a thread may be
 preempted while it briefly holds the lock. tests/harness/attach/test_steps.py"""

@@ -81,6 +81,7 @@ class GroupGain:
     slowest: str  # rank with the longest fetches
     without_data: Estimate  # no rank has any data work
     slowest_alike: Estimate  # the slowest rank fetches no longer than the next one
+    exchange_ms: float  # time per step off a core in backward passes that no rank avoids: the exchange itself
 
 
 def rank_steps(run: RunData) -> RankSteps | None:
@@ -153,7 +154,14 @@ def group_gain(steps: Mapping[str, Mapping[int, RankSteps]]) -> GroupGain | None
         slowest=list(steps)[last],
         without_data=_speed(aligned, lambda fetch: np.zeros_like(fetch)),
         slowest_alike=_speed(aligned, lambda fetch: _no_longer_than_the_next(fetch, last)),
+        exchange_ms=float(np.mean([_exchange_ns(block).mean() for block in aligned])) / 1e6,
     )
+
+
+def _exchange_ns(block: RankSteps) -> Float:
+    """Return the ns by step, (steps,), for which each rank is blocked in its backward pass."""
+    blocked: Float = np.maximum(block.off_core - block.ready, 0.0).min(axis=0)
+    return blocked
 
 
 def _aligned(ranks: Sequence[RankSteps]) -> RankSteps | None:

@@ -4,7 +4,8 @@ The parts of a step sum to the time per step by the clock, including evaluations
 evaluation counts as one more step plus the evaluation. Time that was recorded without a phase is placed by rules:
 
     waits for a core      see :func:`_left`: two rules, and the interval includes both
-    garbage collections   outside of all phases first, then in forward, backward and optimizer
+    garbage collections   outside of all phases first, then in forward, backward and optimizer; a line of own code has
+                          the collections that it triggered
     compilation           in forward, then backward, then outside of all phases
     sampled lines         outside of all phases, or in backward for a gradient hook; sampled lines explain long steps
                           before the rest becomes "rare long steps"
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -425,7 +426,7 @@ def _summed(
         for rank, key in enumerate(code)
         if rank >= NAMED_LINES_MAX or means[key].median < NAMED_LINE_SHARE_MIN * step_ms.median
     }
-    likely, others = ([_without_names(parts, unnamed) for parts in side] for side in (likely, others))
+    likely, others = ([_merged(parts, unnamed) for parts in side] for side in (likely, others))
     step_parts = []
     for key in _keys(likely):
         ms, other_ms = (_mean([parts.get(key, 0.0) for parts in side], weights) for side in (likely, others))
@@ -464,13 +465,13 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
     part_ms = {_Key(part.kind, part.name): part.ms.median for part in wall.parts}
     clock_ms = {_Key("phase", name): ms for name, ms in phase_ms.items()}
     for cause in causes:
-        if (key := _part_of(cause)) is not None and key.kind != "phase":
+        if (key := _part_of(cause, part_ms)) is not None and key.kind != "phase":
             clock_ms[key] = clock_ms.get(key, 0.0) + cause.step_ms
     step_scale = wall.on_cores_ms / wall.step_ms.median if wall.step_ms.median else 1.0
     wall_scale = wall.on_cores_ms / (sum(phase_ms.values()) or wall.step_ms.median or 1.0)
     result = []
     for cause in causes:
-        key = _part_of(cause)
+        key = _part_of(cause, part_ms)
         if key is not None and cause.spent_ms:
             scale = min(1.0, part_ms[key] / clock_ms[key]) if key in part_ms and clock_ms.get(key) else step_scale
             cause = replace(cause, spent_ms=cause.spent_ms * scale, wall_ms=cause.wall_ms * wall_scale)
@@ -485,13 +486,14 @@ def without_waits(causes: Sequence[SlowCause], wall: Wall, phase_ms: Mapping[str
     return tuple(result)
 
 
-def _part_of(one: SlowCause) -> _Key | None:
-    """Return the part of a step that includes the cause's time: of a line of code, or of garbage collections.
+def _part_of(one: SlowCause, parts: Collection[_Key]) -> _Key | None:
+    """Return which of ``parts`` includes the cause's time: of a line of code, or of garbage collections.
 
     None for other causes.
     """
     if one.kind == GC:
-        return _Key("gc", COLLECTIONS)
+        line = _Key("code", one.place)
+        return line if line in parts else _Key("gc", COLLECTIONS)
     if one.kind != CODE:
         return None
     return _Key("code", one.place) if is_own_code(one) else _Key("phase", one.phase)
@@ -514,11 +516,19 @@ def _keys(blocks: Sequence[_Parts]) -> list[_Key]:
     return list(dict.fromkeys(key for parts in blocks for key in parts))
 
 
-def _without_names(parts: _Parts, unnamed: set[_Key]) -> _Parts:
-    """Return ``parts`` with the time of the parts ``unnamed`` moved to "other"."""
-    kept = {key: ms for key, ms in parts.items() if key not in unnamed}
-    kept[_OTHER] = kept.get(_OTHER, 0.0) + sum(ms for key, ms in parts.items() if key in unnamed)
-    return kept
+def _merged(parts: _Parts, unnamed: set[_Key]) -> _Parts:
+    """Return ``parts`` with the parts ``unnamed`` in "other", and each place's collections in its line of own code.
+
+    Collections at other places are one part.
+    """
+    merged: _Parts = {_OTHER: 0.0}
+    for key, ms in parts.items():
+        target = _OTHER if key in unnamed else key
+        if key.kind == "gc":
+            line = _Key("code", key.name)
+            target = line if line in parts and line not in unnamed else _Key("gc", COLLECTIONS)
+        merged[target] = merged.get(target, 0.0) + ms
+    return merged
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> Estimate:
@@ -572,8 +582,8 @@ def _named(
         if cause.kind == COMPILED and cause.of:
             ms = (cause.longer_ms or 0.0) * cause.steps / cause.of
             _move(parts, compiling, _Key("compile", cause.place or COMPILATION), ms * running)
-    collected = sum(collection.step_ms for collection in causes if collection.kind == GC)
-    _move(parts, sources, _Key("gc", COLLECTIONS), collected * running)
+    for collection in (cause for cause in causes if cause.kind == GC):
+        _move(parts, sources, _Key("gc", collection.place or COLLECTIONS), collection.step_ms * running)
     for cause in sorted((line for line in causes if is_own_code(line)), key=lambda line: -line.spent_ms):
         source = "backward" if cause.phase == HOOKS else REST
         ms = cause.step_ms * _share_without_waits(source, placed, ledger)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from harness.explain.policy import MOSTLY_CPU_SHARE
+from harness.explain.ranks import GroupGain
 from harness.explain.spans import BUILT
-from harness.explain.statistics import Estimate
+from harness.explain.statistics import Estimate, holding
 from harness.explain.unusual_steps import WHOLE_STEP
 from harness.explain.wall import (
     CODE,
@@ -42,7 +43,9 @@ from harness.judge.policy import (
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
     ENDED_COST_MIN,
+    EXCHANGE_SHARE_MIN,
     FINDING_SHARE_MIN,
+    HANDOVER_SHARE_MIN,
     NOISY_SHARE_MIN,
 )
 from harness.judge.report_types import ArmAdvice, ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
@@ -55,6 +58,7 @@ MODEL_LIBRARIES = {"nn", "functional"}
 MODULE_CALLS = {f"torch.nn.modules.module.Module.{name}" for name in ("__call__", "_wrapped_call_impl", "_call_impl")}
 BACKWARD = "torch._tensor.Tensor.backward"
 MADE = ("read", "tokenize", "pack", "fetch")  # parts in which a batch is built, not handed over
+HANDOVER = "transfer"  # stage in which a loader worker's batch is received
 MODEL = (*COMPUTE, "h2d", "sync")  # phases that no change of the input side shortens
 
 
@@ -244,12 +248,14 @@ class _KindCost:
     rule: Rule
     parts: Sequence[StepPart]
     ms: Estimate
+    of_all_ranks: bool = False  # True if ``ms`` includes waits for other ranks with the same kind of cause
 
 
-def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis, ...]:
+def diagnose(arm: ArmReport, advice: ArmAdvice | None = None, group: GroupGain | None = None) -> tuple[Diagnosis, ...]:
     """Return the diagnosis of ``arm``, then other findings, the most expensive first.
 
     Empty unless a program is attached and its steps were measured. ``advice``: predicted effects of settings, if any.
+    ``group``: for a rank of a program, what all of its ranks would gain without data work.
     """
     wall = arm.wall
     if wall is None or wall.on_cores_ms <= 0:
@@ -257,8 +263,11 @@ def diagnose(arm: ArmReport, advice: ArmAdvice | None = None) -> tuple[Diagnosis
     noted = _noted(wall, arm)
     growing = {part.name for entry in noted if entry.kind == GROWING for part in _lines_of(entry, wall)}
     costs = [cost for rule in RULES if (cost := _cost(rule, wall, arm, but=growing)) is not None]
+    costs = costs if group is None else _of_all_ranks(costs, wall, group)
     findings = [_diagnosis(cost, wall, arm, advice) for cost in costs] + noted
-    findings = [finding for finding in findings if finding.share >= FINDING_SHARE_MIN and _above_noise(finding)]
+    if group is not None:
+        findings = [_with_exchange(finding, group) for finding in findings]
+    findings = [finding for finding in findings if finding.share >= _least_share(finding) and _above_noise(finding)]
     # If other processes cause waits for a core, the waits are no property of the program.
     findings = sorted(
         (finding for finding in findings if arm.crowded or finding.kind != "cores too few"),
@@ -338,6 +347,33 @@ def _cost(rule: Rule, wall: Wall, arm: ArmReport, but: Collection[str] = ()) -> 
     return _KindCost(rule, parts, ms)
 
 
+def _of_all_ranks(costs: Sequence[_KindCost], wall: Wall, group: GroupGain) -> list[_KindCost]:
+    """Return ``costs`` with the waits for other ranks that data work causes as a cost of the data."""
+    by_kind = {cost.rule.kind: cost for cost in costs}
+    data, waits = by_kind.get("input-bound"), by_kind.get("synchronization-bound")
+    if data is None:
+        return list(costs)
+    saved = _saved(group.without_data, wall.step_ms.median)
+    moved_ms = min(max(0.0, saved.median - data.ms.median), wall.total("ranks"))
+    together = Estimate(data.ms.median + moved_ms, None, None, saved.n)
+    by_kind["input-bound"] = replace(data, ms=holding(together, [saved]), of_all_ranks=True)
+    if waits is not None and moved_ms:
+        rest = Estimate(waits.ms.median - moved_ms, None, None, saved.n)
+        by_kind["synchronization-bound"] = replace(waits, ms=rest)
+    return list(by_kind.values())
+
+
+def _with_exchange(finding: Diagnosis, group: GroupGain) -> Diagnosis:
+    """Return ``finding``; for waits for ranks without a late rank, with the remedy for the exchange."""
+    is_exchange = group.exchange_ms >= EXCHANGE_SHARE_MIN * finding.ms.median
+    return replace(finding, remedy="less exchange") if finding.remedy == "other ranks" and is_exchange else finding
+
+
+def _least_share(one: Diagnosis) -> float:
+    """Return the smallest share of a step from which the finding is reported."""
+    return HANDOVER_SHARE_MIN if one.part.kind == "data" and one.part.name == HANDOVER else FINDING_SHARE_MIN
+
+
 def _sum(values: Sequence[Estimate]) -> Estimate:
     """Return the sum of estimates.
 
@@ -374,7 +410,10 @@ def _diagnosis(cost: _KindCost, wall: Wall, arm: ArmReport, advice: ArmAdvice | 
             remedy = "loading first" if most_ms < FINDING_SHARE_MIN * whole_ms else remedy
     saving = _speedup(saved, whole_ms)
     if rule.kind == "cores too few" and arm.unseen is not None and arm.unseen.ranks > 1:
-        saving, at_most = replace(saving, ci_high=None), False  # A rank also waits for ranks that have no core.
+        # A lower bound: a rank also waits for threads and ranks that have no core.
+        least = saving.median if saving.ci_low is None else saving.ci_low
+        saving, at_most = Estimate(least, least, None, saving.n), False
+    at_most = at_most and not cost.of_all_ranks
     ended = arm.ended.get(_phase_of(largest))
     if ended is not None and ended.ms < ENDED_COST_MIN * cost.ms.median:  # Most of the cost continues.
         ended = None

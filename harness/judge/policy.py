@@ -28,6 +28,12 @@ tests/harness/judge/test_diagnosis.py"""
 FINDING_SHARE_MIN = 0.05
 """Share of a step without waits for a core that others cause. A smaller cost is not a finding.
 tests/harness/judge/test_diagnosis.py"""
+HANDOVER_SHARE_MIN = 0.1
+"""Share of a step. Handing a batch over takes time whatever is in it, so a smaller share has no remedy.
+tests/harness/judge/test_diagnosis.py"""
+EXCHANGE_SHARE_MIN = 0.5
+"""Share of the waits for ranks. If no rank avoids more, no late rank causes them.
+tests/harness/judge/test_diagnosis.py"""
 COMPUTE_SHARE_MIN = 0.5
 """Share of a step by the clock. From here on, forward, backward and optimizer bound a program.
 tests/harness/judge/test_diagnosis.py"""

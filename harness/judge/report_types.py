@@ -147,7 +147,7 @@ DiagnosisRemedy = Literal[
     "load ahead", "use workers", "use one worker", "less work", "faster storage", "loading first", "whole batches",
     "more workers", "more shards", "fewer objects", "save less often", "less often", "other thread", "shorter lock",
     "freeze", "evaluate less often", "fewer shapes", "free cores", "values in tensors", "fewer threads",
-    "fewer processes", "no gradients", "no sync", "other ranks", "other process",
+    "fewer processes", "no gradients", "no sync", "other ranks", "less exchange", "other process",
     "find the growth", "pad less", "batch alike", "model", "profile", "sample alone",
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ from harness.explain.ledger import (
     without_split,
 )
 from harness.explain.policy import MIN_BLOCKS
-from harness.explain.ranks import RankSteps, group_gain, rank_steps, ranks_of, ranks_of_run
+from harness.explain.ranks import GroupGain, RankSteps, group_gain, rank_steps, ranks_of, ranks_of_run
 from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
@@ -118,7 +118,8 @@ def analyse(
     comparisons = tuple(_comparison(study, (pair.baseline, pair.candidate), arms) for pair in study.comparisons)
     advice = _advice(comparisons, arms, declared_floor(study))
     # A profiled run is not part of its arm's figures, because the profiler slows it.
-    reports = tuple(_diagnosed(_arm(arm, arms), advice) for arm in arms.declared if arm.control != PROFILED)
+    group = None if study.comparisons else group_gain(arms.ranks)
+    reports = tuple(_diagnosed(_arm(arm, arms), advice, group) for arm in arms.declared if arm.control != PROFILED)
     saving = {arm.name for arm in reports if any(diagnosis.kind == "checkpoint-bound" for diagnosis in arm.diagnoses)}
     return StudyReport(
         study=study,
@@ -137,7 +138,7 @@ def analyse(
         learning=learning(
             {arm.name: arms.runs.get(arm.name, ()) for arm in arms.declared}, study.comparisons, study.is_training
         ),
-        group=group_gain(arms.ranks) if not study.comparisons else None,
+        group=group,
         data_paths=data_paths(
             study.scenario_text,
             [arm.name for arm in arms.declared if arm.control is None],
@@ -392,8 +393,9 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
     )
 
 
-def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice]) -> ArmReport:
-    return replace(arm, diagnoses=diagnose(arm, next((entry for entry in advice if entry.arm == arm.name), None)))
+def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice], group: GroupGain | None) -> ArmReport:
+    own = next((entry for entry in advice if entry.arm == arm.name), None)
+    return replace(arm, diagnoses=diagnose(arm, own, group))
 
 
 def _epoch_steps(blocks: Blocks) -> float | None:

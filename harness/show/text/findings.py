@@ -476,6 +476,8 @@ REMEDIES: dict[DiagnosisRemedy, str] = {
     "no gradients": "Evaluate within torch.no_grad(): each batch makes a graph that nothing uses.",
     "no sync": "Run all backward passes but the last of a step within no_sync() of the DistributedDataParallel.",
     "other ranks": "Find the rank that comes late, and do rare slow work in the same step on all ranks.",
+    "less exchange": "No rank comes late: the exchange itself takes it. Exchange less often (several backward passes "
+    "within no_sync()) or less (DistributedDataParallel's hook for bfloat16).",
     "other process": "Do it in a process: a thread that runs Python holds the lock that the training needs.",
     "find the growth": "Something is added in each step, such as a hook, a graph that is kept, or a list.",
     "pad less": 'Pad to the longest row of each batch (padding="longest") instead of to a fixed length.',
@@ -585,7 +587,9 @@ def _saving(one: Diagnosis) -> str:
     if one.saving is None:
         return ""
     low, high = one.saving.ci_low, one.saving.ci_high
-    if low is not None and (high is None or (high > WIDE_TIMES * low and not one.at_most)):
+    if _is_lower_bound(one.saving):
+        bounds = ""
+    elif low is not None and (high is None or (high > WIDE_TIMES * low and not one.at_most)):
         bounds = f" (at least {ratio(low)})" if 1 < low < LARGEST_TIMES else ""
     else:
         bounds = "" if low is None or high is None or high > WIDE_TIMES * low else f" ({interval(one.saving)})"
@@ -594,14 +598,18 @@ def _saving(one: Diagnosis) -> str:
 
 
 def _times(one: Diagnosis) -> str:
-    """Return the saving as a ratio. "Up to" marks a bound, "about" no interval."""
+    """Return the saving as a ratio. "Up to" and "at least" mark a bound, "about" no interval."""
     saving = one.saving
     if saving is None:
         return ""
     if saving.median > LARGEST_TIMES:
         return f"over {LARGEST_TIMES}x"
-    sure = "up to " if one.at_most else "about " if saving.ci_low is None else ""
+    sure = "up to " if one.at_most else "about " if saving.ci_low is None else "at least " * _is_lower_bound(saving)
     return f"{sure}{ratio(saving.median)}"
+
+
+def _is_lower_bound(saving: Estimate) -> bool:
+    return saving.ci_high is None and saving.ci_low == saving.median
 
 
 def trust_text(arm: ArmReport) -> str:

@@ -26,7 +26,7 @@ from harness.attach.steps import (
     write_tables,
 )
 from harness.attach.study import LEAST_FORCED, _own_time, _program_ms, _spent_at
-from harness.explain.policy import HELD_SHARE_MIN
+from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
 from harness.explain.wall import BUSY, HOOKS, LOCK, PROFILED_STEPS
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP
 
@@ -191,7 +191,8 @@ def test_a_wait_for_a_core_is_taken_to_lie_where_the_thread_ran(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("held_share", "expected"), [(1.0, 1.0), (HELD_SHARE_MIN, HELD_SHARE_MIN), (0.9 * HELD_SHARE_MIN, 0.0)]
+    ("held_share", "expected"),
+    [(1.0, 1.0), (HELD_SHARE_MIN, HELD_SHARE_MIN / HELD_LOOKS_SHARE), (0.9 * HELD_SHARE_MIN, 0.0)],
 )
 def test_a_thread_that_lets_go_of_the_lock_for_most_of_its_time_holds_none(
     held_share: float, expected: float, tmp_path: Path

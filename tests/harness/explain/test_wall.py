@@ -152,6 +152,16 @@ CASES: dict[str, tuple[Arm, dict[tuple[str, str], float]]] = {
         Arm("script", compute={"forward": 9.0, "other": 4.0}, facts={"causes": rows(spent("gc", 6.0))}),
         {("gc", "garbage collection"): 6.0, ("phase", "forward"): 7.0},
     ),
+    "collections that a line of own code triggers": (
+        Arm("script", compute={"forward": 9.0, "other": 41.0}, facts={"causes": rows(
+            named("", "a.py:3", 30.0), spent("gc", 5.0, place="a.py:3"), spent("gc", 3.0, place="b.py:7"))}),
+        {("code", "a.py:3"): 35.0, ("gc", "garbage collection"): 3.0, ("phase", "other"): 3.0},
+    ),
+    "collections that a short line triggers": (
+        Arm("script", compute={"forward": 9.0, "other": 4.0}, facts={"causes": rows(
+            named("", "a.py:3", 0.2), spent("gc", 0.3, place="a.py:3"))}),
+        {("gc", "garbage collection"): 0.3, ("code", "a.py:3"): 0.0, ("phase", "other"): 3.7},
+    ),
     "compilation": (
         Arm("script", compute={"forward": 29.0}, facts={"causes": (COMPILED,)}),
         {("compile", "compilation"): 5.0, ("phase", "forward"): 24.0},

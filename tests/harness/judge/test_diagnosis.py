@@ -15,7 +15,9 @@ from harness.judge.policy import (
     COMPUTE_SHARE_MIN,
     DIAGNOSED_SHARE_MIN,
     ENDED_COST_MIN,
+    EXCHANGE_SHARE_MIN,
     FINDING_SHARE_MIN,
+    HANDOVER_SHARE_MIN,
     NOISY_SHARE_MIN,
 )
 from harness.judge.report_types import ArmReport, Diagnosis
@@ -192,6 +194,47 @@ def test_ranks_without_cores_also_wait_for_each_other(ranks: int) -> None:
     assert ("up to" in finding_text(found, 100.0)) == (ranks == 1)
     assert found.saving is not None
     assert (found.saving.ci_high is None) == (ranks > 1)
+    assert ("at least" in finding_text(found, 100.0)) == (ranks > 1)
+
+
+@pytest.mark.parametrize("above", [0.01, -0.01])
+def test_a_small_hand_over_of_batches_is_no_finding(above: float) -> None:
+    ms = 100 * (HANDOVER_SHARE_MIN + above)
+    arm = arm_of({"forward": 100.0 - ms}, transfer=ms, workers=1, facts={"workers": 1})
+    assert any(one.kind == "input-bound" for one in diagnosed(arm).diagnoses) == (above > 0)
+
+
+def ranks_of(*computed: tuple[dict[str, float], dict[str, float], float]) -> tuple[ArmReport, ...]:
+    """Two ranks with exact steps: each with phases, time off a core by phase, and milliseconds of reading."""
+    arms = [
+        Arm(f"rank-{number}", read=read_ms, tokenize=0.0, pack=0.0, compute={"forward": 9.0, **compute},
+            off_core=off_core, facts={**ATTACHED, **RANKS})
+        for number, (compute, off_core, read_ms) in enumerate(computed)
+    ]  # fmt: skip
+    return analyse(*build(arms, [], noise=EXACT)).arms
+
+
+def test_waits_for_the_data_of_another_rank_are_a_cost_of_the_data() -> None:
+    """Rank 0 waits for 20 ms until rank 1 has read: without data work both steps are 20 ms shorter."""
+    waiting, reading = ranks_of(({"backward": 30.0}, {"backward": 20.0}, 1.0), ({"backward": 10.0}, {}, 21.0))
+    for arm in (waiting, reading):
+        found = arm.diagnoses[0]
+        assert (found.kind, found.at_most) == ("input-bound", False)
+        assert found.ms.median == pytest.approx(21.0, rel=0.02)
+        assert found.saving is not None
+        assert found.saving.median == pytest.approx(40.0 / 19.0, rel=0.02)
+        assert "synchronization-bound" not in [one.kind for one in arm.diagnoses]
+
+
+@pytest.mark.parametrize(
+    ("other_ms", "remedy"),
+    [(20.0 * EXCHANGE_SHARE_MIN + 0.5, "less exchange"), (20.0 * EXCHANGE_SHARE_MIN - 0.5, "other ranks")],
+)
+def test_an_exchange_that_takes_all_ranks_as_long_has_no_late_rank(other_ms: float, remedy: str) -> None:
+    backward = {"backward": 30.0}
+    blocked, _ = ranks_of((backward, {"backward": 20.0}, 0.0), (backward, {"backward": other_ms}, 0.0))
+    (found,) = (one for one in blocked.diagnoses if one.kind == "synchronization-bound")
+    assert found.remedy == remedy
 
 
 @pytest.mark.parametrize(("busy", "crowded"), [(0.9, True), (0.4, False)])
