@@ -370,7 +370,12 @@ def _with_exchange(finding: Diagnosis, group: GroupGain) -> Diagnosis:
 
 
 def _least_share(one: Diagnosis) -> float:
-    """Return the smallest share of a step from which the finding is reported."""
+    """Return the smallest share of a step from which the finding is reported.
+
+    Less time of unknown cause changes no plan.
+    """
+    if one.kind == "unknown":
+        return DIAGNOSED_SHARE_MIN
     return HANDOVER_SHARE_MIN if one.part.kind == "data" and one.part.name == HANDOVER else FINDING_SHARE_MIN
 
 

@@ -125,7 +125,8 @@ SHARED = {
 class Found:
     """A diagnosis of a program. ``remedy``: as printed. ``share``: of a step without its waits for a core.
 
-    ``noted``: kind of each cause without a cost, and its place without the line.
+    ``noted``: kind of each cause without a cost, and its place without the line. ``at_least``: True if the saving is a
+    lower bound ("at least"): ``share`` is what it says, and the truth may be larger.
     """
 
     kind: str
@@ -135,6 +136,7 @@ class Found:
     step_ms: float
     remedy: str = ""
     noted: tuple[str, ...] = ()
+    at_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,9 @@ def judge(
     least_share = WITHIN_MS / statistics.median(walls["slow"])
     same = name != "healthy" and fixed.kind in case.kinds and case.place in fixed.place
     remains = fixed.ms / (slow.ms / slow.share) if same and fixed.kind == slow.kind and slow.share else 0.0
-    size = name == "healthy" or abs(slow.share - remains - share) <= max(least_share, WITHIN_SHARE * share)
+    above = slow.share - remains - share
+    tolerance = max(least_share, WITHIN_SHARE * share)
+    size = name == "healthy" or (above if slow.at_least else abs(above)) <= tolerance
     reason = Ordinary((), FIXED.get(name, {})).verdict(fixed.kind, fixed.share)
     return kind, place, place and size, same and fixed.share >= FALSE_SHARE and not reason
 
@@ -316,7 +320,10 @@ def found(summary: dict[str, Any]) -> list[Found]:
         of_ms = step_ms if one["kind"] == "cores too few" else step_ms - core_ms
         remedy = REMEDIES.get(one["remedy"], one["remedy"])
         ms = one["ms"]["median"]
-        diagnoses.append(Found(one["kind"], place.strip(), ms, ms / of_ms, step_ms, remedy, noted))
+        saving = one["saving"] or {}
+        at_least = bool(saving) and saving["ci_high"] is None and saving["ci_low"] == saving["median"]
+        share = 1 - 1 / saving["median"] if at_least else ms / of_ms
+        diagnoses.append(Found(one["kind"], place.strip(), ms, share, step_ms, remedy, noted, at_least))
     return diagnoses
 
 

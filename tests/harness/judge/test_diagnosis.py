@@ -204,6 +204,12 @@ def test_a_small_hand_over_of_batches_is_no_finding(above: float) -> None:
     assert any(one.kind == "input-bound" for one in diagnosed(arm).diagnoses) == (above > 0)
 
 
+@pytest.mark.parametrize("above", [0.01, -0.01])
+def test_a_little_time_of_unknown_cause_is_no_finding(above: float) -> None:
+    arm = arm_of({"other": 100 * (DIAGNOSED_SHARE_MIN + above)}, spent("gc", 0.1))
+    assert any(one.kind == "unknown" for one in diagnosed(arm).diagnoses) == (above > 0)
+
+
 def ranks_of(*computed: tuple[dict[str, float], dict[str, float], float]) -> tuple[ArmReport, ...]:
     """Two ranks with exact steps: each with phases, time off a core by phase, and milliseconds of reading."""
     arms = [
