@@ -87,14 +87,16 @@ ASSUMPTION = (
 )
 HOW_TO_READ = """## How to read this
 
-A printed figure stands for every value that would be printed the same. A row is consistent if these intervals allow one
-truth for all its figures. FLOPs per token are PaLM's (6 x weights without embedding lookups, plus 12 x layers x width x
-sequence) unless a reading says otherwise. tokens/s counts all devices, MFU and TFLOP/s one; devices that are not
-declared count as one. A reading is one change of what is declared, or two where no single one fits. A reading with a
-free parameter (padding, an unknown peak, an average over other steps) fits any figure, so it proves nothing. A reading
-is *firm* ("fits with") where honest figures would get it in at most 1 % of rows. Rows *apart beyond rounding* are not
-called wrong: figures of different steps or runs differ like that. A table cannot show that its figures are right, only
-that they contradict each other. Ceilings take the isolated data time as fully exposed: the truth can only be less."""
+- A printed figure is an interval: all values that round to it. A row is consistent if one truth fits all its intervals.
+- FLOPs per token follow PaLM: 6 x weights without embedding lookups, plus 12 x layers x width x sequence.
+- tokens/s counts all devices; MFU and TFLOP/s count one. Without a declared number, there is one device.
+- A reading changes one declared value, or two if no single change fits.
+- A reading with a free parameter (padding, an unknown peak, an average over other steps) fits any figure. It proves
+  nothing.
+- A reading is *firm* ("fits with") if at most 1 % of honest rows would get it.
+- Rows *apart beyond rounding* need not be wrong: figures of different steps or runs differ like that.
+- Figures can contradict each other. No table shows that its figures are right.
+- Ceilings assume that all isolated data time is exposed, so the real gain can only be smaller."""
 
 
 def conclusion(audit: Audit) -> list[str]:

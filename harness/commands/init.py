@@ -269,14 +269,14 @@ def scenario_text(about: str, answers: Mapping[str, str], repeats: int) -> str:
 
 def _trained_by_us(about: str, answers: Mapping[str, str], repeats: int) -> str:
     model = f"preset: {quoted(answers['model'])}" if "model" in answers else f"factory: {quoted(answers['factory'])}"
-    hint = "any dimension of it can be overridden: layers, width, heads ..." if "model" in answers else "your module"
+    hint = "override any dimension: layers, width, heads ..." if "model" in answers else "your module"
     if answers.get("vocab-size"):
         model += f", vocab_size: {number(answers['vocab-size'])}"
     data = _data_of_source(answers) if about == SOURCE else _data_of_text(answers)
     return f"""\
 question: {_QUESTION_OF[about]}
 
-base: # what all arms share
+base: # shared by all arms
   model: {{{model}}} # {hint}
   data:
 {data}
@@ -284,16 +284,16 @@ base: # what all arms share
     batch_size: {number(answers["batch-size"])}
   compute: {{device: {quoted(answers["device"])}}}
   steps: 40 # measured steps of each run
-  warmup_steps: 5 # before them, in no figure
+  warmup_steps: 5 # unmeasured steps before them
 
-arms: # what differs; the first is the baseline of the others
+arms: # settings that differ; the first arm is the baseline
 {_ARMS_OF[about]}
 
-# a-a: the noise floor, without which nothing is decided; ideal-data: what no data work at all would give; data-only:
-# the data path alone, which is what benchmarks of loaders show.
+# a-a: noise floor, needed for any verdict. ideal-data: the same steps without data work. data-only: the data path
+# alone, as benchmarks of loaders measure it.
 controls: [a-a, ideal-data, data-only]
-repeats: {repeats} # blocks: each runs every arm once, over the same documents; more of them narrow the intervals
-slice_steps: 10 # arms alternate so often, that a neighbour's load hits all of them
+repeats: {repeats} # blocks: each runs every arm once, over the same documents; more blocks narrow the intervals
+slice_steps: 10 # arms take turns of this many steps, so that other load on the machine affects all of them
 """
 
 
@@ -303,12 +303,12 @@ _QUESTION_OF = {
 }
 _ARMS_OF = {
     TEXT: """\
-  text: {data.path: text-stream} # tokenizes as it goes, documents packed end to end
-  tokens: {data.path: tokens-stream} # the same tokens, made beforehand
+  text: {data.path: text-stream} # tokenizes during training; documents are packed end to end
+  tokens: {data.path: tokens-stream} # the same tokens, tokenized before
   text-w1: {data.path: text-stream, data.workers: 1} # tokenizes in a loader worker""",
     SOURCE: """\
-  inline: {} # batches are made in the loop itself
-  one-worker: {data.workers: 1} # in a loader worker""",
+  inline: {} # the training loop makes the batches
+  one-worker: {data.workers: 1} # a loader worker makes them""",
 }
 
 
@@ -326,8 +326,8 @@ def _data_of_text(answers: Mapping[str, str]) -> str:
 def _data_of_source(answers: Mapping[str, str]) -> str:
     source = quoted(answers["source"])
     return (
-        f"    source: {source} # called with those of batch_size, sequence_length, seed that it has a parameter for\n"
-        "    # arguments: {path: mine.bin} # more of its arguments"
+        f"    source: {source} # gets batch_size, sequence_length and seed, if it has these parameters\n"
+        "    # arguments: {path: mine.bin} # further arguments"
     )
 
 
@@ -337,27 +337,27 @@ def _run_as_it_is(about: str, answers: Mapping[str, str], repeats: int) -> str:
     vary = "{workers: 2}, where the command has --workers {workers}"
     if about == LOOP:
         vary = "{workers: 2}, where the function has a parameter workers"
-    arms = f"  mine: {{}} # the {about} above; another arm with values of its own varies it: {vary}"
+    arms = f"  mine: {{}} # the {about} above; add an arm with other values to vary it: {vary}"
     if baseline:
         arms = (
-            f"  baseline: {{{about}: {quoted(baseline)}}} # the first is what the others are compared with\n"
+            f"  baseline: {{{about}: {quoted(baseline)}}} # the first arm is the baseline\n"
             f"  candidate: {{}} # the {about} above"
         )
     return f"""\
 question: {quoted(question)}
 
-{about}: {quoted(candidate)} # no line of it changes; it runs in the folder in which harness is called
+{about}: {quoted(candidate)} # runs unchanged, in the current folder
 
-arms: # what differs
+arms: # settings that differ
 {arms}
 
-# a-a: the noise floor, without which nothing is decided; ideal-data: its steps without waits for data; data-only: its
-# batches alone. Each is the same {about} once more.
+# Each control runs the same {about} once more. a-a: noise floor, needed for any verdict. ideal-data: steps without
+# waits for data. data-only: batches alone.
 controls: [a-a, ideal-data, data-only]
-repeats: {repeats} # blocks, each with fresh processes; more of them narrow the intervals
-warmup: 5 # steps before the measured ones, in no figure
-steps: {number(answers["steps"])} # measured steps of each block; the training must last for all of them
-interleave: slices # all of a block stay in memory and take turns of 20 steps; runs: one after another
+repeats: {repeats} # blocks, each with new processes; more blocks narrow the intervals
+warmup: 5 # unmeasured steps before the measured ones
+steps: {number(answers["steps"])} # measured steps of each block; the training must be long enough
+interleave: slices # all arms of a block stay in memory and take turns of 20 steps; runs: one after another
 """
 
 

@@ -37,7 +37,7 @@ def section(loads: Sequence[HostLoad], devices: Sequence[DeviceHealth], problems
         for finding in device.findings
     ]
     if findings:
-        parts += ["### What held it back", bulleted(findings)]
+        parts += ["### Findings", bulleted(findings)]
     if problems:
         parts += ["### Not measured", bulleted(map(safe, dict.fromkeys(problems)))]
     return "\n\n".join(parts)
@@ -64,8 +64,8 @@ def _host_table(loads: Sequence[HostLoad]) -> str:
         "arm": lambda load: load.arm,
         "trainer cores": lambda load: of(load, "main", lambda role: role.cores),
         "loader cores": loaders,
-        "others' cores (most)": others,
-        "waited for a core s/s: trainer / loaders":
+        "cores of other processes (max)": others,
+        "wait for a core, s per s: trainer / loaders":
             lambda load: " / ".join(of(load, name, lambda role: role.delay) for name in ("main", "loaders")),
         "resident GB": lambda load: total(load, lambda role: role.resident_bytes, 1e9),
         "PSS GB": lambda load: total(load, lambda role: role.pss_bytes, 1e9),
@@ -77,11 +77,10 @@ def _host_table(loads: Sequence[HostLoad]) -> str:
 
 
 HOST_NOTE = (
-    "During measured steps only. Of several ranks each column is of rank 0 and its workers, but *others' cores* are "
-    "used by processes of no rank on this machine. *loader cores*: of all workers (their number). *waited for a "
-    "core*: seconds in which threads were runnable and had none, per second; several threads add up. *resident*, "
-    "*PSS*: the most at a time, of main process and workers together; PSS counts a page that several share once. "
-    "*disk*: what the page cache did not have."
+    "During measured steps only. With several ranks, the columns show rank 0 and its workers. *cores of other "
+    "processes*: processes on this machine that belong to no rank. *loader cores*: all workers (number of workers). "
+    "*wait for a core*: time that threads were runnable without a core, summed over threads. *resident*, *PSS*: peak "
+    "of main process and workers together; PSS counts a shared page once. *disk*: reads that missed the page cache."
 )
 
 
@@ -92,7 +91,7 @@ def _limits(load: HostLoad) -> str:
     limits = []
     if load.quota_cores is not None:
         share = load.throttled_share
-        throttled = "not known how often throttled"
+        throttled = "throttling not recorded"
         throttled = throttled if share is None else f"throttled in {percent(share)} of its periods"
         limits.append(f"a CPU quota of {number(load.quota_cores)} cores, {throttled}")
     if load.memory_limit_bytes is not None:
@@ -118,18 +117,18 @@ def _device_table(devices: Sequence[DeviceHealth]) -> str:
         "power W": lambda device: number_cell(device.power_w),
         "J / token": lambda device: joules(device.joules_per_token),
         "J / trained token": lambda device: joules(device.joules_per_trained_token),
-        "SM clock MHz (least)": clock,
+        "SM clock MHz (min)": clock,
         "throttled": lambda device: cell(device.throttled, lambda shares: percent(max(shares.values(), default=0.0))),
-        "°C (most)": lambda device: number_cell(device.temperature_max_c),
+        "°C (max)": lambda device: number_cell(device.temperature_max_c),
         "memory GB": lambda device:
             " of ".join(number_cell(size, 1e9) for size in (device.memory_used_bytes, device.memory_total_bytes)),
     })  # fmt: skip
 
 
 DEVICE_NOTE = (
-    "Means over the samples of measured steps. *in use*: some kernel ran; a card can be in use all the time and have "
-    "most of its SMs idle. *throttled*: share of the samples in which the commonest reason slowed it down. Energy is "
-    "the whole card's, by its own counter; that counter moves in steps of up to 0.1 s."
+    "Means over the samples of measured steps. *in use*: at least one kernel ran, even if most SMs were idle. "
+    "*throttled*: share of the samples with the most common throttle reason. Energy is the whole card's, by its own "
+    "counter, which advances in steps of up to 0.1 s."
 )
 
 

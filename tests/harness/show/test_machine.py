@@ -39,7 +39,7 @@ def test_host_and_devices_are_tables_and_what_was_not_told_is_a_dash() -> None:
         "| plain | 0 | 97 % | 50 % / – / 25 % | 612 | 0.0612 | 0.0701 | 1,950 (1,755) | 0.0 % | 71.0 | 62.0 of 96.0 |"
         in text
     )
-    assert "What held it back" not in text
+    assert "### Findings" not in text
     assert "PCIe" not in text
 
 
@@ -74,4 +74,4 @@ def test_the_limits_of_the_cgroup_are_said_where_there_are_some() -> None:
         "- plain: a CPU quota of 8.00 cores, throttled in 0.0 % of its periods; 64.0 GB of memory, at most 12.0 GB in"
         in text
     )
-    assert "not known how often throttled" in section([replace(limited, throttled_share=None)], [])
+    assert "throttling not recorded" in section([replace(limited, throttled_share=None)], [])
