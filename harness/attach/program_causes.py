@@ -1,6 +1,6 @@
 """Find causes that hold for a whole program: steps or memory that grow, padding, and settings left on.
 
-Each row is a :class:`harness.explain.wall.SlowCause`. A stage of the data has a row with the place where the program
+Each row is a :class:`harness.explain.causes.SlowCause`. A stage of the data has a row with the place where the program
 makes it. ``figures`` by kind:
 
     growing    first_ms, last_ms (typical steps), part_share (of the growth, in its phase), hooks_first, hooks_last
@@ -22,6 +22,19 @@ import numpy as np
 
 from harness.attach.frames import AttachedProcess
 from harness.attach.steps import StepTotals
+from harness.explain.causes import (
+    BREAKS,
+    BUSY,
+    GRADIENTS,
+    GROWING,
+    MAKER,
+    MEMORY,
+    PADDING,
+    REST,
+    SETTING,
+    SYNCHRONIZATION,
+    WORKERS,
+)
 from harness.explain.policy import (
     EVEN_GROWTH_MIN,
     FIRST_FETCH_MS_MIN,
@@ -33,20 +46,7 @@ from harness.explain.policy import (
     SYNCED_PASSES_MIN,
 )
 from harness.explain.trend import trend
-from harness.explain.wall import (
-    BREAKS,
-    BUSY,
-    GRADIENTS,
-    GROWING,
-    MAKER,
-    MEMORY,
-    PADDING,
-    REST,
-    SETTING,
-    START_UP,
-    SYNCHRONIZATION,
-    WORKERS,
-)
+from harness.explain.wall import START_UP
 from trainer.json_types import JsonObject
 
 

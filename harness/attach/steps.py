@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.attach.frames import AttachedProcess, Made, events
+from harness.explain.causes import HOOKS, PASSES
 from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
-from harness.explain.wall import HOOKS, PASSES
 from harness.launch.tables import RunTables
 from harness.probes.ledger.recorders import StepRecorder
 from harness.probes.ledger.rows import ENTER, EXIT, MAIN, PAUSE, RECEIVED, STEP

@@ -14,21 +14,8 @@ from harness.attach.frames import AttachedProcess, read, was_attached
 from harness.attach.profiled import ProfiledWindows, closing_step, profiled_arm, profiled_steps
 from harness.attach.program_causes import program_causes
 from harness.attach.steps import EXACT, FORCED, LATE, PROFILED_PART, MadeBy, StepTotals, write_tables
-from harness.explain.wall import (
-    AFTER_STEPS,
-    CODE,
-    COMPILED,
-    EVALUATING_STEPS,
-    EVALUATION,
-    GC,
-    HOOKS,
-    LOCK,
-    MEASURED_STEPS,
-    OTHER_STEPS,
-    PROFILED_STEPS,
-    SAMPLED,
-    START_UP,
-)
+from harness.explain.causes import CODE, COMPILED, EVALUATION, GC, HOOKS, LOCK, SAMPLED
+from harness.explain.wall import AFTER_STEPS, EVALUATING_STEPS, MEASURED_STEPS, OTHER_STEPS, PROFILED_STEPS, START_UP
 from harness.launch.study import now
 from harness.machine.checks.check import count
 from harness.machine.environment import record_user_environment
@@ -291,7 +278,7 @@ def unseen_place(one: AttachedProcess, totals: StepTotals) -> str | None:
 
 
 def _causes(one: AttachedProcess, totals: StepTotals) -> tuple[JsonObject, ...]:
-    """Return the causes of slow steps in ``totals``, as rows of harness.explain.wall.
+    """Return the causes of slow steps in ``totals``, as rows of harness.explain.causes.
 
     They are the noted waits and copies, counted events (such as compilations) and sampled places.
     """

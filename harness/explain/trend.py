@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.explain.causes import REST, Z_95
 from harness.explain.policy import (
     TREND_ALIKE_MIN,
     TREND_BEFORE_MAX,
@@ -18,7 +19,6 @@ from harness.explain.policy import (
     TREND_STEPS_MIN,
     TREND_WORK_MAX,
 )
-from harness.explain.wall import REST, Z_95
 
 Float = NDArray[np.float64]
 EDGE_BINS = 2  # bins at each end of a run that give its first and last typical step

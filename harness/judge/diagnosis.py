@@ -11,32 +11,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from harness.explain.causes import (
+    CODE,
+    GRADIENTS,
+    GROWING,
+    PADDING,
+    REST,
+    SETTING,
+    SYNCHRONIZATION,
+    THREAD_LOCK,
+    SlowCause,
+    busy_cores,
+    is_wait,
+    reads_cheap_rows,
+)
 from harness.explain.policy import MOSTLY_CPU_SHARE
 from harness.explain.ranks import GroupGain
 from harness.explain.spans import BUILT
 from harness.explain.statistics import Estimate, holding
 from harness.explain.unusual_steps import WHOLE_STEP
-from harness.explain.wall import (
-    CODE,
-    COMPUTE,
-    GRADIENTS,
-    GROWING,
-    IN_LOOP,
-    PADDING,
-    REST,
-    RESTART,
-    SAMPLER,
-    SETTING,
-    SYNCHRONIZATION,
-    THREAD_LOCK,
-    PartKind,
-    SlowCause,
-    StepPart,
-    Wall,
-    busy_cores,
-    is_wait,
-    reads_cheap_rows,
-)
+from harness.explain.wall import COMPUTE, IN_LOOP, RESTART, SAMPLER, PartKind, StepPart, Wall
 from harness.judge.policy import (
     BUSY_CORES_MIN,
     COLUMNS_SHARE,

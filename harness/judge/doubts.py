@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from harness.explain.causes import CODE, slow_causes
 from harness.explain.lead_use import LeadUse
 from harness.explain.ledger import RunLedger, arm_lead
 from harness.explain.policy import MIN_BLOCKS
-from harness.explain.wall import CODE, slow_causes
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, UNSEEN_SHARE_MAX
 from harness.study.contract import PROFILED
 from harness.study.records import COMMAND, ArmRecord, RunFacts, RunRecord, StudyRecord

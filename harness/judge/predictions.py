@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
+from harness.explain.causes import reads_cheap_rows, slow_causes
 from harness.explain.exposure import Dose, SyncCall, What, dose, mean_hidden_behind, parse_control, sync_audit
 from harness.explain.ledger import Blocks, measure, per_step_of, speed, steps_per_s
 from harness.explain.policy import HANDOVER_TIMES_MAX, MIN_BLOCKS, REPLAY_ERROR_MAX
@@ -21,7 +22,6 @@ from harness.explain.replay.recording import ReplayError
 from harness.explain.replay.whatif import validation_arms
 from harness.explain.spans import spans_of
 from harness.explain.statistics import Estimate, Likeness, estimate, from_blocks
-from harness.explain.wall import reads_cheap_rows, slow_causes
 from harness.judge.comparisons import Absent, Controls, Measured, alike_blocks, arm_floor, ideal_speed
 from harness.judge.doubts import Bar, Claim, Doubt, RemedyKind, barred, doubt, in_order, unseen
 from harness.judge.policy import ADVISED_GAIN_MIN, AS_GOOD_WITHIN, ENOUGH_BLOCKS, RESTART_SHARE_MAX, SAME_TOKENS_WITHIN

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.explain.bounds import Bound, BoundShares, agreed
+from harness.explain.causes import SlowCause
 from harness.explain.exposure import Dose, SyncCall
 from harness.explain.lead_use import LeadUse, Loading
 from harness.explain.ranks import GroupGain, RanksReport
@@ -18,7 +19,7 @@ from harness.explain.replay.prediction import Assumption
 from harness.explain.replay.recording import ReplayGap
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import EndedCost, LongSteps, StepKinds, StepTimes
-from harness.explain.wall import SlowCause, StepPart, Wall
+from harness.explain.wall import StepPart, Wall
 from harness.judge.claims import ArmUse, JudgedClaim
 from harness.judge.comparisons import Absent, Measured, Missing
 from harness.judge.confounds import Confound

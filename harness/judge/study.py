@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 
 from harness.explain.bounds import mean_shares
+from harness.explain.causes import SAMPLED, busy_cores, slow_causes
 from harness.explain.exposure import release, work_out
 from harness.explain.lead_use import Loading, loading_of
 from harness.explain.ledger import (
@@ -31,7 +32,7 @@ from harness.explain.replay.predict import Replays
 from harness.explain.replay.recording import ReplayError
 from harness.explain.statistics import Estimate, Likeness, estimate
 from harness.explain.unusual_steps import ended_costs, long_steps, step_kinds, step_times
-from harness.explain.wall import SAMPLED, busy_cores, slow_causes, wall, without_waits
+from harness.explain.wall import wall, without_waits
 from harness.judge.advice import advise
 from harness.judge.claims import JudgedClaim, RunUse, arm_use, judge, own_kind, use_of
 from harness.judge.comparisons import Absent, Controls, Measured, Missing, alike_blocks, arm_floor, compare

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness.explain.causes import CODE, GC, GRADIENTS, SYNCHRONIZATION
 from harness.explain.policy import KINDS_BETWEEN_MAX, LONG_STEPS_SHARE_MAX, REPLAY_ERROR_MAX
 from harness.explain.ranks import GroupGain
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
-from harness.explain.wall import CODE, GC, GRADIENTS, SYNCHRONIZATION
 from harness.judge.doubts import Unseen
 from harness.judge.policy import CORE_WAIT_SHARE_MAX, RESTART_SHARE_MAX, UNSEEN_SHARE_MAX, WITNESSES_WITHIN
 from harness.judge.report_types import ArmReport, ArmTotals, DiagnosisRemedy

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args, get_type_hints
 
+from harness.explain.causes import GROWING, PADDING, SETTING, SlowCause
 from harness.explain.lead_use import LeadUse
 from harness.explain.statistics import Estimate
 from harness.explain.unusual_steps import LongSteps
-from harness.explain.wall import GROWING, PADDING, SETTING, SlowCause, StepPart
+from harness.explain.wall import StepPart
 from harness.judge.comparisons import Absent, AbsentKind, Measured, Missing, MissingKind
 from harness.judge.confounds import Confound, ConfoundKind
 from harness.judge.doubts import (

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from harness.explain.policy import MIN_BLOCKS, TREND_STEPS_MIN
-from harness.explain.statistics import Estimate
-from harness.explain.unusual_steps import EndedCost
-from harness.explain.wall import (
+from harness.explain.causes import (
     BREAKS,
     CODE,
     COMPILATION,
@@ -17,16 +14,16 @@ from harness.explain.wall import (
     GROWING,
     MEMORY,
     PADDING,
-    RESTART,
     SETTING,
-    START_UP,
     THREAD_LOCK,
     SlowCause,
-    StepPart,
     is_own_code,
     is_wait,
-    maker_text,
 )
+from harness.explain.policy import MIN_BLOCKS, TREND_STEPS_MIN
+from harness.explain.statistics import Estimate
+from harness.explain.unusual_steps import EndedCost
+from harness.explain.wall import RESTART, START_UP, StepPart, maker_text
 from harness.judge.diagnosis import padding_remedy
 from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding

@@ -11,7 +11,7 @@ import pytest
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.steps import write_tables
 from harness.attach.study import record_of
-from harness.explain.wall import BREAKS, SlowCause, slow_causes
+from harness.explain.causes import BREAKS, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS, Ran, losses, run_all
 
 pytestmark = pytest.mark.slow

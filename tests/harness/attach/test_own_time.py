@@ -22,7 +22,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from harness.attach import hooks
-from harness.explain.wall import LOCK, SlowCause, slow_causes
+from harness.explain.causes import LOCK, SlowCause, slow_causes
 from tests.harness.attach.running import PROGRAMS
 from tests.harness.attach.test_exec import alone, attached, losses, program, study_in
 

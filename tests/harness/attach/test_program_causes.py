@@ -15,19 +15,19 @@ from harness.attach import hooks
 from harness.attach.frames import AttachedProcess, read
 from harness.attach.program_causes import _memory, program_causes
 from harness.attach.steps import StepTotals, write_tables
-from harness.explain.policy import FIRST_FETCH_MS_MIN
-from harness.explain.wall import (
+from harness.explain.causes import (
     GRADIENTS,
     GROWING,
     MAKER,
     MEMORY,
     PADDING,
     SETTING,
-    START_UP,
     SYNCHRONIZATION,
     WORKERS,
     SlowCause,
 )
+from harness.explain.policy import FIRST_FETCH_MS_MIN
+from harness.explain.wall import START_UP
 from harness.judge.study import analyse
 from harness.show.policy import SPENT_SHARE_MIN
 from harness.show.text.findings import SETTINGS as SETTINGS_TEXTS

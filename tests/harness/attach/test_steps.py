@@ -26,8 +26,9 @@ from harness.attach.steps import (
     write_tables,
 )
 from harness.attach.study import LEAST_FORCED, _own_time, _program_ms, _spent_at
+from harness.explain.causes import BUSY, HOOKS, LOCK
 from harness.explain.policy import HELD_LOOKS_SHARE, HELD_SHARE_MIN
-from harness.explain.wall import BUSY, HOOKS, LOCK, PROFILED_STEPS
+from harness.explain.wall import PROFILED_STEPS
 from harness.probes.ledger.rows import ENTER, EXIT, PAUSE, RECEIVED, STEP
 
 STEPS, WARMUP = 30, 4

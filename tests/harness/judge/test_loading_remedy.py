@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.explain.causes import slow_causes
 from harness.explain.lead_use import Loading, LongReads, SlowWorker
 from harness.explain.policy import CHEAP_ROW_US_MAX, MOSTLY_CPU_SHARE
-from harness.explain.wall import slow_causes
 from harness.judge.advice import advise
 from harness.judge.diagnosis import loading_remedy, remedy_figures
 from harness.show.advice import next_steps

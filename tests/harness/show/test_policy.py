@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from harness.explain.causes import SlowCause
 from harness.explain.replay.attribution import Removal
 from harness.explain.statistics import Estimate
-from harness.explain.wall import SlowCause
 from harness.judge.claims import JudgedClaim
 from harness.judge.comparisons import Absent
 from harness.judge.confounds import Confound

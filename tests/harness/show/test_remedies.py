@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.explain.wall import slow_causes
+from harness.explain.causes import slow_causes
 from harness.judge.study import analyse
 from harness.show.first_screen import first_screen
 from harness.show.lone_arms import lone_lines
