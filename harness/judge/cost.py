@@ -102,6 +102,7 @@ class ArmMeasurement:
     devices: int = 1  # number of devices that its ranks use
     profile: str | None = None  # of the device
     profile_usd: float | None = None  # US dollars per hour in this profile
+    epoch_steps: float | None = None  # steps of an epoch of its data; None if unknown
 
     @property
     def plain_s(self) -> tuple[float, ...]:

@@ -235,6 +235,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
         devices=facts.device_count or 1,
         profile=facts.profile,
         profile_usd=facts.price_per_hour_usd,
+        epoch_steps=facts.epoch_steps,
     )
 
 

@@ -27,11 +27,13 @@ from harness.regress.decision import (
     Gate,
     Limits,
     Part,
+    SlowBlocks,
     StateComparison,
     WhyUndecided,
     fractions,
     judge,
     nothing,
+    slow_blocks,
 )
 from harness.regress.policy import COMMON_MOVE_ARMS, COMMON_MOVE_SHARE, DAY_LOSSES_WITHIN, NOTICEABLE_PART
 from harness.regress.series import MACHINE, PROGRAM, STARTUP, STEP, BetweenDays, BlockSeries, Days
@@ -267,10 +269,18 @@ def _comparison(
             for name in parts
         ],
         gates=_gates(baseline, candidate, limits, days),
+        slow_blocks=None if _slow_blocks(baseline, limits.step) else _slow_blocks(candidate, limits.step),
         differences=list(warned),
         steps=min(baseline.steps or 0, candidate.steps or 0),
+        epoch_steps=max(filter(None, (baseline.epoch_steps, candidate.epoch_steps)), default=None),
         emulated=candidate.emulated,
     )
+
+
+def _slow_blocks(series: BlockSeries, within: float) -> SlowBlocks | None:
+    step_ms = series.part_ms[STEP]
+    logs = {block: math.log(ms) for block, ms in zip(series.blocks, step_ms, strict=False) if ms > 0}
+    return slow_blocks(logs, within)
 
 
 def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: Days) -> list[Gate]:

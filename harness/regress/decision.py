@@ -15,12 +15,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import Estimate, from_block_values, student_t
 from harness.judge.confounds import Confound
 from harness.judge.doubts import Doubt, barred
+from harness.judge.policy import UNEVEN_BLOCKS_MIN
 from harness.regress.policy import (
     FIRST_LOOK,
     LOOK_GROWTH,
@@ -223,7 +225,7 @@ MissingKind = Literal[
 
 
 # Reasons for an undecided comparison. "other check open": memory, startup or total time looks worse than allowed.
-Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", "other check open"]
+Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", "slow blocks", "other check open"]
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,32 @@ class WhyUndecided:
     kind: MissingKind
     details: tuple[str, ...] = ()
     tokens: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class SlowBlocks:
+    """Blocks whose process was slower than the others by ``change``, a fraction. The typical block does not show it."""
+
+    blocks: tuple[int, ...]
+    change: float
+
+
+def slow_blocks(logs: Mapping[int, float], within: float) -> SlowBlocks | None:
+    """Return the blocks of a slower kind; None if all are of one kind. ``logs``: log of the change, by block.
+
+    They are fewer than half, and raise the mean by more than ``within``.
+    The gap to the others is wider than the scatter of the others. A single block may be a disturbance.
+    """
+    order = sorted(logs, key=logs.__getitem__)
+    splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
+    if not splits:
+        return None
+    at = max(splits, key=lambda place: logs[order[place]] - logs[order[place - 1]])
+    usual, slow = [logs[block] for block in order[:at]], [logs[block] for block in order[at:]]
+    gap, excess = slow[0] - usual[-1], fmean(slow) - fmean(usual)
+    if gap <= usual[-1] - usual[0] or excess * len(slow) / len(order) <= math.log1p(within):
+        return None
+    return SlowBlocks(tuple(sorted(order[at:])), math.expm1(excess))
 
 
 @dataclass(frozen=True)
@@ -273,6 +301,7 @@ class StateComparison:
     blocks: int
     step: Decision
     steps: int = 0  # measured steps of the shortest block; later steps of a training are not compared
+    epoch_steps: float | None = None  # steps of an epoch of the side with the longer one; None if unknown
     baseline_ms: float | None = None
     candidate_ms: float | None = None
     total: Decision | None = None  # decision on all measured time, including rare long steps
@@ -285,6 +314,7 @@ class StateComparison:
     missing: WhyUndecided | None = None
     other_work: Confound | None = None  # difference that makes the two sides do different work
     used_lead: Confound | None = None  # prefetched batches explain the allowed change, or the measured one
+    slow_blocks: SlowBlocks | None = None  # candidate's blocks of a slower kind, which the typical step does not show
     doubts: tuple[Doubt, ...] = ()  # doubts that bar verdicts for any figures
     emulated: bool = False
     alternated: bool = False  # True if both sides alternated within seconds; False if they ran on different days
@@ -295,7 +325,7 @@ class StateComparison:
         """Worst outcome of everything that must not grow: the typical step, all measured time, and the gates.
 
         A busy machine bars "same" and "faster". "Slower" stays valid if both sides alternated, because it slows both.
-        Different work, or a lead of prefetched batches, bars "same" and "faster" too.
+        Different work, a lead of prefetched batches, or a slower kind of blocks bars "same" and "faster" too.
         """
         decisions = [
             self.step,
@@ -307,7 +337,7 @@ class StateComparison:
             return "slower"
         if is_barred:
             return "undecided"
-        unlike = self.other_work is not None or self.used_lead is not None
+        unlike = any(entry is not None for entry in (self.other_work, self.used_lead, self.slow_blocks))
         return "undecided" if unlike or self.open else self.step.outcome
 
     @property
@@ -319,6 +349,8 @@ class StateComparison:
             return self.missing.kind
         if barred(self.doubts, "loss") is not None:
             return "no core"
+        if self.slow_blocks is not None:
+            return "slow blocks"
         if self.step.why is not None and not (self.step.why in ("scattered", "at the limit") and TOTAL in self.open):
             return self.step.why
         if self.other_work is not None:
