@@ -352,6 +352,35 @@ def test_a_verdict_names_its_horizon(epoch: float | None, share: str) -> None:
         assert screen.horizon in opening("x", screen)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "turns", "found"),
+    [
+        ({0}, 3, "all time apart"),
+        ({0, 1}, 3, "all time apart"),
+        ({0}, 1, "all time apart"),
+        ({0, 1, 2, 3, 4}, 1, "drift"),  # each process opens files that were not read before
+    ],
+)
+def test_files_that_are_cold_for_one_side_are_never_a_plain_verdict(blocks: set[int], turns: int, found: str) -> None:
+    """Both arms are alike once the page cache is warm. The baseline reads first, 30 ms longer a step."""
+
+    def cold(run: RunData) -> RunData:
+        def change(columns: dict[str, list[Any]]) -> None:
+            for place, turn in enumerate(columns["turn"]):
+                if run.record.arm == "text" and run.record.block in blocks and turn < turns:
+                    for name in ("wall_ns", "fetch_ns"):
+                        columns[name][place] += 30_000_000
+
+        return steps_of(run, change)
+
+    text = Arm("text")
+    report = study(text, *text.controls("a-a"), Arm("tokens"), edit=cold, noise=NOISE)
+    (c,) = report.compared
+    assert found in [entry.kind for entry in comparison_doubts(c)]
+    assert c.measured.verdict == "undecided"
+    assert first_screen(report).horizon
+
+
 def drifting(times: float, **how: Any) -> Comparison:
     """The candidate's steps last ``times`` as long in its last repetition, and half of that in the middle."""
 
