@@ -216,7 +216,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
     unsettled = _warmup_steps(config)
     # Its own threads and workers share cores in the training too, so those waits are part of its cost.
     threads = config.ranks * ((1 if facts.asynchronous else facts.threads or 1) + config.data.workers)
-    alone = facts.cores is None or threads <= facts.cores
+    fits = facts.cores is None or threads <= facts.cores
     queued_s = sum(ns or 0 for ns in table["contended_ns"].to_pylist()) / 1e9
     fetched_s = sum((ns or 0) / 1e9 for ns in table["fetch_ns"].to_pylist()[unsettled:])
     return ArmMeasurement(
@@ -232,7 +232,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
         writing_s=writing_s,
         asynchronous=asynchronous,
         import_s=import_s,
-        waiting_share=queued_s / sum(walls_s) if alone else 0.0,
+        waiting_share=queued_s / sum(walls_s) if fits else 0.0,
         waits=fetched_s > WAITS * sum(walls_s[unsettled:]),
         device=facts.device or "",
         emulated=bool(facts.emulated),
