@@ -206,10 +206,36 @@ class Part:
 
 
 @dataclass(frozen=True)
+class HighBlocks:
+    """Blocks whose value exceeds that of the others by ``change``, a fraction. The typical block does not show it."""
+
+    blocks: tuple[int, ...]
+    change: float
+
+
+def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
+    """Return the blocks of a higher kind; None if all are of one kind. ``logs``: log of the change, by block.
+
+    They are fewer than half, and raise the mean by more than ``within``.
+    The gap to the others is wider than the scatter of the others. A single block may be a disturbance.
+    """
+    order = sorted(logs, key=logs.__getitem__)
+    splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
+    if not splits:
+        return None
+    at = max(splits, key=lambda place: logs[order[place]] - logs[order[place - 1]])
+    usual, high = [logs[block] for block in order[:at]], [logs[block] for block in order[at:]]
+    gap, excess = high[0] - usual[-1], fmean(high) - fmean(usual)
+    if gap <= usual[-1] - usual[0] or excess * len(high) / len(order) <= math.log1p(within):
+        return None
+    return HighBlocks(tuple(sorted(order[at:])), math.expm1(excess))
+
+
+@dataclass(frozen=True)
 class Gate:
     """Decision on a quantity besides the step that must not grow, such as peak memory.
 
-    ``baseline`` and ``candidate``: medians in ``unit``.
+    ``baseline`` and ``candidate``: medians in ``unit``. ``high_blocks``: the candidate's blocks of a higher kind.
     """
 
     name: str
@@ -217,6 +243,7 @@ class Gate:
     baseline: float
     candidate: float
     decision: Decision
+    high_blocks: HighBlocks | None = None
 
 
 MissingKind = Literal[
@@ -238,32 +265,6 @@ class WhyUndecided:
     kind: MissingKind
     details: tuple[str, ...] = ()
     tokens: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class SlowBlocks:
-    """Blocks whose process was slower than the others by ``change``, a fraction. The typical block does not show it."""
-
-    blocks: tuple[int, ...]
-    change: float
-
-
-def slow_blocks(logs: Mapping[int, float], within: float) -> SlowBlocks | None:
-    """Return the blocks of a slower kind; None if all are of one kind. ``logs``: log of the change, by block.
-
-    They are fewer than half, and raise the mean by more than ``within``.
-    The gap to the others is wider than the scatter of the others. A single block may be a disturbance.
-    """
-    order = sorted(logs, key=logs.__getitem__)
-    splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
-    if not splits:
-        return None
-    at = max(splits, key=lambda place: logs[order[place]] - logs[order[place - 1]])
-    usual, slow = [logs[block] for block in order[:at]], [logs[block] for block in order[at:]]
-    gap, excess = slow[0] - usual[-1], fmean(slow) - fmean(usual)
-    if gap <= usual[-1] - usual[0] or excess * len(slow) / len(order) <= math.log1p(within):
-        return None
-    return SlowBlocks(tuple(sorted(order[at:])), math.expm1(excess))
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ class StateComparison:
     missing: WhyUndecided | None = None
     other_work: Confound | None = None  # difference that makes the two sides do different work
     used_lead: Confound | None = None  # prefetched batches explain the allowed change, or the measured one
-    slow_blocks: SlowBlocks | None = None  # candidate's blocks of a slower kind, which the typical step does not show
+    slow_blocks: HighBlocks | None = None  # candidate's blocks of a slower kind, which the typical step does not show
     doubts: tuple[Doubt, ...] = ()  # doubts that bar verdicts for any figures
     emulated: bool = False
     alternated: bool = False  # True if both sides alternated within seconds; False if they ran on different days
@@ -359,10 +360,16 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """Undecided checks besides the step whose median exceeds the limit, by name. More blocks may decide them."""
-        checks = {TOTAL: self.total} if self.total is not None else {}
-        checks |= {gate.name: gate.decision for gate in self.gates}
-        return {name: decision for name, decision in checks.items() if _looks_worse(decision)}
+        """Checks besides the step that may be worse than allowed, by name. More blocks may decide them.
+
+        They are undecided and their median exceeds the limit, or some of their blocks are of a higher kind.
+        """
+        totals = {TOTAL: self.total} if self.total is not None and _looks_worse(self.total) else {}
+        return totals | {
+            gate.name: gate.decision
+            for gate in self.gates
+            if _looks_worse(gate.decision) or (gate.high_blocks is not None and gate.decision.outcome != "slower")
+        }
 
     @property
     def settled(self) -> bool:

@@ -26,8 +26,8 @@ from harness.regress.decision import (
     WhyUndecided,
     confidence_at,
     decide,
+    high_blocks,
     nothing,
-    slow_blocks,
 )
 from harness.regress.policy import NOTICEABLE_PART
 from harness.regress.series import EXPOSED, STEP, Rounds, rounds, total_log, typical_log
@@ -142,7 +142,7 @@ def _comparison(
         problems=problems,
         other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
-        slow_blocks=slow_blocks(typical, limits.step),
+        slow_blocks=high_blocks(typical, limits.step),
         doubts=tuple(entry for entry in unseen_doubts(names, ledgers[:2]) if entry.kind == "no core"),
         alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
@@ -257,10 +257,11 @@ def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -
         )
         shared = [block for block in blocks if block in base_amounts and block in other_amounts]
         if shared:
-            logs = [math.log(other_amounts[block] / base_amounts[block]) for block in shared]
+            logs = {block: math.log(other_amounts[block] / base_amounts[block]) for block in shared}
             noise = [math.log(control[block] / base_amounts[block]) for block in shared if block in control]
             medians = median(base_amounts[block] for block in shared), median(other_amounts[block] for block in shared)
-            gates.append(Gate(name, unit, *medians, decide(logs, limit, noise, level)))
+            decision = decide([*logs.values()], limit, noise, level)
+            gates.append(Gate(name, unit, *medians, decision, high_blocks(logs, limit)))
     return gates
 
 

@@ -11,7 +11,7 @@ from harness.explain.statistics import Estimate
 from harness.judge.doubts import barred
 from harness.judge.policy import USELESS_FLOOR
 from harness.regress.across import CommonMove
-from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, SlowBlocks, StateComparison
+from harness.regress.decision import TOTAL, Cause, Decision, Difference, HighBlocks, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.text.doubts import confound_lines, doubt_text, too_noisy_text
 from harness.show.text.verdicts import rarer_text
@@ -148,7 +148,7 @@ def _more_values(c: StateComparison) -> dict[str, str]:
     if (doubt := barred(c.doubts, "loss")) is not None:
         values["doubt"] = doubt_text(doubt)
     values["work"] = "" if c.other_work is None else confound_lines([c.other_work])[0]
-    values["slow"] = "" if c.slow_blocks is None else _slow_blocks_text(c.slow_blocks, c.blocks)
+    values["slow"] = "" if c.slow_blocks is None else _high_blocks_text(c.slow_blocks, c.blocks, "slower than")
     values["lead"] = "" if c.used_lead is None else confound_lines([c.used_lead])[0]
     return values
 
@@ -192,15 +192,15 @@ def sentence(c: StateComparison) -> str:
 def _rare(c: StateComparison) -> str:
     """Return why the total is slower although the typical round is not, as a clause."""
     if c.slow_blocks is not None:
-        return _slow_blocks_text(c.slow_blocks, c.blocks)
+        return _high_blocks_text(c.slow_blocks, c.blocks, "slower than")
     return "the typical step alone is undecided" if c.step.outcome == "undecided" else "rare steps got longer"
 
 
-def _slow_blocks_text(slow: SlowBlocks, blocks: int) -> str:
-    """Return that some of the ``blocks`` were slower, as a clause."""
+def _high_blocks_text(high: HighBlocks, blocks: int, relation: str) -> str:
+    """Return that some of the ``blocks`` were ``relation`` ("slower than") the others, as a clause."""
     return (
-        f"{len(slow.blocks)} of {count(blocks, 'block')} were {percent(slow.change)} slower than the others "
-        f"({blocks_named(slow.blocks)}), as if some processes start in another state"
+        f"{len(high.blocks)} of {count(blocks, 'block')} were {percent(high.change)} {relation} the others "
+        f"({blocks_named(high.blocks)}), as if some processes start in another state"
     )
 
 
@@ -258,6 +258,11 @@ def inside(c: StateComparison) -> list[str]:
     if c.rare and c.total is not None:
         lines.append(f"{c.name}: {TOTAL} changed {moved(c.total)}: {_rare(c)}")
     lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
+    lines += [
+        f"{c.name}: {gate.name}: {_high_blocks_text(gate.high_blocks, c.blocks, 'above')}"
+        for gate in c.gates
+        if gate.high_blocks is not None
+    ]
     for confound, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
         if confound is not None:
             lines.append(f"{c.name}: {confound_lines([confound])[0]}, so the sides are not called {barred_outcomes}")

@@ -11,7 +11,7 @@ import pytest
 
 from harness.commands.exit_codes import REGRESSION, of_verdict
 from harness.judge.confounds import Confound
-from harness.regress.decision import Limits, OneSidedProblem, WhyUndecided, confidence_at, slow_blocks
+from harness.regress.decision import Limits, OneSidedProblem, WhyUndecided, confidence_at, high_blocks
 from harness.regress.gate import comparisons
 from harness.regress.report import as_json, markdown, overall
 from harness.regress.text import default, sentence
@@ -134,6 +134,26 @@ def test_processes_of_two_kinds_are_named_where_the_typical_one_did_not_change()
 
 
 @pytest.mark.parametrize(
+    ("field", "amount", "name"),
+    [("peak_memory_bytes", 900 * 2**20, "peak memory"), ("startup_ns", 9 * 10**9, "startup")],
+)
+@pytest.mark.parametrize("every", [4, 8])
+def test_processes_of_two_kinds_are_not_hidden_by_the_median_of_memory_or_startup(
+    field: str, amount: int, name: str, every: int
+) -> None:
+    record, runs = study(blocks=16, spread=0.001)
+    high = tuple(range(every - 1, 16, every))
+    runs = [
+        recorded(one, **{field: amount}) if one.record.arm == HEAD and one.record.block in high else one for one in runs
+    ]
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.step.outcome, found.verdict, found.cause) == ("same", "undecided", "other check open")
+    (gate,) = [one for one in found.gates if one.name == name]
+    assert gate.high_blocks is not None
+    assert gate.high_blocks.blocks == high
+
+
+@pytest.mark.parametrize(
     ("logs", "slow"),
     [
         ([0.0] * 5, None),
@@ -145,7 +165,7 @@ def test_processes_of_two_kinds_are_named_where_the_typical_one_did_not_change()
     ],
 )
 def test_blocks_of_a_slower_kind_are_told_from_scatter(logs: list[float], slow: tuple[int, ...] | None) -> None:
-    found = slow_blocks(dict(enumerate(logs)), 0.01)
+    found = high_blocks(dict(enumerate(logs)), 0.01)
     assert (None if found is None else found.blocks) == slow
 
 
