@@ -189,12 +189,11 @@ def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
 def _incomparable(status: AuditStatus, readings: Sequence[FittedReading]) -> Incomparable | None:
     if status != "inconsistent":
         return None
-    firm = [entry for entry in readings if entry.firm]
-    for reading in firm:
+    for reading in sorted(readings, key=lambda entry: not entry.firm):
         if reading.kind == "sequence" or reading.kind == "devices":
             return Incomparable(reading.kind, reading.value)
     if any(entry.kind == "padding" and TOKENS in entry.figures for entry in readings):
         return Incomparable("padding")
-    if firm:
+    if any(entry.firm for entry in readings):
         return None
     return Incomparable("not known" if readings else "nothing fits")

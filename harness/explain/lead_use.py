@@ -20,12 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.explain.policy import (
+    CONFIDENCE,
     LEAD_BATCHES_MIN,
     LEAD_SHARE_MIN,
     LONG_READ_FACTOR,
@@ -35,7 +37,6 @@ from harness.explain.policy import (
     LONG_READS_TIME_MIN,
     MIN_BLOCKS,
     SLOW_WORKER_BATCHES_MIN,
-    SLOW_WORKER_BATCHES_SHARE,
     SLOW_WORKER_FACTOR,
     UNEQUAL_WORKER_FACTOR,
     WORKER_HELD_SHARE,
@@ -405,25 +406,36 @@ class MadeBy(NamedTuple):
 
 
 def slow_worker(blocks: Iterable[MadeBy]) -> SlowWorker | None:
-    """Return the worker that is slower than the others in all ``blocks``; None without one.
+    """Return the slowest worker, if it is slower than the fastest one in all ``blocks``; None without one.
 
-    None too if too few batches show it.
+    It is compared with the fastest, because several may be slow. None too if chance may explain it: rank sums of their
+    batches are compared, at a level shared by all pairs of workers.
     """
-    slowest, slow_ms, others_ms, longer = set(), [], [], []
-    for made in blocks:
-        medians = {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
-        if len(medians) < 2:
-            return None
-        slow = max(medians, key=lambda number: medians[number])
-        rest_ms = float(np.median(made.ms[made.workers != slow]))
-        slowest.add(slow)
-        slow_ms.append(medians[slow])
-        others_ms.append(rest_ms)
-        longer += (made.ms[made.workers == slow] > rest_ms).tolist()
-    if len(slowest) != 1 or len(longer) < SLOW_WORKER_BATCHES_MIN or np.mean(longer) < SLOW_WORKER_BATCHES_SHARE:
+    made_by = list(blocks)
+    medians = [
+        {int(number): float(np.median(made.ms[made.workers == number])) for number in np.unique(made.workers)}
+        for made in made_by
+    ]
+    numbers = set(medians[0]).intersection(*medians) if medians else set()
+    if len(numbers) < 2 or any(len(block) < 2 for block in medians):
         return None
-    worker = SlowWorker(slowest.pop(), float(np.median(slow_ms)), float(np.median(others_ms)))
-    return worker if worker.ms >= SLOW_WORKER_FACTOR * worker.others_ms else None
+    typical_ms = {number: float(np.median([block[number] for block in medians])) for number in numbers}
+    slow, fast = (choose(numbers, key=lambda number: typical_ms[number]) for choose in (max, min))
+    excess = variance = batches = 0.0  # of the rank sum, over all blocks
+    for made in made_by:
+        slow_ms, fast_ms = (made.ms[made.workers == number] for number in (slow, fast))
+        excess += float(np.sign(slow_ms[:, None] - fast_ms[None, :]).sum()) / 2
+        variance += len(slow_ms) * len(fast_ms) * (len(slow_ms) + len(fast_ms) + 1) / 12
+        batches += len(slow_ms)
+    pairs = len(numbers) * (len(numbers) - 1)
+    is_chance = excess < NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / pairs) * math.sqrt(variance)
+    always = all(block[slow] > block[fast] for block in medians)
+    if is_chance or not always or batches < SLOW_WORKER_BATCHES_MIN:
+        return None
+    if typical_ms[slow] < SLOW_WORKER_FACTOR * typical_ms[fast]:
+        return None
+    others_ms = float(np.median([np.median(made.ms[made.workers != slow]) for made in made_by]))
+    return SlowWorker(slow, typical_ms[slow], others_ms)
 
 
 def long_reads(ms: Array) -> LongReads | None:

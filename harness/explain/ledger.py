@@ -407,6 +407,12 @@ def arm_lead(blocks: Blocks) -> LeadUse | None:
     return lead_use(run.used_leads for run in blocks.values())
 
 
+def epoch_steps(blocks: Blocks) -> float | None:
+    """Return the steps of an epoch of the arm's data, median over blocks; None if unknown."""
+    lengths = [steps for run in blocks.values() if (steps := run.record.facts.epoch_steps) is not None]
+    return float(np.median(lengths)) if lengths else None
+
+
 def mean_over(runs: Sequence[RunLedger], get: Callable[[RunLedger], float | None]) -> float | None:
     """Return the mean of a figure over all measured steps of ``runs``; None if no run has it.
 

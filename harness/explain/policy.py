@@ -136,10 +136,7 @@ UNEQUAL_WORKER_FACTOR = 1.5
 """Multiple of an equal share. A worker above it made batches of other workers.
 tests/harness/explain/replay/test_makers.py"""
 SLOW_WORKER_FACTOR = 1.25
-"""Multiple of the others' median time per batch. A worker above it is slow.
-tests/harness/explain/replay/test_makers.py"""
-SLOW_WORKER_BATCHES_SHARE = 0.75
-"""Share of a slow worker's batches that exceed the others' median; by chance half of them do.
+"""Multiple of the fastest worker's median time per batch. A worker above it is slow.
 tests/harness/explain/replay/test_makers.py"""
 SLOW_WORKER_BATCHES_MIN = 20
 """Batches of a worker. Fewer could all be slow by chance. tests/harness/explain/replay/test_makers.py"""

@@ -9,6 +9,7 @@ Each term was measured on the same configuration.
 - The step's time excludes step 0 and the steps whose batches were built during start-up.
 - The expected step is the median of the remaining steps, with its interval. The worst case is the slowest of the last
   ten, or the interval's upper end if that is larger.
+- If these steps get faster or slower, only their last third counts, and the prediction is doubted.
 - If some steps are long, many steps take the mean each, not the median. The worst case is then the slowest step that
   may recur.
 - Sums over arms and trials add intervals end to end. The arms share a machine, so what slows one slows all.
@@ -20,18 +21,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
+from statistics import NormalDist
 from typing import Literal, overload
 
 import numpy as np
 
-from harness.explain.statistics import Estimate, from_amounts, from_blocks, reach_of_mean
+from harness.explain.policy import CONFIDENCE
+from harness.explain.statistics import from_amounts, reach_of_mean
 from harness.explain.unusual_steps import NO_PHASE, long_steps, without_long
 from harness.judge.doubts import Doubt, doubt, in_order
 from harness.judge.policy import (
     CORE_WAIT_SHARE_MAX,
     COSTED_LONG_RATIO,
     DRIFT_MIN,
-    DRIFT_STEPS_MIN,
     WORST_OF_STEPS,
 )
 from harness.study.contract import PHASES
@@ -102,6 +104,7 @@ class ArmMeasurement:
     devices: int = 1  # number of devices that its ranks use
     profile: str | None = None  # of the device
     profile_usd: float | None = None  # US dollars per hour in this profile
+    epoch_steps: float | None = None  # steps of an epoch of its data; None if unknown
 
     @property
     def plain_s(self) -> tuple[float, ...]:
@@ -113,12 +116,33 @@ class ArmMeasurement:
         return self.steps_s[max(1, self.unsettled) : end]
 
     @property
+    def drift(self) -> float | None:
+        """Median of the last third of :attr:`plain_s` / median of those before; None if they may be alike.
+
+        They are alike unless Kendall's rank test finds a trend, so one far step decides nothing.
+        """
+        steps_s = without_long(np.array(self.plain_s))
+        count = len(steps_s)
+        if count < WORST_OF_STEPS:
+            return None
+        pairs = np.sign(steps_s[None, :] - steps_s[:, None])[np.triu_indices(count, 1)]
+        deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+        ratio = float(np.median(steps_s[-(count // 3) :]) / np.median(steps_s[: -(count // 3)]))
+        is_trend = abs(pairs.sum()) > NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * deviation
+        return ratio if is_trend and abs(ratio - 1) > DRIFT_MIN else None
+
+    @property
+    def _settled_s(self) -> tuple[float, ...]:
+        """Steps of :attr:`plain_s` that later steps resemble: the last third if they drift, else all."""
+        return self.plain_s if self.drift is None else self.plain_s[-(len(self.plain_s) // 3) :]
+
+    @property
     def step(self) -> Spread:
         """One step in seconds: median with interval.
 
         The worst case is the slowest of the last :data:`WORST_OF_STEPS`.
         """
-        estimate = from_amounts(self.plain_s)
+        estimate = from_amounts(self._settled_s)
         assert estimate is not None, "an arm is measured with at least one settled step"
         slowest = max(self.plain_s[-WORST_OF_STEPS:])
         low = estimate.median if estimate.ci_low is None else estimate.ci_low
@@ -133,13 +157,14 @@ class ArmMeasurement:
 
     @property
     def recurring_s(self) -> tuple[float, ...]:
-        """Steps of :attr:`plain_s`, in seconds, from the first usual one on.
+        """Steps that later ones resemble, in seconds, from the first usual one on.
 
         The long steps before it are caused by the start-up.
         """
         usual_s = COSTED_LONG_RATIO * self.step.likely
-        first = next(position for position, seconds in enumerate(self.plain_s) if seconds <= usual_s)
-        return self.plain_s[first:]
+        settled_s = self._settled_s
+        first = next(position for position, seconds in enumerate(settled_s) if seconds <= usual_s)
+        return settled_s[first:]
 
     @property
     def mean_step_s(self) -> float:
@@ -170,26 +195,9 @@ class ArmMeasurement:
         long = long_steps(step_ms, np.full(len(step_ms), NO_PHASE, dtype=np.int8), PHASES, typical_ms)
         if long is not None:
             doubts.append(doubt("rare long steps", self.arm, share=long.steps / long.of))
-        if (drift := self._drift) is not None and abs(drift.median - 1) > DRIFT_MIN:
-            doubts.append(doubt("drift", self.arm, share=drift.median - 1, remedy="more steps"))
+        if (drift := self.drift) is not None:
+            doubts.append(doubt("drift", self.arm, share=drift - 1, remedy="more steps"))
         return in_order(doubts)
-
-    @property
-    def _drift(self) -> Estimate | None:
-        """Time of the later half of the steps / earlier half. None if it may be chance or there are too few steps."""
-        steps_s = without_long(np.array(self.plain_s))
-        half = len(steps_s) // 2
-        if len(steps_s) < DRIFT_STEPS_MIN:
-            return None
-        log_ratio = from_blocks(np.log(steps_s[-half:] / steps_s[:half]).tolist())
-        if (
-            log_ratio is None
-            or log_ratio.ci_low is None
-            or log_ratio.ci_high is None
-            or log_ratio.ci_low <= 1 <= log_ratio.ci_high
-        ):
-            return None
-        return log_ratio
 
     @property
     def evaluation_pass(self) -> Spread:

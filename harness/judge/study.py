@@ -18,6 +18,7 @@ from harness.explain.ledger import (
     Rate,
     RunLedger,
     arm_lead,
+    epoch_steps,
     measure,
     part_over,
     speed,
@@ -389,7 +390,7 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
         spare_threads=max(0, (facts.threads or 1) - max(1, (facts.cores or 1) // ranks_here)),
         sampled=any(row["kind"] == SAMPLED for run in arms.runs.get(name, ()) for row in run.record.facts.causes or ()),
         idle_workers=idle,
-        epoch_steps=_epoch_steps(blocks),
+        epoch_steps=epoch_steps(blocks),
         gave_no_items=idle > 0 and all(run.record.facts.gave_no_items(idle) for run in blocks.values()),
     )
 
@@ -397,11 +398,6 @@ def _arm(arm: ArmRecord, arms: _Arms) -> ArmReport:
 def _diagnosed(arm: ArmReport, advice: Sequence[ArmAdvice], group: GroupGain | None) -> ArmReport:
     own = next((entry for entry in advice if entry.arm == arm.name), None)
     return replace(arm, diagnoses=diagnose(arm, own, group))
-
-
-def _epoch_steps(blocks: Blocks) -> float | None:
-    lengths = [steps for run in blocks.values() if (steps := run.record.facts.epoch_steps) is not None]
-    return float(np.median(lengths)) if lengths else None
 
 
 def _copies(blocks: Blocks) -> int:
@@ -544,7 +540,7 @@ def _enough_steps(base: Blocks, other: Blocks) -> int:
     If the epoch is unknown, it is :data:`HORIZON_TIMES` the measured steps.
     """
     measured = min(len(run.step_ms) for blocks in (base, other) for run in blocks.values())
-    epochs = [epoch for blocks in (base, other) if (epoch := _epoch_steps(blocks)) is not None]
+    epochs = [epoch for blocks in (base, other) if (epoch := epoch_steps(blocks)) is not None]
     return math.ceil(max(HORIZON_EPOCHS * max(epochs, default=0.0), HORIZON_TIMES * measured))
 
 

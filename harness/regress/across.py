@@ -25,11 +25,13 @@ from harness.regress.decision import (
     Decision,
     Difference,
     Gate,
+    HighBlocks,
     Limits,
     Part,
     StateComparison,
     WhyUndecided,
     fractions,
+    high_blocks,
     judge,
     nothing,
 )
@@ -267,10 +269,23 @@ def _comparison(
             for name in parts
         ],
         gates=_gates(baseline, candidate, limits, days),
+        slow_blocks=_high_blocks(_PartValues(STEP, step_ms, candidate.part_ms[STEP]), candidate.blocks, limits.step),
         differences=list(warned),
         steps=min(baseline.steps or 0, candidate.steps or 0),
+        epoch_steps=max(filter(None, (baseline.epoch_steps, candidate.epoch_steps)), default=None),
         emulated=candidate.emulated,
     )
+
+
+def _high_blocks(sides: _PartValues, blocks: Sequence[int], within: float) -> HighBlocks | None:
+    """Return the candidate's blocks of a higher kind; None if the baseline has them too, or if no block has them.
+
+    ``blocks``: the candidate's block numbers.
+    """
+    names = blocks if len(blocks) == len(sides.candidate) else range(len(sides.candidate))
+    ours = {place: math.log(value) for place, value in enumerate(sides.baseline) if value > 0}
+    theirs = {block: math.log(value) for block, value in zip(names, sides.candidate, strict=True) if value > 0}
+    return None if high_blocks(ours, within) else high_blocks(theirs, within)
 
 
 def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: Days) -> list[Gate]:
@@ -285,8 +300,10 @@ def _gates(baseline: BlockSeries, candidate: BlockSeries, limits: Limits, days: 
             continue  # A start-up alone and one beside others are not comparable.
         if limit is not None and base_values and other_values:
             timed = days if name == STARTUP else None  # Memory does not vary between days.
-            decision = _decide(_PartValues(name, base_values, other_values), limit, None, CONFIDENCE, timed)
-            gates.append(Gate(name, unit, median(base_values), median(other_values), decision))
+            sides = _PartValues(name, base_values, other_values)
+            decision = _decide(sides, limit, None, CONFIDENCE, timed)
+            high = _high_blocks(sides, candidate.blocks, limit)
+            gates.append(Gate(name, unit, median(base_values), median(other_values), decision, high))
     return gates
 
 

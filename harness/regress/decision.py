@@ -15,12 +15,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.explain.policy import CONFIDENCE
 from harness.explain.statistics import Estimate, from_block_values, student_t
 from harness.judge.confounds import Confound
 from harness.judge.doubts import Doubt, barred
+from harness.judge.policy import UNEVEN_BLOCKS_MIN
 from harness.regress.policy import (
     FIRST_LOOK,
     LOOK_GROWTH,
@@ -204,10 +206,36 @@ class Part:
 
 
 @dataclass(frozen=True)
+class HighBlocks:
+    """Blocks whose value exceeds that of the others by ``change``, a fraction. The typical block does not show it."""
+
+    blocks: tuple[int, ...]
+    change: float
+
+
+def high_blocks(logs: Mapping[int, float], within: float) -> HighBlocks | None:
+    """Return the blocks of a higher kind; None if all are of one kind. ``logs``: log of the change, by block.
+
+    They are fewer than half, and raise the mean by more than ``within``.
+    The gap to the others is wider than the scatter of the others. A single block may be a disturbance.
+    """
+    order = sorted(logs, key=logs.__getitem__)
+    splits = range(len(order) // 2 + 1, len(order) - UNEVEN_BLOCKS_MIN + 1)
+    if not splits:
+        return None
+    at = max(splits, key=lambda place: logs[order[place]] - logs[order[place - 1]])
+    usual, high = [logs[block] for block in order[:at]], [logs[block] for block in order[at:]]
+    gap, excess = high[0] - usual[-1], fmean(high) - fmean(usual)
+    if gap <= usual[-1] - usual[0] or excess * len(high) / len(order) <= math.log1p(within):
+        return None
+    return HighBlocks(tuple(sorted(order[at:])), math.expm1(excess))
+
+
+@dataclass(frozen=True)
 class Gate:
     """Decision on a quantity besides the step that must not grow, such as peak memory.
 
-    ``baseline`` and ``candidate``: medians in ``unit``.
+    ``baseline`` and ``candidate``: medians in ``unit``. ``high_blocks``: the candidate's blocks of a higher kind.
     """
 
     name: str
@@ -215,6 +243,7 @@ class Gate:
     baseline: float
     candidate: float
     decision: Decision
+    high_blocks: HighBlocks | None = None
 
 
 MissingKind = Literal[
@@ -223,7 +252,7 @@ MissingKind = Literal[
 
 
 # Reasons for an undecided comparison. "other check open": memory, startup or total time looks worse than allowed.
-Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", "other check open"]
+Cause = MissingKind | Undecided | Literal["no core", "other work", "used lead", "slow blocks", "other check open"]
 
 
 @dataclass(frozen=True)
@@ -273,6 +302,7 @@ class StateComparison:
     blocks: int
     step: Decision
     steps: int = 0  # measured steps of the shortest block; later steps of a training are not compared
+    epoch_steps: float | None = None  # steps of an epoch of the side with the longer one; None if unknown
     baseline_ms: float | None = None
     candidate_ms: float | None = None
     total: Decision | None = None  # decision on all measured time, including rare long steps
@@ -285,6 +315,7 @@ class StateComparison:
     missing: WhyUndecided | None = None
     other_work: Confound | None = None  # difference that makes the two sides do different work
     used_lead: Confound | None = None  # prefetched batches explain the allowed change, or the measured one
+    slow_blocks: HighBlocks | None = None  # candidate's blocks of a slower kind, which the typical step does not show
     doubts: tuple[Doubt, ...] = ()  # doubts that bar verdicts for any figures
     emulated: bool = False
     alternated: bool = False  # True if both sides alternated within seconds; False if they ran on different days
@@ -295,7 +326,7 @@ class StateComparison:
         """Worst outcome of everything that must not grow: the typical step, all measured time, and the gates.
 
         A busy machine bars "same" and "faster". "Slower" stays valid if both sides alternated, because it slows both.
-        Different work, or a lead of prefetched batches, bars "same" and "faster" too.
+        Different work, a lead of prefetched batches, or a slower kind of blocks bars "same" and "faster" too.
         """
         decisions = [
             self.step,
@@ -307,7 +338,7 @@ class StateComparison:
             return "slower"
         if is_barred:
             return "undecided"
-        unlike = self.other_work is not None or self.used_lead is not None
+        unlike = any(entry is not None for entry in (self.other_work, self.used_lead, self.slow_blocks))
         return "undecided" if unlike or self.open else self.step.outcome
 
     @property
@@ -319,6 +350,8 @@ class StateComparison:
             return self.missing.kind
         if barred(self.doubts, "loss") is not None:
             return "no core"
+        if self.slow_blocks is not None:
+            return "slow blocks"
         if self.step.why is not None and not (self.step.why in ("scattered", "at the limit") and TOTAL in self.open):
             return self.step.why
         if self.other_work is not None:
@@ -327,10 +360,16 @@ class StateComparison:
 
     @property
     def open(self) -> dict[str, Decision]:
-        """Undecided checks besides the step whose median exceeds the limit, by name. More blocks may decide them."""
-        checks = {TOTAL: self.total} if self.total is not None else {}
-        checks |= {gate.name: gate.decision for gate in self.gates}
-        return {name: decision for name, decision in checks.items() if _looks_worse(decision)}
+        """Checks besides the step that may be worse than allowed, by name. More blocks may decide them.
+
+        They are undecided and their median exceeds the limit, or some of their blocks are of a higher kind.
+        """
+        totals = {TOTAL: self.total} if self.total is not None and _looks_worse(self.total) else {}
+        return totals | {
+            gate.name: gate.decision
+            for gate in self.gates
+            if _looks_worse(gate.decision) or (gate.high_blocks is not None and gate.decision.outcome != "slower")
+        }
 
     @property
     def settled(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from harness.explain.ledger import Blocks, RunLedger, measure
+from harness.explain.ledger import Blocks, RunLedger, epoch_steps, measure
 from harness.explain.statistics import trimmed_mean
 from harness.judge.comparisons import unseen_doubts, used_share
 from harness.judge.confounds import Confound, ConfoundKind, confounds, used_lead
@@ -26,6 +26,7 @@ from harness.regress.decision import (
     WhyUndecided,
     confidence_at,
     decide,
+    high_blocks,
     nothing,
 )
 from harness.regress.policy import NOTICEABLE_PART
@@ -114,7 +115,8 @@ def _comparison(
     if tokens[0] and tokens[1] and abs(tokens[1] / tokens[0] - 1) > USEFUL_TOKENS_WITHIN:
         missing = WhyUndecided("other tokens per step", tokens=(tokens[0], tokens[1]))
         return nothing(name, ours_is, theirs_is, limits.step, missing, len(shared), differing)
-    step = decide(_typical(base_rounds, other_rounds, aa_rounds), limits.step, _typical(base_rounds, aa_rounds), level)
+    typical = _typical(base_rounds, other_rounds, aa_rounds)
+    step = decide([*typical.values()], limits.step, [*_typical(base_rounds, aa_rounds).values()], level)
     baseline_ms = _median_ms(base_rounds, shared, STEP)
     shares = used_share(ledgers[0]), used_share(ledgers[1])
     changed = limits.step if step.change is None else max(limits.step, abs(step.change.median))
@@ -126,6 +128,7 @@ def _comparison(
         len(shared),
         step,
         steps=min(len(side[block].step_ms) for side in ledgers[:2] for block in shared),
+        epoch_steps=max(filter(None, map(epoch_steps, ledgers[:2])), default=None),
         baseline_ms=baseline_ms,
         # Follows from the paired change, because the medians of both sides may differ the other way.
         candidate_ms=None if step.change is None else baseline_ms * (1 + step.change.median),
@@ -139,6 +142,7 @@ def _comparison(
         problems=problems,
         other_work=next(filter(_is_other_work, differing), None),
         used_lead=next(iter(lead), None),
+        slow_blocks=high_blocks(typical, limits.step),
         doubts=tuple(entry for entry in unseen_doubts(names, ledgers[:2]) if entry.kind == "no core"),
         alternated=True,
         emulated=any(run.ledger.record.facts.emulated for run in sides.baseline.values()),
@@ -175,16 +179,16 @@ def _typical(
     candidate: Mapping[int, Rounds],
     control: Mapping[int, Rounds] | None = None,
     part: str = STEP,
-) -> list[float]:
-    """Return typical_log() of ``part`` for each block that both sides finished, in order.
+) -> dict[int, float]:
+    """Return typical_log() of ``part`` for each block that both sides finished, in order, by block.
 
     Blocks without this time are skipped. ``control``: runs of the baseline's A/A control, by block.
     """
-    logs = [
-        typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
+    logs = {
+        block: typical_log(baseline[block], candidate[block], part, (control or {}).get(block))
         for block in sorted(set(baseline) & set(candidate))
-    ]
-    return [log for log in logs if log is not None]
+    }
+    return {block: log for block, log in logs.items() if log is not None}
 
 
 def _median_ms(side: Mapping[int, Rounds], blocks: Sequence[int], part: str) -> float:
@@ -226,7 +230,10 @@ def _parts(
             PARTS[name],
             *times,
             decide(
-                _typical(baseline, candidate, control, name), within, _typical(baseline, control, {}, name), part_level
+                [*_typical(baseline, candidate, control, name).values()],
+                within,
+                [*_typical(baseline, control, {}, name).values()],
+                part_level,
             ),
             _exposed_ms(candidate, blocks, name) if PARTS[name] == "stage" else None,
         )
@@ -250,10 +257,11 @@ def _gates(sides: _Sides, blocks: Sequence[int], limits: Limits, level: float) -
         )
         shared = [block for block in blocks if block in base_amounts and block in other_amounts]
         if shared:
-            logs = [math.log(other_amounts[block] / base_amounts[block]) for block in shared]
+            logs = {block: math.log(other_amounts[block] / base_amounts[block]) for block in shared}
             noise = [math.log(control[block] / base_amounts[block]) for block in shared if block in control]
             medians = median(base_amounts[block] for block in shared), median(other_amounts[block] for block in shared)
-            gates.append(Gate(name, unit, *medians, decide(logs, limit, noise, level)))
+            decision = decide([*logs.values()], limit, noise, level)
+            gates.append(Gate(name, unit, *medians, decision, high_blocks(logs, limit)))
     return gates
 
 

@@ -20,7 +20,7 @@ from statistics import NormalDist, fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.explain.ledger import Blocks, derived_steps, mean_over, measure
+from harness.explain.ledger import Blocks, derived_steps, epoch_steps, mean_over, measure
 from harness.explain.spans import column
 from harness.explain.statistics import Estimate, student_t, widening
 from harness.judge.confounds import alike_environment, useful_fraction
@@ -193,6 +193,7 @@ class BlockSeries:
     waiting_share: float | None = None  # for an attached program: share of the time without a core for its main thread
     started: str = "together"  # "one by one" if startup is judged
     steps: int | None = None  # fewest measured steps of a block; None in older baselines
+    epoch_steps: float | None = None  # steps of an epoch of its data; None if unknown
 
     @property
     def emulated(self) -> bool:
@@ -281,6 +282,7 @@ def _series(
         diverged_runs=sum(ledger.diverged for ledger in ledgers.values()),
         waiting_share=waiting_share([record.facts for record in records]),
         steps=min((len(ledger.step_ms) for ledger in ledgers.values()), default=None),
+        epoch_steps=epoch_steps(ledgers),
         started="one by one" if any(arm_record.contest is not None for arm_record in study.arms) else "together",
     )
 

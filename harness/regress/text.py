@@ -11,11 +11,11 @@ from harness.explain.statistics import Estimate
 from harness.judge.doubts import barred
 from harness.judge.policy import USELESS_FLOOR
 from harness.regress.across import CommonMove
-from harness.regress.decision import TOTAL, Cause, Decision, Difference, Outcome, Part, StateComparison
+from harness.regress.decision import TOTAL, Cause, Decision, Difference, HighBlocks, Outcome, Part, StateComparison
 from harness.regress.policy import DAY_DEVIATION, FIRST_LOOK, MIN_SESSIONS
 from harness.show.text.doubts import confound_lines, doubt_text, too_noisy_text
 from harness.show.text.verdicts import rarer_text
-from harness.show.words import capitalised, count, floor_percent, horizon, listing, ms, percent, ratio
+from harness.show.words import blocks_named, capitalised, count, floor_percent, horizon, listing, ms, percent, ratio
 from harness.study.records import OtherDefault
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ CAUSES: Mapping[Cause, CauseText] = {
     ),
     "other work": CauseText("the two sides do different work: {work}", "Give both sides the same work"),
     "used lead": CauseText("{lead}", "Give both more warm-up steps, or longer runs"),
+    "slow blocks": CauseText("{slow}", "Compare the logs of these runs with those of the others"),
     "other check open": CauseText("{checks} may have grown by more than allowed", "Allow more time with --budget"),
 }
 
@@ -147,6 +148,7 @@ def _more_values(c: StateComparison) -> dict[str, str]:
     if (doubt := barred(c.doubts, "loss")) is not None:
         values["doubt"] = doubt_text(doubt)
     values["work"] = "" if c.other_work is None else confound_lines([c.other_work])[0]
+    values["slow"] = "" if c.slow_blocks is None else _high_blocks_text(c.slow_blocks, c.blocks, "slower than")
     values["lead"] = "" if c.used_lead is None else confound_lines([c.used_lead])[0]
     return values
 
@@ -171,9 +173,10 @@ def sentence(c: StateComparison) -> str:
         if c.step.outcome == "slower" or c.rare:
             verdict = f"slower by more than the {percent(c.step.within)} allowed"
     changed = "The step time was too noisy" if too_noisy(c.step) else f"A step's time changed {moved(c.step)}"
+    measured = horizon(c.blocks, c.steps, c.epoch_steps) if c.steps else count(c.blocks, "block")
     figures = (
         f"{changed}: {ms(c.baseline_ms)} at {c.baseline}, {ms(c.candidate_ms)} at "
-        f"{c.candidate} ({horizon(c.blocks, c.steps) if c.steps else count(c.blocks, 'block')}, {_floor(c.step)})."
+        f"{c.candidate} ({measured}, {_floor(c.step)})."
     )
     grown = [
         f" {capitalised(gate.name)} grew {moved(gate.decision)}."
@@ -182,13 +185,23 @@ def sentence(c: StateComparison) -> str:
     ]
     if c.rare and c.total is not None:
         grown.append(f" {capitalised(TOTAL)} changed {moved(c.total)}: {_rare(c)}.")
-    unseen = f" {rarer_text(c.steps)}" if c.verdict == "same" and c.cause is None and c.steps else ""
+    unseen = f" {rarer_text(c.steps)}" if c.verdict in ("same", "faster") and c.steps else ""
     return f"{name}: {verdict}. {figures}{''.join(grown)}{todo}{unseen}"
 
 
 def _rare(c: StateComparison) -> str:
     """Return why the total is slower although the typical round is not, as a clause."""
+    if c.slow_blocks is not None:
+        return _high_blocks_text(c.slow_blocks, c.blocks, "slower than")
     return "the typical step alone is undecided" if c.step.outcome == "undecided" else "rare steps got longer"
+
+
+def _high_blocks_text(high: HighBlocks, blocks: int, relation: str) -> str:
+    """Return that some of the ``blocks`` were ``relation`` ("slower than") the others, as a clause."""
+    return (
+        f"{len(high.blocks)} of {count(blocks, 'block')} were {percent(high.change)} {relation} the others "
+        f"({blocks_named(high.blocks)}), as if some processes start in another state"
+    )
 
 
 def missing(c: StateComparison) -> str:
@@ -245,6 +258,11 @@ def inside(c: StateComparison) -> list[str]:
     if c.rare and c.total is not None:
         lines.append(f"{c.name}: {TOTAL} changed {moved(c.total)}: {_rare(c)}")
     lines += [f"{c.name}: {name} may have grown: {change(decision)}" for name, decision in c.open.items()]
+    lines += [
+        f"{c.name}: {gate.name}: {_high_blocks_text(gate.high_blocks, c.blocks, 'above')}"
+        for gate in c.gates
+        if gate.high_blocks is not None
+    ]
     for confound, barred_outcomes in ((c.other_work, "the same"), (c.used_lead, "the same or faster")):
         if confound is not None:
             lines.append(f"{c.name}: {confound_lines([confound])[0]}, so the sides are not called {barred_outcomes}")

@@ -24,7 +24,18 @@ from harness.show.tables import (
     safe,
     table,
 )
-from harness.show.words import MINUTE_S, capitalised, count, duration, listing, ms, number, percent, signed_percent
+from harness.show.words import (
+    MINUTE_S,
+    capitalised,
+    count,
+    duration,
+    listing,
+    ms,
+    number,
+    percent,
+    signed_percent,
+    steps_read,
+)
 from trainer.json_types import Json
 
 if TYPE_CHECKING:
@@ -78,13 +89,15 @@ def lines(found: PredictedCost) -> list[str]:
     cost = "" if usd_total is None else f" and {money(usd_total.likely)}"
     worst = duration(total.worst) + ("" if usd_total is None else f" and {money(usd_total.worst)}")
     measured = min(len(measurement.steps_s) for measurement in found.measured)
+    epoch_steps = max(filter(None, (measurement.epoch_steps for measurement in found.measured)), default=None)
     all_steps = max(work.steps for work in found.work)
     share = f", of {all_steps:,}" if all_steps > measured and found.of == "training" else ""
-    doubted = "unreliable, " if barred(found.doubts, "prediction") else ""
+    drifts = any(entry.kind == "drift" for entry in found.doubts)
+    doubted = "unreliable, " if drifts or barred(found.doubts, "prediction") else ""
     return [
         f"{capitalised(subject)} of {found.scenario}: {doubted}about {duration(total.likely)}{cost}; {worst} if all "
         f"steps are like the slowest of those measured (predicted from the first "
-        f"{count(measured, 'step')} of each arm{share})",
+        f"{steps_read(measured, epoch_steps)} of each arm{share})",
         "",
         *aligned([header, *rows]),
         "",
@@ -175,8 +188,8 @@ def _doubt_note(one: Doubt) -> str:
         case "drift":
             change = "longer" if (one.share or 0.0) > 0 else "less"
             return (
-                f"{one.arms[0]}: the later half of the measured steps took {share} {change} than the earlier, and "
-                "this may continue. A short harness train shows the speed of later steps"
+                f"{one.arms[0]}: the last third of the measured steps took {share} {change} than those before. The "
+                "prediction is by this third, and the change may continue: a short harness train shows later steps"
             )
     return ""
 

@@ -57,7 +57,7 @@ from harness.show.text.verdicts import (
     more_blocks,
     undecided_because,
 )
-from harness.show.words import count, listing, number, part_of, percent, ratio
+from harness.show.words import count, listing, number, part_of, percent, ratio, steps_read
 from trainer.errors import one_line
 
 AMONG_CAUSES = [noted.kind for noted in NOTED.values()]  # Diagnoses that have a more detailed line among the causes.
@@ -85,7 +85,7 @@ class FirstScreen:
     next_steps: NextSteps
     names: ArmNames  # short names, used on the whole page
     card: VerdictCard | None = None  # card of an attached program, shown instead of the headlines
-    horizon: str = ""  # measured part of the trainings; "" if nothing is compared
+    horizon: str = ""  # measured part of the trainings; "" if nothing was measured, or if the card's title names it
 
     @property
     def next_note(self) -> str:
@@ -128,15 +128,16 @@ def first_screen(report: StudyReport) -> FirstScreen:
     lines += left_out_lines(involved, names) + skipped_lines(involved, names) + engine_lines(involved, names)
     advised = [*report.advice]
     if not report.comparisons:
-        plain_arms = [arm for arm in report.arms if not arm.control]
+        involved = [arm for arm in report.arms if not arm.control]
         lines = [
-            *group_lines(plain_arms, report.group, names),
-            *(line for arm in plain_arms for line in lone_lines(arm, names)),
+            *group_lines(involved, report.group, names),
+            *(line for arm in involved for line in lone_lines(arm, names)),
         ]
         # The line of such an arm gives the reason why nothing is predicted.
         advised = [advice for advice in advised if advice.refused is None or advice.refused.kind not in REFUSED_ABOVE]
     lines += [*scaling_lines(report.compared, names), *rank_lines(report.arms, names)]
     ideal = {arm.name: estimate for arm in report.arms if (estimate := arm.explained.ideal_measured) is not None}
+    card = verdict_card(report, names, next(iter(headlines.values())) if len(headlines) == 1 else None)
     return FirstScreen(
         question=one_line(report.study.question),
         emulated=_emulated(report),
@@ -150,17 +151,19 @@ def first_screen(report: StudyReport) -> FirstScreen:
         legend=tuple(names.legend),
         next_steps=next_steps(advised, names, ideal),
         names=names,
-        card=verdict_card(report, names, next(iter(headlines.values())) if len(headlines) == 1 else None),
-        horizon=_horizon(involved) if report.compared else "",
+        card=card,
+        horizon=_horizon(involved) if report.compared or (card is None and not report.comparisons) else "",
     )
 
 
 def _horizon(arms: Sequence[ArmReport]) -> str:
-    """Return a sentence on how much was measured: the fewest blocks and steps per block of a compared arm.
+    """Return a sentence on how much was measured: the fewest blocks and steps per block of an arm; "" without any.
 
     The longest epoch of an arm, in steps, is the scale.
     """
     measured = [arm for arm in arms if arm.blocks]
+    if not measured:
+        return ""
     longest = max((arm.epoch_steps for arm in measured if arm.epoch_steps is not None), default=None)
     return horizon_text(min(arm.blocks for arm in measured), min(arm.block_steps for arm in measured), longest)
 
@@ -472,7 +475,8 @@ def _title(report: StudyReport, arm: ArmReport, names: ArmNames, *, several: boo
     part = part_of(step_ms)
     waits = arm.wall.total("core") >= SPENT_SHARE_MIN * step_ms
     basis = f"; shares are of the {part(arm.wall.on_cores_ms)} without waits for a core" if waits else ""
-    return f"{text}{rank}: {count(arm.wall.steps, 'step')}, {part(step_ms)} a step by the clock{basis}{ending}"
+    steps = steps_read(arm.wall.steps, arm.epoch_steps)
+    return f"{text}{rank}: {steps}, {part(step_ms)} a step by the clock{basis}{ending}"
 
 
 def _bar(wall: Wall) -> tuple[BarPart, ...]:

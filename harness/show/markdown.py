@@ -139,12 +139,11 @@ def _opening(screen: FirstScreen, pictures: Sequence[str]) -> list[Section]:
         top.append("\n".join(f"> **{safe(line)}**  " for line in screen.beware))
     legend = "; ".join(f"{safe(short)} = {safe(name)}" for short, name in screen.legend)
     compared = joined(
-        table(*screen.columns),
+        table(*screen.columns) if screen.rows else "",
         safe(screen.horizon),
-        f"Arms: {legend}." if legend else "",
-        _picture("isolated-vs-end-to-end.png", pictures),
+        f"Arms: {legend}." if legend and screen.rows else "",
+        _picture("isolated-vs-end-to-end.png", pictures) if screen.rows else "",
     )
-    compared = compared if screen.rows else ""
     if screen.card is None:
         verdict = [Section("Verdict", joined(_headlines(screen), compared))]
     else:

@@ -23,7 +23,9 @@ def lines(screen: FirstScreen) -> list[str]:
             text += _wrapped("", headline.text)
     if screen.rows:
         header, rows = screen.columns
-        text += ["", *aligned([header, *rows]), *_wrapped("", screen.horizon), ""]
+        text += ["", *aligned([header, *rows])]
+    text += _wrapped("", screen.horizon)
+    text += [""] if screen.rows else []
     if screen.legend:
         text += [*_wrapped("", "; ".join(f"{short} = {name}" for short, name in screen.legend)), ""]
     return text + _next(screen)

@@ -79,15 +79,24 @@ def number(value: float) -> str:
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
 
 
-def horizon(blocks: int, steps: int) -> str:
-    """Format the amount that was measured: ``7 blocks of 48 steps``."""
-    return f"{count(blocks, 'block')} of {count(steps, 'step')}"
+def horizon(blocks: int, steps: int, epoch_steps: float | None) -> str:
+    """Format the amount that was measured: ``7 blocks of 48 steps (3 % of an epoch)``.
+
+    ``epoch_steps``: steps of an epoch; None if unknown.
+    """
+    return f"{count(blocks, 'block')} of {steps_read(steps, epoch_steps)}"
 
 
-def epochs(steps: float, epoch_steps: float) -> str:
-    """Format ``steps`` as data read: ``3 % of an epoch``, ``2.50 epochs``. ``epoch_steps``: steps of an epoch."""
+def steps_read(steps: int, epoch_steps: float | None) -> str:
+    """Format steps with the data that they read: ``48 steps (3 % of an epoch)``, ``48 steps (2.50 epochs)``.
+
+    ``epoch_steps``: steps of an epoch; None if unknown, so only the steps are named.
+    """
+    if epoch_steps is None:
+        return count(steps, "step")
     share = steps / epoch_steps
-    return f"{percent(share)} of an epoch" if share < 1 else f"{number(share)} epochs"
+    data = f"{percent(share)} of an epoch" if share < 1 else f"{number(share)} epochs"
+    return f"{count(steps, 'step')} ({data})"
 
 
 def duration(seconds: float) -> str:

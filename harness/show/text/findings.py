@@ -29,7 +29,7 @@ from harness.judge.policy import CORE_WAIT_SHARE_MAX
 from harness.judge.probes.machine_load import DeviceFinding, HostFinding
 from harness.judge.report_types import ArmReport, Diagnosis, DiagnosisKind, DiagnosisRemedy
 from harness.show.policy import CAUSE_PLACES, EVERY_STEP_SHARE, SPENT_SHARE_MIN, WAIT_SHARE
-from harness.show.words import amount, capitalised, count, duration, epochs, interval, number, part_of, percent, ratio
+from harness.show.words import amount, capitalised, count, duration, interval, number, part_of, percent, ratio
 
 Texts = tuple[str, str, str]  # subject, finding, support
 WORKERS_LIMIT = (
@@ -623,8 +623,7 @@ def trust_text(arm: ArmReport) -> str:
         return "Trust: times are the host's. Forward and backward are launched there, and the device may work later."
     if arm.blocks < MIN_BLOCKS:
         return f"Trust: no intervals, as {count(arm.blocks, 'block')} are too few. Measure more steps or repeats."
-    share = "" if arm.epoch_steps is None else f" ({epochs(arm.totals.steps, arm.epoch_steps)})"
     steps = count(arm.totals.steps, "step")
     few_steps = arm.totals.steps < TREND_STEPS_MIN
     longer = f" Steps that get longer are found from {TREND_STEPS_MIN} steps on." if few_steps else ""
-    return f"Trust: {steps} of one run{share}, so intervals leave out what differs from run to run.{longer}"
+    return f"Trust: {steps} of one run, so intervals leave out what differs from run to run.{longer}"

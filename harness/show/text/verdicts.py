@@ -27,7 +27,6 @@ from harness.show.text.doubts import (
 from harness.show.words import (
     capitalised,
     count,
-    epochs,
     floor_percent,
     horizon,
     interval,
@@ -317,8 +316,7 @@ def horizon_text(blocks: int, steps: int, epoch_steps: float | None) -> str:
 
     ``steps``: per block. ``epoch_steps``: steps of an epoch; None if unknown.
     """
-    share = "" if epoch_steps is None else f" ({epochs(steps, epoch_steps)})"
-    return f"Measured: {horizon(blocks, steps)}{share}. {rarer_text(steps)}"
+    return f"Measured: {horizon(blocks, steps, epoch_steps)}. {rarer_text(steps)}"
 
 
 def rarer_text(steps: int) -> str:

@@ -97,6 +97,19 @@ def test_a_row_that_may_count_real_tokens_only_is_not_compared(name: str, printe
     assert found.gains[pairs].verdict == "not comparable"
 
 
+@pytest.mark.parametrize("times", [2, 3, 8])
+def test_a_row_that_may_count_several_devices_is_not_compared(times: int) -> None:
+    """A firm reading beside it (a third of the FLOPs counted) let the pair of a tripled row be judged."""
+    table = load_published(PUBLISHED / "founding-gh200.yaml")
+    printed = read_figure(f"{times * 6544.40:.2f}")
+    rows = [replace(one, tokens_per_s=printed) if one.name == "padded b1" else one for one in table.rows]
+    found = audit(replace(table, rows=rows), PEAKS)
+    (row,) = (one for one in found.rows if one.name == "padded b1")
+    assert "devices" in {one.kind for one in row.readings}
+    assert found.gains[0].verdict == "not comparable"
+    assert found.gains[0].reason == NotComparable("padded b1", Incomparable("devices", times))
+
+
 def test_founding_inferences() -> None:
     found = founding()
     fits = {fit.kind: fit for fit in found.fits}

@@ -34,6 +34,14 @@ def test_a_slow_worker_is_named_with_both_times() -> None:
     assert slow_worker([made([33.0, 3.0], 2 * SLOW_WORKER_BATCHES_MIN - 2)]) is None
 
 
+@pytest.mark.parametrize("workers", [2, 4, 16])
+def test_chance_makes_no_worker_slow(workers: int) -> None:
+    draw = np.random.default_rng(workers)
+    numbers = np.arange(25 * workers) % workers
+    studies = [[MadeBy(numbers, draw.lognormal(0, 0.6, len(numbers)))] for _ in range(200)]
+    assert sum(slow_worker(blocks) is not None for blocks in studies) <= 0.1 * len(studies)
+
+
 def test_a_worker_is_not_compared_with_a_time_of_nothing() -> None:
     """ "takes 0.000x as long per batch" was said of a worker."""
     found = slow_worker([made([33.0, 0.0])])

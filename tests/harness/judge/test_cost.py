@@ -198,6 +198,20 @@ def test_only_the_worst_case_of_an_arm_that_waits_has_extra_warm_up_steps() -> N
     assert waiting.worst == pytest.approx(plain.worst + 60 * 0.1)
 
 
+@pytest.mark.parametrize("slow", [10, 13, 15])
+@pytest.mark.parametrize("factor", [2.1, 0.5])
+def test_steps_that_change_are_predicted_by_the_last_ones(slow: int, factor: float) -> None:
+    """A cold start was predicted to go on: 3.71 min of a training that took 1.3 min."""
+    walls = [9.0, *[0.1 * factor] * slow, *[0.1] * (21 - slow)]
+    changing = replace(EVEN, steps_s=tuple(walls))
+    steady = arm_cost(EVEN, ArmWork(1001)).total.likely
+    assert arm_cost(changing, ArmWork(1001)).total.likely == pytest.approx(steady, rel=0.01)
+    assert changing.drift == pytest.approx(1 / factor, rel=0.01)
+    assert changing.step.worst >= max(walls[-10:])
+    (found,) = changing.doubts
+    assert (found.kind, found.share) == ("drift", pytest.approx(1 / factor - 1, rel=0.01))
+
+
 @given(st.integers(10, 19), st.booleans())
 def test_the_slowest_of_the_last_ten_steps_is_named(slow: int, saves: bool) -> None:
     walls = [9.0, *[0.1] * 19]
@@ -218,7 +232,7 @@ def test_the_slowest_of_the_last_ten_steps_is_named(slow: int, saves: bool) -> N
         ((9.0, *[0.1] * 10, 1.0, *[0.1] * 8), 0.0, ["rare long steps"]),
         ((9.0, *(0.1 + 0.002 * step for step in range(19))), 0.0, ["drift"]),
         ((9.0, *(0.1 + 0.0002 * step for step in range(19))), 0.0, []),  # 2 % in all
-        ((9.0, *(0.1 + 0.002 * step for step in range(12))), 0.0, []),  # too few steps
+        ((9.0, *(0.1 + 0.002 * step for step in range(9))), 0.0, []),  # too few steps
     ],
 )
 def test_a_cost_has_the_doubts_that_a_report_of_these_steps_would_have(

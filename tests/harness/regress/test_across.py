@@ -66,10 +66,31 @@ def test_the_decision_within_what_can_be_compared(factor: float, verdict: str) -
 @pytest.mark.parametrize("steps", [40, None])
 def test_the_horizon_of_two_studies_is_that_of_the_shorter_blocks(steps: int | None) -> None:
     """ "Same within 1.0 %" was printed of +37 %: 600 ms every 60th batch, which no block reached."""
-    found = compare_series(series(steps=steps), series(seed=1, steps=60), LIMITS, days=STEADY).comparison
+    found = compare_series(
+        series(steps=steps, epoch_steps=200.0), series(seed=1, steps=60, epoch_steps=400.0), LIMITS, days=STEADY
+    ).comparison
     assert found.verdict == "same"
-    assert ("7 blocks of 40 steps" in sentence(found)) == (steps is not None)
+    assert (found.steps, found.epoch_steps) == (steps or 0, 400.0)
+    assert ("7 blocks of 40 steps (10 % of an epoch)" in sentence(found)) == (steps is not None)
     assert ("less often than every 40 steps" in sentence(found)) == (steps is not None)
+
+
+def test_processes_of_two_kinds_are_neither_the_same_nor_faster() -> None:
+    """One process in four is slower by 28 %. The medians agree, and no other figure of two studies shows it."""
+    mixed = [12.8 if block % 4 == 3 else 10.0 + 0.001 * block for block in range(16)]
+    plain = [10.0 + 0.001 * block for block in range(16)]
+
+    def outcome(first: list[float], second: list[float]) -> tuple[str, str | None]:
+        sides = [
+            series(seed=seed, blocks=[*range(16)], part_ms={"step": values})
+            for seed, values in enumerate((first, second))
+        ]
+        found = compare_series(*sides, LIMITS, days=STEADY).comparison
+        return found.verdict, found.cause
+
+    assert outcome(plain, mixed) == ("undecided", "slow blocks")
+    assert outcome(plain, plain) == ("same", None)
+    assert outcome(mixed, mixed)[1] != "slow blocks"  # both sides have them
 
 
 @pytest.mark.parametrize("spread", [0.003, 3.0])

@@ -11,9 +11,9 @@ import pytest
 
 from harness.commands.exit_codes import REGRESSION, of_verdict
 from harness.judge.confounds import Confound
-from harness.regress.decision import TOTAL, Limits, OneSidedProblem, WhyUndecided, confidence_at
+from harness.regress.decision import Limits, OneSidedProblem, WhyUndecided, confidence_at, high_blocks
 from harness.regress.gate import comparisons
-from harness.regress.report import markdown, overall
+from harness.regress.report import as_json, markdown, overall
 from harness.regress.text import default, sentence
 from harness.show.tables import safe
 from harness.study.records import OtherDefault, RunFacts, StudyRecord
@@ -120,12 +120,53 @@ def test_processes_of_two_kinds_are_named_where_the_typical_one_did_not_change()
         for one in runs
     ]
     (found,) = comparisons(record, runs, Limits())
-    assert found.verdict != "same"
     assert found.total is not None
     assert found.total.change is not None
     assert found.total.change.median > 0.2
-    assert found.verdict == "slower" or TOTAL in found.open
-    assert "all time together" in markdown(comparisons(record, runs, Limits()))
+    assert found.slow_blocks is not None
+    assert found.slow_blocks.blocks == (3, 7, 11, 15)
+    assert found.slow_blocks.change > 2
+    assert (found.verdict, found.cause) in (("slower", None), ("undecided", "slow blocks"))
+    (entry,) = as_json([found])["contests"]
+    assert entry["slow_blocks"]["blocks"] == [3, 7, 11, 15]
+    assert "4 of 16 blocks were" in entry["sentence"]
+    assert "all time together" in markdown([found])
+
+
+@pytest.mark.parametrize(
+    ("field", "amount", "name"),
+    [("peak_memory_bytes", 900 * 2**20, "peak memory"), ("startup_ns", 9 * 10**9, "startup")],
+)
+@pytest.mark.parametrize("every", [4, 8])
+def test_processes_of_two_kinds_are_not_hidden_by_the_median_of_memory_or_startup(
+    field: str, amount: int, name: str, every: int
+) -> None:
+    record, runs = study(blocks=16, spread=0.001)
+    high = tuple(range(every - 1, 16, every))
+    runs = [
+        recorded(one, **{field: amount}) if one.record.arm == HEAD and one.record.block in high else one for one in runs
+    ]
+    (found,) = comparisons(record, runs, Limits())
+    assert (found.step.outcome, found.verdict, found.cause) == ("same", "undecided", "other check open")
+    (gate,) = [one for one in found.gates if one.name == name]
+    assert gate.high_blocks is not None
+    assert gate.high_blocks.blocks == high
+
+
+@pytest.mark.parametrize(
+    ("logs", "slow"),
+    [
+        ([0.0] * 5, None),
+        ([0.0, 0.01, -0.01, 0.2], None),  # a single block may be a disturbance
+        ([0.0, 0.01, -0.01, 0.2, 0.2], (3, 4)),
+        ([0.2, 0.2, 0.2, 0.0, 0.0], None),  # the typical one is slower
+        ([0.0, 0.05, -0.05, 0.1, 0.15], None),  # scatter
+        ([0.0] * 18 + [0.05] * 2, None),  # 0.5 % of the time in all
+    ],
+)
+def test_blocks_of_a_slower_kind_are_told_from_scatter(logs: list[float], slow: tuple[int, ...] | None) -> None:
+    found = high_blocks(dict(enumerate(logs)), 0.01)
+    assert (None if found is None else found.blocks) == slow
 
 
 def test_a_typical_step_that_is_undecided_does_not_hide_a_total_that_is_slower() -> None:

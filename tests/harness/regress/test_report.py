@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from harness.explain.statistics import Estimate
+from harness.judge.confounds import Confound
+from harness.judge.doubts import doubt
 from harness.regress import report as regression
-from harness.regress.decision import Limits
+from harness.regress.decision import Decision, Gate, HighBlocks, Limits, Outcome, StateComparison, Undecided
 from harness.regress.gate import comparisons
 from harness.regress.text import sentence
 from harness.show.tables import safe
@@ -119,3 +122,38 @@ def test_what_xml_cannot_carry_is_replaced() -> None:
     suite = ElementTree.fromstring(regression.junit(comparisons(record, runs, Limits()))).find("testsuite")
     assert suite is not None
     assert "odd?[31m" in (suite.findtext("testcase/system-out") or "")
+
+
+def decided(outcome: Outcome, why: Undecided | None = None) -> Decision:
+    median = {"slower": 0.2, "faster": -0.2, "same": 0.0, "undecided": 0.05}[outcome]
+    reach = {"slower": 0.01, "faster": 0.01, "same": 0.005, "undecided": 0.3}[outcome]
+    change = Estimate(median, median - reach, median + reach, 9)
+    return Decision(outcome, 0.01, change, 0.95, 0.005, None, why if outcome == "undecided" else None)
+
+
+STEPS = [*map(decided, ("slower", "faster", "same"))]
+STEPS += [decided("undecided", why) for why in ("within the noise", "both possible", "at the limit", "scattered")]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("alternated", [True, False])
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("slow", [None, HighBlocks((1, 2), 0.3)])
+def test_no_status_and_sentence_disagree(step: Decision, alternated: bool, busy: bool, slow: HighBlocks | None) -> None:
+    """The exit code was that of "slower", the sentence said "undecided"."""
+    outcomes: tuple[Outcome, ...] = ("slower", "faster", "same", "undecided")
+    for total, gate, lead in product(outcomes, outcomes, (None, Confound("lead", ("x", "y")))):
+        c = StateComparison(
+            "x", "a", "b", 9, step, 48, 400.0, 10.0, 11.0, decided(total, "scattered"), alternated=alternated,
+            gates=[Gate("peak memory", "MiB", 1.0, 1.0, decided(gate, "scattered"))], slow_blocks=slow, used_lead=lead,
+            doubts=(doubt("no core", "x", share=0.3),) if busy else (),
+        )  # fmt: skip
+        verdict, _, _ = sentence(c).removeprefix("x: ").partition(". ")
+        assert {
+            "slower": "slower by more" in verdict or "grew by more" in verdict,
+            "undecided": verdict.startswith("undecided, because "),
+            "same": verdict.startswith("same within"),
+            "faster": verdict == "faster",
+        }[c.verdict]
+        assert (c.cause is not None) == (c.verdict == "undecided")
+        assert c.verdict in regression.markdown([c]).splitlines()[0]

@@ -177,5 +177,16 @@ def test_steps_that_had_no_core_predict_nothing_that_is_certain() -> None:
 
 def test_steps_that_get_slower_are_noted_with_what_to_do() -> None:
     slower = replace(EVEN, steps_s=(9.0, *(0.1 + 0.002 * step for step in range(19))))
-    (note,) = [line for line in said.notes(replace(TWO, measured=(slower, slower))) if "later half" in line][:1]
-    assert "% longer than the earlier" in note
+    found = replace(TWO, measured=(slower, slower))
+    (note,) = [line for line in said.notes(found) if "last third" in line][:1]
+    assert "% longer than those before" in note
+    assert "unreliable" in said.lines(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("epoch_steps", "share"), [(None, ""), (400.0, " (5.0 % of an epoch)"), (8.0, " (2.50 epochs)")]
+)
+def test_a_cost_names_the_share_of_an_epoch_that_it_measured(epoch_steps: float | None, share: str) -> None:
+    """A cache that fills in the first epoch is not seen before its end."""
+    found = replace(TWO, measured=tuple(replace(arm, epoch_steps=epoch_steps) for arm in TWO.measured))
+    assert f"predicted from the first 20 steps{share} of each arm" in said.lines(found)[0]

@@ -18,10 +18,10 @@ from harness.judge.report_types import Comparison, StudyReport
 from harness.judge.study import analyse, comparison_doubts
 from harness.judge.verdicts import judge
 from harness.judge.waits import bounds_of
-from harness.show import numbers, plots, ranks
+from harness.show import numbers, plots, ranks, terminal
 from harness.show.chain import chain
 from harness.show.first_screen import HEADER, _or_none, first_screen
-from harness.show.markdown import how_to_read
+from harness.show.markdown import how_to_read, opening
 from harness.show.names import ArmNames
 from harness.show.sentences import sentence
 from harness.show.summary import summary
@@ -340,11 +340,45 @@ def test_a_quieter_machine_is_asked_for_only_where_times_scatter(step_time: Esti
 def test_a_verdict_names_its_horizon(epoch: float | None, share: str) -> None:
     """600 ms every 60th batch are in no block of 12 steps."""
     long = {} if epoch is None else {"epoch_steps": epoch}
-    screen = first_screen(study(Arm("text", facts=long), Arm("tokens", tokenize=0.0)))
-    assert screen.horizon == (
-        f"Measured: 5 blocks of 12 steps{share}. Costs that come less often than every 12 steps may be missing: set "
-        "more steps."
-    )
+    text, tokens = Arm("text", facts=long), Arm("tokens", tokenize=0.0)
+    for arms in ((text, tokens), (text,)):
+        report = study(*arms)
+        screen = first_screen(report)
+        assert screen.horizon == (
+            f"Measured: 5 blocks of 12 steps{share}. Costs that come less often than every 12 steps may be missing: "
+            "set more steps."
+        )
+        assert screen.horizon in " ".join(" ".join(terminal.lines(screen)).split())
+        assert screen.horizon in opening("x", screen)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "turns", "found"),
+    [
+        ({0}, 3, "all time apart"),
+        ({0, 1}, 3, "all time apart"),
+        ({0}, 1, "all time apart"),
+        ({0, 1, 2, 3, 4}, 1, "drift"),  # each process opens files that were not read before
+    ],
+)
+def test_files_that_are_cold_for_one_side_are_never_a_plain_verdict(blocks: set[int], turns: int, found: str) -> None:
+    """Both arms are alike once the page cache is warm. The baseline reads first, 30 ms longer a step."""
+
+    def cold(run: RunData) -> RunData:
+        def change(columns: dict[str, list[Any]]) -> None:
+            for place, turn in enumerate(columns["turn"]):
+                if run.record.arm == "text" and run.record.block in blocks and turn < turns:
+                    for name in ("wall_ns", "fetch_ns"):
+                        columns[name][place] += 30_000_000
+
+        return steps_of(run, change)
+
+    text = Arm("text")
+    report = study(text, *text.controls("a-a"), Arm("tokens"), edit=cold, noise=NOISE)
+    (c,) = report.compared
+    assert found in [entry.kind for entry in comparison_doubts(c)]
+    assert c.measured.verdict == "undecided"
+    assert first_screen(report).horizon
 
 
 def drifting(times: float, **how: Any) -> Comparison:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -173,12 +174,32 @@ def test_lines_connect_the_steps_of_arms_that_ran_at_once(starts: tuple[float, .
     assert at_once(found) is lines
 
 
+@pytest.mark.parametrize(
+    ("facts", "blocks"),
+    [
+        ({}, 5),
+        ({}, 2),
+        ({"waiting_share": 0.4}, 5),
+        ({"ranks": 2}, 5),
+        ({"asynchronous": True}, 5),
+    ],
+)
+def test_a_card_names_its_share_of_an_epoch_whatever_limits_its_trust(facts: dict[str, Any], blocks: int) -> None:
+    arm = replace(CASES["own code"][0], facts={**CASES["own code"][0].facts, "epoch_steps": 600.0, **facts})
+    study, runs = build([arm], noise=EXACT, steps=4, blocks=blocks)
+    report = analyse(replace(study, command=["harness", "exec", "--", "python", "x.py"]), runs)
+    screen = first_screen(report)
+    assert screen.card is not None
+    steps = 12 * blocks
+    assert f"x.py: {steps} steps ({steps / 6:.{0 if steps > 59 else 1}f} % of an epoch), " in screen.card.title
+    assert screen.horizon == ""  # once is enough
+
+
 @pytest.mark.parametrize(("steps", "few"), [(2, True), (4, False)])
-def test_the_card_names_its_share_of_an_epoch_and_what_so_few_steps_do_not_show(steps: int, few: bool) -> None:
+def test_the_card_names_what_so_few_steps_do_not_show(steps: int, few: bool) -> None:
     """5 blocks of 3 repetitions; growth is found from 40 steps on."""
-    arm = replace(MANY, facts={**MANY.facts, "epoch_steps": 1200.0})
-    study, runs = build([arm], noise=EXACT, steps=steps)
+    study, runs = build([MANY], noise=EXACT, steps=steps)
     card = first_screen(analyse(replace(study, command=["harness", "exec", "--", "python", "x.py"]), runs)).card
     assert card is not None
-    assert f"Trust: {15 * steps} steps of one run ({'2.5' if few else '5.0'} % of an epoch), " in card.trust
+    assert f"Trust: {15 * steps} steps of one run, " in card.trust
     assert card.trust.endswith("Steps that get longer are found from 40 steps on.") == few

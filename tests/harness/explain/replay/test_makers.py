@@ -167,21 +167,30 @@ SLOW = Truth(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "factor"), [((1.8, 1.0), 1.8), ((1.0, 3.0), 3.0), ((), None), ((1.0, 1.0, 1.0, 6.0, 1.0), None)]
+    ("pattern", "factor", "count"),
+    [
+        ((1.8, 1.0), 1.8, 2),
+        ((1.0, 3.0), 3.0, 2),
+        ((1.0, 1.5, 1.5, 1.0), 1.3, 4),  # several are slow
+        ((2.0, 2.0, 1.0), 1.4, 3),
+        ((), None, 2),
+        ((), None, 4),
+        ((1.0, 1.0, 1.0, 6.0, 1.0), None, 2),
+    ],
 )
 def test_other_numbers_of_workers_are_not_predicted_where_one_worker_is_slow(
-    pattern: tuple[float, ...], factor: float | None
+    pattern: tuple[float, ...], factor: float | None, count: int
 ) -> None:
     """What-if promised 43 ms for 1 worker where it took 80.9, and 16.3 for 3 where it took 27.2."""
-    runs = runs_of(SLOW.having(pattern=pattern))
+    runs = runs_of(SLOW.having(pattern=pattern, workers=count))
     replays = Replays(runs)
     if factor is None:
         assert replays.slow_worker is None
     else:
         assert replays.slow_worker is not None
-        assert replays.slow_worker.number == pattern.index(max(pattern))
+        assert pattern[replays.slow_worker.number] == max(pattern)
         assert replays.slow_worker.factor == pytest.approx(factor, rel=0.15)
     for workers in (1, 3, 4):
         bar = bar_of(parse_edits([f"workers={workers}"]), runs, replays)
-        assert bar == (None if factor is None else "slow worker")
+        assert bar == (None if factor is None or workers == count else "slow worker")
     assert bar_of(parse_edits(["read=0.5x"]), runs, replays) is None
