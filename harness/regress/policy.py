@@ -20,6 +20,10 @@ DAY_LOSSES_WITHIN = 0.05
 """Share of the loss. Different kernels and orders of summation change it by less.
 tests/harness/regress/test_policy.py"""
 
+HIGH_GAP_MIN = 3.0
+"""Multiple of the scatter of the other blocks. By chance, 5 % of changes over five blocks have such a gap, and fewer of
+more blocks. tests/harness/regress/test_gate.py"""
+
 # Times at which a decision is tried.
 FIRST_LOOK = 4
 """Blocks. At three, Student's quantile is so large that only huge changes are detected.

@@ -169,6 +169,13 @@ def test_blocks_of_a_slower_kind_are_told_from_scatter(logs: list[float], slow: 
     assert (None if found is None else found.blocks) == slow
 
 
+@pytest.mark.parametrize("blocks", [5, 6, 9, 16])
+def test_blocks_of_one_kind_rarely_look_like_two(blocks: int) -> None:
+    draw = np.random.default_rng(0)
+    studies = [dict(enumerate(draw.normal(0.0, 0.05, blocks))) for _ in range(1000)]
+    assert sum(high_blocks(logs, 0.01) is not None for logs in studies) <= 60
+
+
 def test_a_typical_step_that_is_undecided_does_not_hide_a_total_that_is_slower() -> None:
     """Exit code 3 and the page said "slower", the row and the terminal "undecided"."""
     record, runs = study(0.0, spread=0.03)
