@@ -44,9 +44,7 @@ CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order
 
 
 class RandomStates:
-    """Checkpoint part with the random states of this process: torch's (also of each CUDA device), numpy's and
-    Python's.
-    """
+    """Checkpoint part with the random states of this process: torch's (also CUDA's), numpy's and Python's."""
 
     def state_dict(self) -> Any:
         import numpy as np
@@ -74,10 +72,7 @@ class RandomStates:
 
 
 class DataPart:
-    """Checkpoint part with the position in the data.
-
-    Batches are built from the position, so it is restored before there are any: see ``Restored.position``.
-    """
+    """Checkpoint part with the position in the data. It is restored before batches are built: ``Restored.position``."""
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
@@ -119,8 +114,7 @@ def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, S
 def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> None:
     """Restore ``states`` into ``parts``, both by part name.
 
-    Raises InputError if the names differ or a state does not fit its part. ``checkpoint``: source of the states, for
-    the message.
+    Raises InputError, naming ``checkpoint``, if the names differ or a state does not fit its part.
     """
     if missing := sorted(parts.keys() ^ states.keys()):
         raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
@@ -132,10 +126,7 @@ def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> 
 
 
 class Saver:
-    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``.
-
-    A training has one for each rank.
-    """
+    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``. Each rank has one."""
 
     def __init__(
         self,
@@ -169,10 +160,7 @@ class Saver:
         self._remove_leftovers()
 
     def is_due(self, steps: int) -> bool:
-        """Return True if a checkpoint is due after ``steps`` steps, by steps, epochs or minutes.
-
-        Always False after the training's last step, because the caller saves that checkpoint at the end.
-        """
+        """Return True if a checkpoint is due. False after the last step: the caller saves that one at the end."""
         if self.ends(steps):
             return False
         if self._config.every_steps is not None:
@@ -215,10 +203,7 @@ class Saver:
         remove_leftovers(self._folder)
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
-        """Return the state of ``part`` in host memory, ready to be written.
-
-        ``copies``: make a copy that the next steps do not change.
-        """
+        """Return the state of ``part`` in host memory; with ``copies`` a copy that the next steps do not change."""
         return in_host_memory(part.state_dict(), copies)
 
     def _write_noting(self, steps: int, states: Any, about: JsonObject) -> None:
@@ -236,7 +221,7 @@ class Saver:
 
 
 def in_host_memory(state: Any, copies: bool) -> Any:
-    """Return ``state`` with its tensors in the host's memory. ``copies``: copy tensors that are there already, too.
+    """Return ``state`` with its tensors in the host's memory; with ``copies`` always as copies.
 
     Tensors that share their memory (tied weights) share it in the copy.
     """
@@ -264,10 +249,7 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
 
 def identity(config: TrainerConfig) -> dict[str, Json]:
-    """Return the value of each dotted configuration key that must be equal when a training is resumed.
-
-    That is every key except those in :data:`FREE`. An evaluation only counts as given.
-    """
+    """Return the value of each dotted configuration key that a resumed training must share: all but :data:`FREE`."""
     values: dict[str, Json] = {}
 
     def walk(section: JsonObject, prefix: str) -> None:
@@ -287,10 +269,9 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
 
 
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
-    """Raise InputError if the checkpoint belongs to another training.
+    """Raise InputError, naming the first different key, if the checkpoint belongs to another training.
 
-    The message names the first key with a different value. ``fingerprints``: fingerprints of data and code, by key.
-    They are compared in addition to :func:`identity`.
+    ``fingerprints``: fingerprints of data and code, by key, compared in addition to :func:`identity`.
     """
     current = {**identity(config), **fingerprints}
     recorded = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}

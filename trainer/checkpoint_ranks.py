@@ -45,10 +45,7 @@ class RanksState(Store):
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
-        """Write the checkpoint's files in rank 0, while the other ranks run :meth:`join_in`.
-
-        Return the JSON that :meth:`read` needs.
-        """
+        """Write the checkpoint's files in rank 0, while the others run :meth:`join_in`. Return :meth:`read`'s JSON."""
         import torch.distributed as dist
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
@@ -61,10 +58,7 @@ class RanksState(Store):
         return {**stored, "ranks": self._rank.of, SHARDED: SHARDED in states}
 
     def join_in(self, states: Any) -> None:
-        """Write this rank's files into the folder that rank 0 names.
-
-        Every rank except rank 0 calls it, while rank 0 runs :meth:`write`.
-        """
+        """Write this rank's files into the folder that rank 0 names in :meth:`write`."""
         import torch.distributed as dist
 
         folder_names: list[Any] = [None]
@@ -92,10 +86,7 @@ class RanksState(Store):
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Context around writing: an error of one rank is raised in all ranks at its end.
-
-        Otherwise the others would wait for it.
-        """
+        """Context around writing: an error of one rank is raised in all ranks at its end."""
         failed: Exception | None = None
         try:
             yield
@@ -111,8 +102,7 @@ class RanksState(Store):
 class RanksSaver(Saver):
     """Saver of a rank in a training with several ranks.
 
-    All ranks count the same steps, but their clocks differ. So rank 0 sends the others after each step if its clock
-    requires a checkpoint: one number over gloo, in the phase ``checkpoint``.
+    Clocks differ, so rank 0 sends the others after each step if its clock requires a checkpoint (phase ``checkpoint``).
     """
 
     def __init__(
@@ -127,9 +117,7 @@ class RanksSaver(Saver):
         *,
         rank: Rank,
     ) -> None:
-        """Prepare the folder as :class:`Saver` does. Every rank must call it; only rank 0 makes, renames and removes
-        folders.
-        """
+        """Prepare the folder, in every rank; only rank 0 makes, renames and removes folders."""
         if not rank.is_first:  # Every rank holds the same values of the other parts.
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
         self._together, self._is_first = store, rank.is_first
@@ -138,10 +126,7 @@ class RanksSaver(Saver):
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
     def is_due(self, steps: int) -> bool:
-        """Return True if a checkpoint is due, by the clock of rank 0; the same value in all ranks.
-
-        Every rank must call it. See :meth:`Saver.is_due`.
-        """
+        """Return :meth:`Saver.is_due` by the clock of rank 0. Every rank must call it."""
         if self._clock is None:
             return super().is_due(steps)
         with telemetry.span("checkpoint"):
@@ -184,10 +169,7 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """Return the saver of ``rank``: one that writes together with other ranks if there are any.
-
-    Arguments: see :class:`Saver`. ``tokenizer``: folder that is copied into each checkpoint.
-    """
+    """Return the saver of ``rank``: arguments of :class:`Saver`, and a ``tokenizer`` folder for each checkpoint."""
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

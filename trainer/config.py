@@ -342,10 +342,7 @@ class TrainerConfig(Config):
 
 
 def recorded_config(content: JsonObject) -> TrainerConfig:
-    """Return the configuration that a run recorded. Keys that did not exist yet get the values of :data:`BEFORE`.
-
-    Raises pydantic's ValidationError.
-    """
+    """Return a recorded configuration; missing keys of :data:`BEFORE` get its values. Raises ValidationError."""
     completed = dict(content)
     for dotted, value in BEFORE.items():
         section, key = dotted.split(".")

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
 
 from trainer.config_base import Config, How, Milliseconds
 from trainer.json_types import Json, JsonObject

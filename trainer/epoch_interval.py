@@ -16,10 +16,7 @@ class EpochInterval:
     """Tells after which steps an interval of ``every`` epochs ends, such as for checkpoints or evaluation."""
 
     def __init__(self, every: float, epochs: Epochs, key: str) -> None:
-        """Count from the current position of the training. ``epochs``: returns the finished epochs.
-
-        ``key``: names the interval in an error.
-        """
+        """Count from here. ``epochs``: returns the finished epochs. ``key``: names the interval in an error."""
         self._every, self._epochs, self._key = every, epochs, key
         self._counted = self._done()
 

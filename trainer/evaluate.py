@@ -30,10 +30,7 @@ KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # kinds of passes
 
 
 class Evaluator:
-    """Decides after which steps a pass over held-out data is due, and runs it.
-
-    ``beat`` is called after each batch, because a pass may outlast many steps.
-    """
+    """Decides after which steps a pass over held-out data is due, and runs it. ``beat`` is called after each batch."""
 
     def __init__(
         self,
@@ -143,9 +140,9 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config`` with its batches. Start loader workers first, because this may tokenize.
+    """Return the evaluator of ``config`` with its batches, in every rank. Start loader workers first.
 
-    ``epochs``: returns the completed epochs, for every_epochs. Every rank must call this function.
+    ``epochs``: returns the completed epochs, for every_epochs.
     """
     evaluation, prints = config.evaluation, rank.is_first
     assert evaluation is not None
@@ -172,10 +169,7 @@ def make_evaluator(
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:
-    """Return the batches over which each pass runs: held-out documents, or a user's evaluation source.
-
-    Raises InputError if no batch has a token to predict.
-    """
+    """Return the held-out batches of each pass. Raises InputError if none has a token to predict."""
     from trainer.data.dataset import held_out_batches
 
     evaluation = config.evaluation

@@ -46,10 +46,7 @@ class TokenChoice:
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated text: ``ids`` without the end-of-text id, and why it ended.
-
-    ``computed``: tokens computed in ``seconds``.
-    """
+    """Generated text: ``ids`` without the end-of-text id, and why it ended."""
 
     ids: tuple[int, ...]
     ending: Ending
@@ -127,7 +124,7 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """Return the ids of ``prompt``. Without text or a token it is the id that ends the preceding document.
+    """Return the ids of ``prompt``; without a token the id that ends the preceding document.
 
     Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
     """

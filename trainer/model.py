@@ -23,10 +23,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters of a model without a formula, counted on the model itself.
-
-    ``lookups``: those in embeddings that are only looked up.
-    """
+    """Parameters of a model without a formula, counted on the model itself."""
 
     parameters: int
     lookups: int
@@ -90,10 +87,7 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
-    """Return a shape with counted parameters, for a model without a formula.
-
-    ``dimensions``: the other fields of :class:`Shape`.
-    """
+    """Return a shape with counted parameters. ``dimensions``: the other fields of :class:`Shape`."""
     shape = Shape(family, **dimensions)  # type: ignore[arg-type]
     return replace(shape, counted=Counted(parameters, lookups))
 
@@ -124,10 +118,7 @@ _ASSUMED: Mapping[str, Mapping[str, Json]] = {
 
 
 def _shape_of_files(files: ModelFiles) -> Shape | None:
-    """Return the shape by the content of config.json alone.
-
-    None for another family, or for settings without a formula.
-    """
+    """Return the shape by config.json alone; None for another family, or for settings without a formula."""
     family, content = files.model_type, files.content
     if family not in FAMILIES or any(content.get(key, default) != default for key, default in _ASSUMED[family].items()):
         return None
@@ -156,10 +147,7 @@ def _whole(files: ModelFiles, key: str, value: Json) -> int:
 
 
 def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape:
-    """Return the shape of a preset's model. ``sequence_length``: its positions.
-
-    Raises InputError if dimensions or tokenizer do not fit.
-    """
+    """Return the shape of a preset's model. Raises InputError if dimensions or tokenizer do not fit."""
     assert config.preset is not None
     dimensions = dict(PRESETS[config.preset])
     # A preset without a vocabulary uses the tokenizer's, rounded up to a multiple of 64, which suits matrix units.
@@ -194,7 +182,7 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
 
 
 def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
-    """Return a preset's model with random weights. Dropout is 0, so that runs differ only as declared.
+    """Return a preset's model with random weights, without dropout, so that runs differ only as declared.
 
     ``attention``: name of its implementation in transformers; None: transformers' default.
     """

@@ -106,10 +106,7 @@ class ModelFiles:
 
 
 def model_files(config: ModelConfig) -> ModelFiles | None:
-    """Return the files of the model that ``config`` names; None for a preset or a factory.
-
-    Raises InputError if they cannot be used.
-    """
+    """Return the files of the model, None for a preset or a factory. Raises InputError if they cannot be used."""
     if config.pretrained is not None:
         return pretrained_files(config.pretrained)
     if config.config is None:
@@ -127,10 +124,7 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """Return the files of the folder ``name``, with weights. ``key``: scenario key of the folder, for errors.
-
-    Raises InputError if it cannot be used.
-    """
+    """Return the files of the folder ``name``, with weights. Raises InputError, naming ``key``, if unusable."""
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
@@ -169,10 +163,7 @@ def preset_family(config: ModelConfig) -> str:
 
 
 def objective_of(config: ModelConfig) -> Objective:
-    """Return the objective of the model: that of the scenario, else the model's own.
-
-    Raises InputError if the model cannot have the requested objective.
-    """
+    """Return the objective of the scenario, else the model's own. Raises InputError if the model cannot have it."""
     if config.factory is not None:
         return config.objective or "causal"
     if (files := model_files(config)) is None:

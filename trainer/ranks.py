@@ -61,10 +61,7 @@ def meeting_place(address: str = LOCAL) -> socket.socket:
 
 
 def device_of(rank: Rank, device: torch.device) -> torch.device:
-    """Return the device of this rank: on CUDA a GPU of its own, else ``device``.
-
-    Raises InputError if there are not enough GPUs.
-    """
+    """Return the device of this rank: on CUDA a GPU of its own. Raises InputError if there are not enough."""
     import torch
 
     if rank.of == 1 or device.type != "cuda":
@@ -79,10 +76,7 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
 
 
 def join(rank: Rank, device: torch.device) -> None:
-    """Join the group of all ranks, and wait until all have joined.
-
-    Raises torch's DistError if one is missing after ``timeout_s``.
-    """
+    """Join the group of all ranks. Raises torch's DistError if one is missing after ``timeout_s``."""
     import torch.distributed as dist
 
     # gloo and nccl would otherwise resolve this machine's name.
@@ -107,9 +101,9 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """Return a new gloo group of all ranks, so that its exchanges never collide with the gradients.
+    """Return a new gloo group of all ranks, whose exchanges never collide with the gradients: one per thread.
 
-    Every rank must call it at the same place. Two threads need two such groups.
+    Every rank must call it at the same place.
     """
     import torch.distributed as dist
 
@@ -166,10 +160,7 @@ def leave() -> None:
 
 
 def is_of_the_exchange(error: BaseException) -> bool:
-    """Return True if ``error`` comes from an exchange in which another rank is late or gone.
-
-    gloo raises a plain RuntimeError, which only its text identifies.
-    """
+    """Return True if ``error`` comes from an exchange in which another rank is late or gone."""
     import torch.distributed as dist
 
     if dist.is_available() and isinstance(error, dist.DistError):

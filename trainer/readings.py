@@ -40,10 +40,7 @@ class ValueReader:
         self._copies: list[tuple[int, Any]] = []  # queued copies that were not read, at most of two steps
 
     def before_update(self, step: int, losses: list[Loss], norm: Any) -> None:
-        """Check the norm, or with ``late`` queue a copy of loss and norm. Call it between clipping and the optimizer.
-
-        Raises FloatingPointError if the norm is not finite (``compute.check_finite``).
-        """
+        """Check the norm, or with ``late`` queue a copy of loss and norm: between clipping and the optimizer."""
         if self._late:
             with telemetry.span("sync"):
                 self._copies.append((step, self._compute.copy_to_host(losses, norm if self._checks else None)))
@@ -54,10 +51,7 @@ class ValueReader:
                 self._compute.check_finite(norm, step)
 
     def after_update(self, step: int, losses: list[Loss]) -> None:
-        """Read the losses that are due. Call it when the optimizer is launched.
-
-        With ``late`` it reads the copy of the step before, and raises FloatingPointError if its norm is not finite.
-        """
+        """Read the losses that are due, when the optimizer is launched; with ``late`` those of the step before."""
         if self._late:
             if len(self._copies) > 1:
                 self._read_copy()
@@ -71,10 +65,7 @@ class ValueReader:
                 self._read_losses(say=True)
 
     def read_all(self) -> None:
-        """Read and report every loss so far, because a checkpoint must not include a step of unknown norm.
-
-        Raises FloatingPointError if a norm is not finite.
-        """
+        """Read and report every loss so far, because a checkpoint must not include a step of unknown norm."""
         if self._unread:
             self._read_losses()
         while self._copies:

@@ -32,10 +32,7 @@ class TextSampler:
     """Decides after which steps the model writes text, and writes it. `harness train` makes one."""
 
     def __init__(self, config: SampleConfig, prepared: Prepared, compute: Compute) -> None:
-        """Encode the prompt.
-
-        Raises InputError if the model cannot continue it: no causal model, or too long a prompt.
-        """
+        """Encode the prompt. Raises InputError if the model is not causal, or the prompt is too long."""
         if prepared.objective != "causal" or compute.longest_row is None:
             raise InputError("sample: text needs a computed causal model; allowed: no sample")
         self._config, self._compute, self._tokenizer = config, compute, prepared.tokenizer
@@ -52,10 +49,7 @@ class TextSampler:
         return (step + 1) % self._config.every_steps == 0
 
     def after(self, step: int) -> Sample:
-        """Let the model write the text that is due after ``step``, and return it.
-
-        Raises InputError if the weights are not finite.
-        """
+        """Return the text that the model writes after ``step``. Raises InputError for weights that are not finite."""
         self._compute.synchronize()  # Queued work counts as part of its own step: see trainer.evaluate.
         telemetry.pause()
         with telemetry.span("evaluate"):

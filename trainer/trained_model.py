@@ -56,11 +56,7 @@ def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, 
 
 
 def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Select the files of a model at ``root``, a file or a folder.
-
-    A training's are its newest checkpoint and its tokenizer. Return their common folder, and the size in bytes of each
-    by its path in that folder.
-    """
+    """Select the files of a model at ``root``, as :func:`tables_of_run`: newest checkpoint and tokenizer."""
     base, sizes = _whole_folder(filesystem, root)
     if base != root:
         return base, sizes
@@ -81,10 +77,9 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
 
 
 def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return a local copy of the files that ``needed`` selects from the file or folder at ``url``.
+    """Return a copy, for the life of this process, of the files that ``needed`` selects at ``url``.
 
-    The copy is removed when this process ends, because loaded files may be read until then. Raises InputError, naming
-    ``key``, if there is nothing or it cannot be read.
+    Raises InputError, naming ``key``, if there is nothing or it cannot be read.
     """
     filesystem, root = filesystem_of(url.rstrip("/"), key)
     try:
@@ -125,10 +120,7 @@ _located_once = cache(located)
 
 
 def _whole_folder(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Return the folder of a file and that file, or a folder and all files below it.
-
-    Files have their sizes in bytes.
-    """
+    """Return (folder, sizes in bytes by name) of a file, or of all files below a folder."""
     import pyarrow.fs as fs
 
     info = filesystem.get_file_info(str(root))
@@ -192,10 +184,7 @@ class TrainedModel:
 
 
 def load_trained(place: str, key: str) -> TrainedModel:
-    """Load the model at ``place`` with the tokenizer beside it. ``key``: option by which the user gave it, for errors.
-
-    Raises InputError if there is no causal model.
-    """
+    """Load the model at ``place`` with the tokenizer beside it. Raises InputError, naming ``key``, without one."""
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
         from trainer.llmc_model import build

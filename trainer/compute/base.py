@@ -62,10 +62,9 @@ class Compute(Protocol):
         return
 
     def kept(self, loss: Loss) -> Loss:
-        """Return ``loss`` without its graph, to keep until it is read. It is a number if its value is known at once.
+        """Return ``loss`` without its graph, to keep until it is read; a number if its value is known at once.
 
-        A tensor that outlives its step, even a small one, splits the memory that the step frees. The next step then
-        needs new pages for what no longer fits.
+        A tensor that outlives its step, even a small one, splits the memory that the step frees.
         """
         return None
 
@@ -73,17 +72,11 @@ class Compute(Protocol):
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
-        """Queue copies of a step's mean loss and of ``norm`` to the host, and return a handle for ``read_copy``.
-
-        ``norm`` None: copy only the loss.
-        """
+        """Queue copies of a step's mean loss and ``norm`` (or None) to the host; ``read_copy`` takes the handle."""
         return None
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        """Block until ``copy``, of step ``step``, has arrived, and return its mean loss; None without losses.
-
-        Raises FloatingPointError if the copied norm is not finite.
-        """
+        """Block and return the mean loss of ``copy``. Raises FloatingPointError if its norm is not finite."""
         return None
 
     def learning_rate(self) -> float | None:
@@ -91,51 +84,33 @@ class Compute(Protocol):
         return None
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        """Block until the model has been evaluated on ``batches``, which are not trained on. Does not change the model.
-
-        ``beat`` is called after each batch. This is never called if nothing is computed.
-        """
+        """Block and score the model, unchanged, on ``batches``. ``beat`` is called after each batch."""
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
-        """Block and return the log-likelihood of each row's ending. Does not change the model.
-
-        ``beat`` is called now and then. This is never called if nothing is computed.
-        """
+        """Block and return the log-likelihood of each row's ending. ``beat`` is called now and then."""
 
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Continue ``prompt`` by at most ``most`` ids (trainer.generate), and block until that is done.
-
-        Does not change the model. Every rank calls it. It is never called for emulated compute or for a user's own
-        model.
-        """
+        """Block and continue ``prompt`` by at most ``most`` ids (trainer.generate). Every rank calls it."""
 
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
         return
 
     def hold_device(self) -> None:
-        """Let the device pause for about as long as the host needs for a step, so that the host gets ahead.
-
-        Does nothing if the host is never ahead, or before the host's time per step is known.
-        """
+        """Let the device pause for about the host's time of a step, if known, so that the host gets ahead."""
         return
 
     def is_lead_settled(self) -> bool:
-        """Return True if the host's lead over the device no longer grows (``compute.host_lead``), or if there is no
-        lead.
-        """
+        """Return True if the host's lead over the device no longer grows (``compute.host_lead``)."""
 
     def skipped_steps(self) -> int | None:
         """Block until known: the number of optimizer steps that loss scaling skipped; None without loss scaling."""
         return None
 
     def repeated_rows(self) -> tuple[int, ...] | None:
-        """Return how many of the first 1, 2, 4, ... trained rows had been trained on before.
-
-        None if the compute has losses, because arms are then compared by these.
-        """
+        """Return how many of the first 1, 2, 4, ... rows were trained on before; None if there are losses."""
         return None
 
     def synchronize(self) -> None:
@@ -146,7 +121,7 @@ class Compute(Protocol):
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Return the SHA-256 of the parameters after the last step, equal in all ranks; None for a single rank.
+        """Return the SHA-256 of the parameters, equal in all ranks; None for one rank.
 
         Raises RanksDifferError if the ranks hold different parameters.
         """
@@ -154,10 +129,7 @@ class Compute(Protocol):
 
 
 def call_site(what: str, *inside: str) -> str:
-    """Return the innermost source line that called from outside this file, as in ``trainer/loop.py:49: what``.
-
-    ``inside``: further files that are skipped. ``what``: name of the blocking call.
-    """
+    """Return the innermost line that called from outside this file and ``inside``: ``trainer/loop.py:49: what``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
         frame = frame.f_back

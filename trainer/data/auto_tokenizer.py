@@ -16,7 +16,7 @@ _KEY = "data.tokenizer.pretrained"
 
 
 def load_auto(location: str, name: str | None = None) -> Any:
-    """Load an AutoTokenizer from ``location``; ``name`` is the user's name for it, for error messages.
+    """Load an AutoTokenizer from ``location``, called ``name`` in messages.
 
     Raises InputError if it cannot be loaded, or only by running code that comes with it.
     """
@@ -35,10 +35,7 @@ def load_auto(location: str, name: str | None = None) -> Any:
 
 
 def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
-    """Return the classes that a model's folder gives as its own code (``auto_map``), as "file: class"; [] for none.
-
-    ``of_tokenizer``: only the tokenizer's code. A folder may carry a model's code and an ordinary tokenizer.
-    """
+    """Return a folder's own code (``auto_map``) as "file: class"; ``of_tokenizer``: only the tokenizer's."""
     code = []
     for file in ("tokenizer_config.json", "config.json"):
         try:

@@ -48,10 +48,7 @@ class Batch:
     several_documents: bool | None = None  # True if a row of position_ids holds several documents; None: not computed
 
     def pin_memory(self) -> Batch:
-        """Copy the tensors to page-locked memory, so that the copy to the device can be asynchronous.
-
-        DataLoader's pin thread calls it.
-        """
+        """Copy the tensors to page-locked memory, for asynchronous copies to the device (DataLoader's pin thread)."""
         self.input_ids = self.input_ids.pin_memory()
         self.labels = self.labels.pin_memory()
         if self.attention_mask is not None:
@@ -62,10 +59,7 @@ class Batch:
 
 
 class InFlight:
-    """Holds batches while they are copied to a device, so that their memory is not reused.
-
-    They are in the order in which their copies end.
-    """
+    """Holds batches, in the order in which their copies to a device end, so that their memory is not reused."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[Callable[[], bool], Batch]] = deque()

@@ -38,10 +38,7 @@ JOURNAL = ".journal"  # folder with a build's state for resuming; it is not part
 
 
 def cache_root() -> Path:
-    """Return the path of the cache folder, which is not created here.
-
-    It is ``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
-    """
+    """Return the cache folder: ``$HARNESS_CACHE``, or ``llm-harness`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if chosen := os.environ.get("HARNESS_CACHE"):
         return expanded(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -83,10 +80,7 @@ def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
 
 
 def known_digests() -> list[list[str | int]]:
-    """Return the digests that this process has computed, as lists of file identity and sha256.
-
-    :func:`trust` takes them over in another process.
-    """
+    """Return the digests of this process, as lists of file identity and sha256, for :func:`trust` in another."""
     return [[*identity, digest] for identity, digest in _known.items()]
 
 
@@ -107,9 +101,9 @@ def file_fingerprint(path: Path) -> str:
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
-    """Return the JSON value of ``compute()``, from the cache if it was computed before.
+    """Return the JSON value of ``compute()``, from the cache if an intact entry has it.
 
-    A damaged entry is computed again. ``kind``: name of the fact. ``key``: everything that the value depends on.
+    ``kind``: name of the fact. ``key``: everything that the value depends on.
     """
     name = fingerprint(key)
     path = cache_root() / "facts" / f"{kind}-{name}.json"
@@ -131,11 +125,10 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
 
 
 def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
-    """Return the cached folder ``kind/<key>``.
+    """Return the cached folder ``kind/<key>``; ``build(temporary folder)`` writes it if it is missing or damaged.
 
-    If it is missing or damaged, ``build(temporary folder)`` writes it first. ``key``: everything that the content
-    depends on. ``check(folder)`` raises InputError if the cached content must be built again. ``resumable``: see
-    :func:`create_folder`.
+    ``key``: everything that the content depends on. ``check(folder)`` raises InputError if the cached content must be
+    built again. ``resumable``: see :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
@@ -153,8 +146,8 @@ def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, 
 def create_folder(target: Path, build: Build, *, resumable: bool = False) -> None:
     """Build a folder next to ``target``, with its digests, and rename it: no reader sees an incomplete folder.
 
-    If another process was faster, its folder stays: both have the same content. ``resumable``: the folder of a killed
-    or interrupted process, with its ``JOURNAL``, is passed to the next ``build``. A failed ``build`` leaves nothing.
+    If another process was faster, its folder stays. ``resumable``: the folder of a killed or interrupted process, with
+    its ``JOURNAL``, is passed to the next ``build``. A failed ``build`` leaves nothing.
     """
     with _partial(target) if resumable else _temporary(target) as temporary:
         if temporary is None:  # Another process has finished it.
@@ -198,10 +191,10 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """Yield a folder next to ``target`` to build in: the one that a killed process started, if there is one.
+    """Yield a folder next to ``target`` to build in, which stays after an interrupt for the next process.
 
-    It stays after an interrupt, for the next process. If another process works in it, or the file system has no locks,
-    yield a temporary folder. Yield None if ``target`` exists by now.
+    If another process works in it, or the file system has no locks, yield a temporary folder. Yield None if ``target``
+    exists by now.
     """
     partial = partial_path(target)
     opened: list[int] = []
@@ -245,8 +238,8 @@ def _partial(target: Path) -> Iterator[Path | None]:
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
     """Return a description of the damage to a folder that :func:`create_folder` made; None if it is intact.
 
-    ``entry``: required kind/key; None for a user's folder, which may be moved or renamed and may lack digests. An
-    additional file is damage (a library may read any name), unless ``may_hold_more``.
+    ``entry``: required kind/key; None for a user's folder, which may lack digests. An additional file is damage (a
+    library may read any name), unless ``may_hold_more``.
     """
     if not folder.is_dir():
         return "not a folder"
@@ -273,10 +266,7 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove the cached folder ``target`` if it is damaged, belongs to another key, or fails ``check``.
-
-    Prints a line if so.
-    """
+    """Remove the folder ``target``, with a line, if it is damaged, of another key, or fails ``check``."""
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
 
@@ -313,10 +303,7 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Remember the digest of a large file that was hashed while it was written, so that it need not be read again.
-
-    It waits for the clock's next tick, after which a change would show.
-    """
+    """Remember the digest of a large file hashed while it was written, after the clock's next tick."""
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)

@@ -56,10 +56,7 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """Set up the stages. ``draws``: seed and worker number for the masks.
-
-        ``buffers``: memory for the array paths; None: new memory.
-        """
+        """Set up the stages. ``draws``: seed and worker for the masks. ``buffers``: None for new memory."""
         corpus = prepared.corpus
         reads_text, scalar = is_text(config), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
@@ -98,10 +95,7 @@ class DataPipeline:
         return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch with its trace; None at the end of a pipeline over one epoch.
-
-        Declared costs are spent inside its stages.
-        """
+        """Return the next batch with its trace, after its declared costs; None at the end of one epoch."""
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
             began = monotonic()
@@ -133,10 +127,7 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> Any:
-        """Read the next ``rows`` documents and return them tokenized; None at the end of the order.
-
-        They are lists of ids, or Encoded or PaddedRows for zero-copy access.
-        """
+        """Return the next documents: lists of ids, Encoded or PaddedRows; None at the end of the order."""
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -161,10 +152,7 @@ class DataPipeline:
         return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
 
     def _with_tokens(self, documents: Any) -> Any:
-        """Return the documents that have at least one token.
-
-        Counts all of them for the bookmark and the mean length.
-        """
+        """Return the documents that have a token. Counts all of them for the bookmark and the mean length."""
         if isinstance(documents, PaddedRows):
             has_tokens = documents.mask[:, 0] != 0
             self._bookmark.add(has_tokens)
@@ -196,20 +184,14 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Adapt how many batches' worth of documents one read takes: more if a read is short. Each call costs 0.1 ms.
-
-        ``took_s``: duration of the last read. The batches do not depend on it.
-        """
+        """Read more documents at once if the last read, of ``took_s``, was short. Each call costs 0.1 ms."""
         if took_s < _SHORT_READ_S:
             self._ahead = min(_MOST_AHEAD, self._ahead * 2)
         elif took_s > 3 * _SHORT_READ_S:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _count(self, filled: int, tokens: int) -> None:
-        """Count ``filled`` documents with a token and their ``tokens``, for the mean length.
-
-        Raises InputError after too many epochs without a token.
-        """
+        """Count ``filled`` documents with a token. Raises InputError after too many epochs without one."""
         self._empty_epochs.check(filled)
         if self._packed:
             self._documents += filled
@@ -270,18 +252,14 @@ def pipeline_of(
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
-    """Return reusable batch buffers in this process's memory; each is allocated on first use.
-
-    ``pinned``: page-locked memory, which needs CUDA. Paths with ``access: scalar`` use none.
-    """
+    """Return reusable batch buffers, allocated on first use. ``pinned``: page-locked memory, which needs CUDA."""
     return BatchBuffers(config.batch_size, config.sequence_length, mask=not is_packed(config), pinned=pinned)
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
-    """Return the first batches of the held-out documents, at most ``most``. No document comes twice.
+    """Return at most ``most`` batches of the held-out documents, the same on every data path, each document once.
 
-    They are the same on every data path. Declared costs and doses do not apply to them. Raises InputError if no batch
-    has a token to predict.
+    Declared costs and doses do not apply to them. Raises InputError if no batch has a token to predict.
     """
     rows = None if prepared.split is None else prepared.split.held_out_rows()
     if prepared.held_out is not None:
@@ -313,10 +291,7 @@ def make_pipeline(
     start: Position | None = None,
     buffers: Buffers | None = None,
 ) -> BatchPipeline:
-    """Return the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: in this process).
-
-    ``start``: position of the worker in an earlier run, from which it continues.
-    """
+    """Return the endless pipeline of worker ``worker`` of ``workers``, continued from ``start`` if given."""
     start = start or Position(worker)
     if config.source is not None:
         return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
@@ -365,10 +340,7 @@ def _dosed(config: DataConfig) -> DataInject | None:
 
 
 class Epoch:
-    """Iterates once over the batches of one epoch, built in this process.
-
-    The last batch may have fewer rows than the others.
-    """
+    """Iterates once over the batches of one epoch, built in this process. The last batch may have fewer rows."""
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
         order = training_order(config, prepared, seed, endless=False)
@@ -380,10 +352,7 @@ class Epoch:
 
     @property
     def remainder(self) -> int:
-        """Number of tokens of the epoch that are left over because they fill no row.
-
-        It is final after the last batch.
-        """
+        """Number of tokens of the epoch that fill no row, final after the last batch."""
         return self._pipeline.remainder
 
 

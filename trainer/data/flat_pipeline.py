@@ -47,9 +47,8 @@ class EveryNth(NamedTuple):
 class FlatPipeline:
     """Runs a packed data path over flat tokens in one process, one batch at a time. :func:`flat_pipeline` makes it.
 
-    ``opened`` returns the tokens and the plan of rows; it is called while the first batch is read. A dose
-    (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if ``marked`` is
-    False.
+    ``opened`` returns the tokens and the plan of rows, while the first batch is read. A dose (``extra_reads``) repeats
+    the reading of each batch inside its span. Nothing is repeated or marked if ``marked`` is False.
     """
 
     def __init__(
@@ -67,10 +66,7 @@ class FlatPipeline:
         marked: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Set up the pipeline. ``shape``: (rows, tokens per row).
-
-        ``per_epoch``: number of the shard's documents (or windows) in an epoch.
-        """
+        """Set up the pipeline. ``shape``: (rows, length). ``per_epoch``: the shard's documents or windows."""
         self._open, self._rows, self._length = opened, *shape
         self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
@@ -92,10 +88,7 @@ class FlatPipeline:
         return self._plan.remainder if self._plan is not None else 0
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch with its trace; None at the end of a pipeline over one epoch.
-
-        Declared costs are spent inside its stages.
-        """
+        """Return the next batch with its trace, after its declared costs; None at the end of one epoch."""
         injector, span, costs = self._injector, self._span, self._costs
         with span("read"):
             plan = self._plan or self._begin()
@@ -218,10 +211,7 @@ def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.
 
 
 def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers, ascending, of the windows without a token of ``documents``.
-
-    There are ``count`` windows of ``length`` tokens.
-    """
+    """Return the numbers of the windows of ``length`` tokens that have no token of ``documents``, ascending."""
     begins, ends = flat.places[documents], flat.places[documents + 1]
     is_nonempty = ends > begins
     # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window with a part of
@@ -243,10 +233,7 @@ def flat_pipeline(
     buffers: Buffers,
     every: tuple[int, int],
 ) -> FlatPipeline:
-    """Return the pipeline over the documents (or windows) of ``order``.
-
-    ``every``: (offset, stride) of the batches to make.
-    """
+    """Return the pipeline over the documents (or windows) of ``order``; ``every``: (offset, stride) of its batches."""
     length = config.sequence_length
     masker = None
     if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.

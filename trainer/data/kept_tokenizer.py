@@ -29,10 +29,7 @@ _CLASSES = {_JSON: "PreTrainedTokenizerFast", _MODEL: "SentencePieceBackend"}  #
 
 
 def keep(info: TokenizerInfo, owner: Path) -> None:
-    """Write the tokenizer into the folder of ``owner``, such as a checkpoint, unless it is there.
-
-    Does nothing for a user's source, whose tokenizer is unknown.
-    """
+    """Write the tokenizer, unless it is there or a user's, into the folder of ``owner``, such as a checkpoint."""
     target = owner / FOLDER
     if info.kind == "source" or _is_kept(info, owner):
         return
@@ -41,10 +38,7 @@ def keep(info: TokenizerInfo, owner: Path) -> None:
 
 
 def kept(owner: Path) -> TokenizerInfo | None:
-    """Return the tokenizer that :func:`keep` wrote into the folder of ``owner``; None if there is none.
-
-    Raises InputError if it is damaged.
-    """
+    """Return the tokenizer that :func:`keep` wrote for ``owner``; None without one. Raises InputError if damaged."""
     return read(owner / FOLDER)
 
 
@@ -64,10 +58,7 @@ def write(info: TokenizerInfo, to: Path) -> None:
 
 
 def read(folder: Path) -> TokenizerInfo | None:
-    """Return the tokenizer that :func:`write` wrote into ``folder``; None if there is none.
-
-    Raises InputError if it is damaged.
-    """
+    """Return the tokenizer that :func:`write` wrote into ``folder``; None without one. Raises InputError if damaged."""
     if (folder / FACTS).is_file():
         return info_of("pretrained", folder.absolute())
     # An earlier version wrote no facts for a SentencePiece model.

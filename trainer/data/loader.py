@@ -54,10 +54,7 @@ class LateBatch:
     """
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """Set the limit.
-
-        ``made_again``: batches that each worker makes again and drops before its first one, in a resumed training.
-        """
+        """Set the limit. ``made_again``: batches that each worker of a resumed training drops at first."""
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
@@ -67,10 +64,9 @@ class LateBatch:
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
-        """Return the next item of ``iterator``.
+        """Return the next item of ``iterator``, a DataLoader with the timeout ``look_s``.
 
-        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended. DataLoader's timeout must
-        be ``look_s``.
+        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended.
         """
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
@@ -149,10 +145,7 @@ def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
 
 
 class Batches:
-    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers.
-
-    ``position``: position after the last batch that was received.
-    """
+    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers."""
 
     def __init__(
         self,
@@ -191,17 +184,11 @@ class Batches:
         return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
-        """Return the error that names the workers that have ended, if ``error`` is torch's message about one.
-
-        None otherwise.
-        """
+        """Return the error that names the workers that have ended, if ``error`` is torch's message about one."""
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def ended_workers(self) -> EndedWorkerError | None:
-        """Return the error that names the workers that have ended; None if all run.
-
-        Use it for any error, because other errors may hide it.
-        """
+        """Return the error that names the workers that have ended; None if all run."""
         return _ended(self._iterator)
 
     def close(self) -> None:
@@ -230,9 +217,9 @@ def open_batches(
 ) -> Batches:
     """Start the ``config.workers`` workers of ``rank`` and return their batches. Workers begin to prefetch at once.
 
-    ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
-    called, and the first batch is built on request (a repeated batch is built here). ``start``: position of an earlier
-    run, which these batches then advance. Raises InputError if there are more workers than documents.
+    ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers the first batch
+    is built on request (a repeated batch is built here). ``start``: position of an earlier run, which these batches
+    then advance. Raises InputError if there are more workers than documents.
     """
     start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
@@ -293,10 +280,7 @@ class _BatchDataset(IterableDataset[Any]):
         yield from self.batches(worker.id, worker.num_workers)
 
     def batches(self, process: int, workers: int, buffers: Buffers | None = None) -> Iterator[Batch | InputError]:
-        """Yield the batches of loader process ``process`` of ``workers``; an InputError is yielded as the last item.
-
-        ``buffers``: memory for the batches.
-        """
+        """Yield the batches of loader process ``process`` of ``workers``, or an InputError as the last item."""
         # InputError is yielded: an exception that crosses the process boundary gets a traceback in its message.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)

@@ -27,10 +27,7 @@ _MASK_STREAM = 0x6D61736B  # keeps these draws apart from other draws of the sam
 
 @dataclass(frozen=True)
 class Masking:
-    """Token ids for masking: the mask token, and ``kept_ids``, which are never masked.
-
-    It is picklable, so that it can be sent to workers.
-    """
+    """Token ids for masking (picklable): the mask token, and ``kept_ids``, which are never masked."""
 
     mask_id: int  # the tokenizer's own, else the first id beyond the vocabulary
     vocab_size: int  # upper limit of random tokens
@@ -38,10 +35,7 @@ class Masking:
 
 
 def masking_of(info: TokenizerInfo) -> Masking:
-    """Return the ids to mask with for this tokenizer.
-
-    Without a mask token, the first id beyond its vocabulary is used.
-    """
+    """Return the ids to mask with. Without a mask token, the first id beyond the vocabulary is used."""
     own_mask_id = mask_id(info)
     special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own_mask_id) if token is not None}
     return Masking(info.vocab_size if own_mask_id is None else own_mask_id, info.vocab_size, tuple(sorted(special)))
@@ -71,10 +65,7 @@ class Masker:
     """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """Set up the random draws. ``batches``: number of the first batch.
-
-        ``every``: difference between the numbers of two batches.
-        """
+        """Set up the draws. ``batches``: number of the first batch; ``every``: from one batch to the next."""
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 

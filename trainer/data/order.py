@@ -33,10 +33,7 @@ _ORDERS_AT_ONCE = 1024  # indices computed together: each then takes 0.3 us; alo
 
 
 def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the number of the shard of a worker, and the number of shards.
-
-    The worker is number ``worker`` of ``workers`` in its rank.
-    """
+    """Return the number of the shard of a rank's worker, and the number of shards."""
     return rank * workers + worker, ranks * workers
 
 
@@ -49,19 +46,13 @@ def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 class IndexSampler(Protocol):
-    """Yields the document indices of one shard, epoch after epoch.
-
-    ``epoch``: epoch of the next index, unless the order has ended.
-    """
+    """Yields the document indices of one shard, epoch after epoch. ``epoch``: that of the next index."""
 
     epoch: int
     shuffled: bool
 
     def take(self, count: int) -> Indices:
-        """Return the next indices: 1 to ``count`` of them, because a call never crosses the end of an epoch.
-
-        An empty array means the end; an endless sampler never returns one.
-        """
+        """Return the next indices of this epoch: 1 to ``count`` of them; an empty array only at the end."""
 
     @property
     def documents_per_epoch(self) -> int:
@@ -78,10 +69,7 @@ class EmptyEpochs:
         self._order, self._since = order, order.epoch
 
     def check(self, filled: int) -> None:
-        """Record that the last read gave ``filled`` documents with a token.
-
-        Raises InputError after too many epochs without one.
-        """
+        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
         if filled:
             self._since = self._order.epoch
         elif self._order.epoch - self._since > EMPTY_EPOCHS:
@@ -103,10 +91,7 @@ class _Shard:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up the first epoch of shard ``worker`` of ``workers``.
-
-        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
-        """
+        """Set up shard ``worker`` of ``workers``. ``rows``: indices of the documents; None: all up to ``documents``."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
@@ -169,10 +154,7 @@ class ShardedSampler(_Shard):
 
 
 class ComputedSampler(_Shard):
-    """Yields the document indices of one shard, as ShardedSampler does, but in another seeded order.
-
-    Each index is computed on request, without memory per document.
-    """
+    """Yields the document indices of one shard in another seeded order, without memory per document."""
 
     shuffled = True
 
@@ -199,9 +181,8 @@ class Permutation:
 
     A Feistel network over the next power of four is a permutation for any round function (Luby and Rackoff 1988, "How
     to construct pseudorandom permutations from pseudorandom functions"). A result of at least ``size`` is sent through
-    it again until it falls below. That leaves a permutation of the numbers below ``size`` (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains", section 4: cycle walking). ``size`` is more than a quarter of the domain,
-    so a place takes fewer than four passes on average.
+    it again until it falls below (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4: cycle
+    walking). ``size`` is more than a quarter of the domain, so a place takes fewer than four passes on average.
     """
 
     def __init__(self, size: int, key: tuple[int, ...]) -> None:

@@ -74,10 +74,9 @@ def pretokenize(
 ) -> Pretokenized:
     """Tokenize the corpus into ``out`` (default: the cache), unless the same data are there. Return the folder.
 
-    Damaged data in the cache are made again. Other content in ``out`` raises InputError. Memory is bounded.
-    After a kill, the next call continues, with the same result. ``workers``: threads or processes (default: one per
-    core). ``tokens``: source of the tokens if this process does not tokenize. ``progress`` gets the number of further
-    documents and their bytes of text.
+    Damaged data in the cache are made again. Other content in ``out`` raises InputError. Memory is bounded. After a
+    kill, the next call continues. ``workers``: threads or processes (default: one per core). ``tokens``: source of the
+    tokens if this process does not tokenize. ``progress`` gets the number of further documents and their bytes of text.
     """
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
@@ -113,10 +112,7 @@ def groups_of(flat: FlatTokens) -> TokenSource:
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:
-    """Return the manifest of ``folder``.
-
-    Raises InputError if a field differs from the expected value, or if files were changed.
-    """
+    """Return the manifest of ``folder``. Raises InputError if a field is not the expected one, or files changed."""
     manifest = read_manifest(folder)
     actual = asdict(manifest)
     for name, value in asdict(_expected(corpus, info, format, sequence_length)).items():
@@ -171,10 +167,7 @@ def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_leng
 
 
 class _Tally:
-    """Counts documents, tokens and tokens in rows.
-
-    ``longest``: tokens of a padded row; None for formats of whole documents.
-    """
+    """Counts documents, tokens and tokens in rows, which have at most ``longest`` tokens (None: any)."""
 
     def __init__(self, longest: int | None) -> None:
         self.documents = self.empty = self.tokens = self.rows_tokens = 0

@@ -27,10 +27,7 @@ class BatchPipeline(Protocol):
 
 
 class RepeatedBatches:
-    """Pipeline that repeats a few batches forever, in their order. There is no data cost except declared costs.
-
-    ``start``: position of an earlier run that it continues.
-    """
+    """Pipeline that repeats a few batches forever, from ``start`` on, at no cost but declared ones."""
 
     def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
         self._batches, self._injector = cycle(batches), injector
@@ -40,10 +37,7 @@ class RepeatedBatches:
             next(self._batches)
 
     def next_batch(self) -> Batch:
-        """Return the next of the repeated batches, as a new Batch with the same tensors.
-
-        Declared costs are spent again.
-        """
+        """Return the next batch as a new Batch with the same tensors, after its declared costs."""
         for stage in telemetry.STAGES:
             if self._injector.cost_ms(stage):
                 with telemetry.span(stage):
@@ -55,10 +49,9 @@ class RepeatedBatches:
 
 
 def to_repeat(first: BatchPipeline) -> list[Batch]:
-    """Return the first batches of a user's source to repeat. It is a single one if all have the same shape.
+    """Return the first batches of a user's source to repeat; a single one if all have the same shape.
 
-    The time of a step grows with its batch's length, so one batch of a source with varying lengths is not typical.
-    Number, bytes and time of these batches are limited.
+    The time of a step grows with its batch's length, so one batch of varying lengths is not typical.
     """
     batches: list[Batch] = []
     size, deadline_s = 0, monotonic() + REPEATED_S

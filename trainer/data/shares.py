@@ -28,10 +28,7 @@ _MOST_DOCUMENTS = 50_000  # documents of a share: the work to repeat when a mach
 
 @dataclass(frozen=True)
 class ShareJob:
-    """Description of the work for executors. All machines see ``folder``.
-
-    ``documents``: number of documents per share.
-    """
+    """Description of the work for executors. All machines see ``folder``."""
 
     corpus: Corpus
     tokenizer: TokenizerInfo
@@ -52,20 +49,16 @@ class ShareJob:
 
 
 def documents_per_share(documents: int, shares: int, most: int) -> int:
-    """Return the number of documents per share, for about ``shares`` shares of whole row groups.
-
-    It is at most ``most``.
-    """
+    """Return the documents per share, at most ``most``, for about ``shares`` shares of whole row groups."""
     even = -(-documents // shares // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
     return max(CORPUS_ROW_GROUP, min(even, most))
 
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Context with a temporary folder that gets the name ``place`` at the end.
+    """Context with a temporary folder that gets the name ``place``, unless another task was faster.
 
-    If another task has made ``place`` by then, the temporary folder is dropped. A task may be tried twice, on two
-    machines; both make the same content.
+    A task may be tried twice, on two machines; both make the same content.
     """
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
@@ -81,9 +74,9 @@ def share_folder(place: Path) -> Iterator[Path]:
 
 
 def write_share(job: ShareJob, number: int) -> int:
-    """Tokenize share ``number`` into its folder, on an executor or anywhere else, unless the folder exists.
+    """Tokenize share ``number`` into its folder, unless that exists. Return ``number``.
 
-    Return ``number``. Raises InputError if the folder is not seen, or if the corpus has changed.
+    Raises InputError if the folder is not seen, or if the corpus has changed.
     """
     place = job.place(number)
     if place.is_dir():
@@ -116,7 +109,7 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield the tokens of share ``number`` without its first ``skip`` documents, a bounded group at a time.
+    """Yield the tokens of share ``number`` without its first ``skip`` documents, in groups.
 
     Raises InputError if the files are not the ones that an executor wrote.
     """
@@ -147,10 +140,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def documents(corpus: Corpus, first: int, count: int) -> Iterator[list[str]]:
-    """Yield ``count`` documents from number ``first`` on, as lists of texts of varying length.
-
-    Parquet row groups before ``first`` are not read.
-    """
+    """Yield ``count`` documents from number ``first`` on, in lists. Parquet row groups before are not read."""
     remaining = count
     for texts in _from(corpus, first):
         taken = texts[:remaining]

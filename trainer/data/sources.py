@@ -25,10 +25,7 @@ Index = Sequence[int]
 
 
 class _Columns:
-    """Opens the named columns of several Parquet files as one table.
-
-    Raises InputError if it has fewer than ``rows`` rows.
-    """
+    """Opens columns of Parquet files as one table. Raises InputError if it has fewer than ``rows`` rows."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
@@ -67,10 +64,7 @@ class ScalarTextSource:
 
 
 class ZeroCopyTextSource:
-    """Reads text from the value buffers of an Arrow column.
-
-    Finding the few rows one by one is faster than by arrays.
-    """
+    """Reads text from the value buffers of an Arrow column: a few rows, one by one."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column
@@ -141,9 +135,7 @@ class PaddedSource:
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """Return a column of token lists as flat tokens (int32): a view of Arrow's buffer if it is one chunk, else a
-    copy.
-    """
+    """Return a column of token lists as flat tokens (int32): a view if it is one chunk, else a copy."""
     import numpy as np
 
     from trainer.data.formats.flat import FlatTokens
@@ -186,15 +178,12 @@ def _list_part(chunk: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def text_source(
     config: DataConfig, files: Sequence[str], column: str, rows: int
 ) -> ScalarTextSource | ZeroCopyTextSource:
-    """Return the source of text for ``config.access``: Arrow scalars or value buffers.
-
-    ``rows``: least number of rows.
-    """
+    """Return the source of at least ``rows`` texts for ``config.access``: Arrow scalars or value buffers."""
     return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
 def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
-    """Return the source of a pretokenized folder for ``config.access``. ``rows``: least number of rows.
+    """Return the source of a pretokenized folder of at least ``rows`` rows for ``config.access``.
 
     Zero-copy access to packed rows reads flat tokens instead (:func:`flat_of_lists`).
     """

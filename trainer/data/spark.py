@@ -30,10 +30,7 @@ _WAVES = 4  # tasks per core, for a corpus that can only be read from its beginn
 
 
 class SparkTokens:
-    """Yields a corpus' tokens, tokenized by Spark, as a ``TokenSource`` of ``pretokenize``.
-
-    Finished shares of a killed process are used again.
-    """
+    """Yields a corpus' tokens, tokenized by Spark, as a ``TokenSource``. Continues a killed process' work."""
 
     def __init__(
         self,
@@ -43,10 +40,9 @@ class SparkTokens:
         master: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Prepare the job.
+        """Prepare the job. ``folder``: seen by every machine, for shares until :meth:`close` removes them.
 
-        ``folder``: a folder on every machine's file system, for shares until :meth:`close` removes them. ``master``:
-        None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
+        ``master``: None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
         """
         if corpus.content == "tokens":
             raise InputError(f"--engine spark: {corpus.name} holds token ids: there is nothing to tokenize")
@@ -84,10 +80,7 @@ class SparkTokens:
             self._lock = None
 
     def _open(self, numbers: Iterable[int]) -> None:
-        """Lock the folder and start Spark for those of the shares ``numbers`` that are missing.
-
-        Raises InputError if another process works on them.
-        """
+        """Lock the folder and start Spark for missing shares of ``numbers``. Raises InputError if it is in use."""
         if self._lock is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder, os.O_RDONLY)
@@ -135,11 +128,7 @@ class ShareWork:
 
 
 def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the function for `mapInArrow` that tokenizes shares.
-
-    It takes a column of indices into ``missing`` and yields the numbers of the new shares. Tokens leave an executor
-    only through the shared folder.
-    """
+    """Return the `mapInArrow` function from indices into ``missing`` to numbers of new shares, which it tokenizes."""
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -155,10 +144,7 @@ _here: dict[str, ShareJob] = {}  # jobs of this executor by folder
 
 
 def on_executor(job: ShareJob) -> ShareJob:
-    """Return the job with the location of the tokenizer file that Spark sent to this executor.
-
-    Raises InputError if the tokenizer's library has another version here.
-    """
+    """Return the job with the tokenizer file that Spark sent here. Raises InputError for another library version."""
     if job.folder not in _here:
         from pyspark import SparkFiles
 

@@ -69,10 +69,7 @@ TokenGroups = Iterator[TokenGroup]
 
 
 def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
-    """Yield the tokens of the corpus' documents from number ``start`` on, in groups.
-
-    ``workers``: see :func:`encoded_groups`.
-    """
+    """Yield the tokens of the corpus' documents from number ``start`` on, by :func:`encoded_groups`."""
     if corpus.content == "tokens":
         return _stored_from(corpus, info, start)
     return encoded_groups(text_groups(texts_from(corpus, start)), info, workers)
@@ -207,10 +204,7 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Return ``ids`` in the stored type, with the end-of-text id after each document.
-
-    Raises InputError for an id outside the vocabulary.
-    """
+    """Return ``ids`` in the stored type with end-of-text ids. Raises InputError for an id outside the vocabulary."""
     from trainer.data.formats.flat import token_type
 
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
@@ -282,10 +276,7 @@ def _ends(engine: Engine, text: str) -> Iterator[int]:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """Yield characters at which a part may end: single line ends, then single spaces.
-
-    They lie from ``start`` on, within a part's length. At most ENDS_TRIED of each kind are tried.
-    """
+    """Yield at most ENDS_TRIED single line ends from ``start`` on, then single spaces, where a part may end."""
     for separator in ("\n", " "):
         place = start - 1
         for _ in range(ENDS_TRIED):

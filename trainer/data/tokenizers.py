@@ -53,10 +53,9 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return the tokenizer, found, trained or imported, with the engine that ``config`` requires.
+    """Return the tokenizer, found, trained or imported (cached), with the engine that ``config`` requires.
 
-    All is cached, so a second call is cheap. Raises InputError if the corpus holds token ids that the tokenizer does
-    not have.
+    Raises InputError if the corpus holds token ids that the tokenizer does not have.
     """
     keep_single_threaded()
     if corpus.pretokenized:
@@ -68,7 +67,7 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
-    """Return the tokenizer of the tokens in ``folder``: the given one, or else the one stored there.
+    """Return the given tokenizer of the tokens in ``folder``, or else the one stored there.
 
     Raises InputError if there is none, or if the given one did not make the tokens.
     """
@@ -178,20 +177,14 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Return the tokenizer's native library and its installed version, such as ``tokenizers 0.21.0``.
-
-    The library is not imported.
-    """
+    """Return the tokenizer's native library, not imported, and its version, such as ``tokenizers 0.21.0``."""
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"
 
 
 def info_of(kind: str, folder: Path) -> TokenizerInfo:
-    """Return the description of the tokenizer in ``folder``, by its facts.json.
-
-    Raises InputError if that is damaged.
-    """
+    """Return the description of the tokenizer in ``folder``, by its facts.json. Raises InputError if it is damaged."""
     facts = train_tokenizer.read_facts(folder)
     location = str(folder / (facts.location or "tokenizer.json"))
     kind = "sentencepiece" if location.endswith(".model") else kind
@@ -250,10 +243,7 @@ def sentencepiece_model(location: str) -> Any:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of a tokenizer that represent no text.
-
-    ``unknown``: id of unknown text; None if the tokenizer falls back to bytes.
-    """
+    """Ids of a tokenizer that represent no text; ``unknown``: that of unknown text, None if it uses bytes."""
 
     ids: frozenset[int]
     unknown: int | None

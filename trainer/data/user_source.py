@@ -49,10 +49,7 @@ MOST_DRAWN = 100_000
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a user's dataset. ``begin`` starts an epoch and yields the indices of each of its batches.
-
-    ``batches``: number of batches in an epoch; None if it is unknown or the order is endless.
-    """
+    """Order of a user's dataset. ``begin`` yields the indices of each batch of an epoch of ``batches``, if known."""
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -60,10 +57,7 @@ class Order:
 
 @dataclass(frozen=True)
 class UserSource:
-    """Data source that the user's function returned.
-
-    ``order``: None for an iterable dataset, which has an order of its own.
-    """
+    """Data source that the user's function returned. ``order``: None for an iterable dataset."""
 
     dataset: Any
     order: Order | None
@@ -125,9 +119,9 @@ def _only(items: list[Any]) -> Any:
 
 
 class Randomness:
-    """Context with a random state of its own for torch, numpy and Python's ``random``.
+    """Context with a random state of its own for torch, numpy and ``random``, the same in every process.
 
-    Draws within it are the same in every process, regardless of earlier draws. The next ``with`` continues them.
+    The next ``with`` continues its draws.
     """
 
     def __init__(self, seed: int) -> None:
@@ -147,10 +141,7 @@ class Randomness:
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Make the context's states of numpy and ``random`` the current ones outside.
-
-        The user's code may have seeded them.
-        """
+        """Make the context's states of numpy and ``random``, which the user's code may have seeded, current."""
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
@@ -179,10 +170,7 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM.
-
-        ``start``: position to continue from.
-        """
+        """Open the source. ``shifted``: False for a masked-LM. ``start``: position to continue from."""
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -218,11 +206,7 @@ class UserPipeline:
             self._resume(start)
 
     def _resume(self, start: Position) -> None:
-        """Continue where an earlier run stopped, at ``start``.
-
-        If the dataset has ``load_state_dict``, its own state is restored. Otherwise the batches up to there are made
-        again and dropped.
-        """
+        """Continue at ``start``: restore the dataset's state, or make the batches up to there again."""
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
         if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
@@ -248,10 +232,7 @@ class UserPipeline:
         telemetry.take()  # Discard the spans of the dropped batches.
 
     def _after(self) -> Position:
-        """Return the position after the batch just made.
-
-        It counts batches, because the user's documents are unknown.
-        """
+        """Return the position after the batch just made, in batches: the user's documents are unknown."""
         self._batches += 1
         order, state = self._source.order, None
         if self._saves:
@@ -260,10 +241,7 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """Set up this process as a worker of a DataLoader. ``get_worker_info`` then returns the user's dataset.
-
-        It also calls the user's worker_init_fn. ``reseed``: also seed torch, numpy and ``random`` with ``seed``.
-        """
+        """Set up this process as a DataLoader's worker of the dataset. ``reseed``: also seed as it does."""
         if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)

@@ -39,9 +39,7 @@ def parameters(shape: Shape) -> int:
 
 
 def lookups(shape: Shape) -> int:
-    """Return the number of embedding parameters that are only looked up, without a matrix product (not a tied
-    output).
-    """
+    """Return the number of embedding parameters that are only looked up, without a matrix product."""
     if shape.counted is not None:
         return shape.counted.lookups
     return (shape.vocab_size if shape.family == "llama" else shape.positions) * shape.width
@@ -105,10 +103,7 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of one rank for training, on the device that computes.
-
-    ``shards``: number of ranks that share the state.
-    """
+    """Memory of one rank for training, on the device that computes."""
 
     parameters: int
     bytes_per_value: int

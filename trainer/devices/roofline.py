@@ -35,10 +35,7 @@ ACTIVATION_BYTES = 34
 
 
 class Kernels(NamedTuple):
-    """Durations of an emulated device's kernels in milliseconds.
-
-    h2d, forward and backward are per micro-batch, norm and optimizer per step.
-    """
+    """Durations of kernels in milliseconds: h2d, forward, backward per micro-batch, the others per step."""
 
     h2d_ms: float
     forward_ms: float
@@ -48,10 +45,7 @@ class Kernels(NamedTuple):
 
 
 def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision: str) -> float:
-    """Return the rate of matrix products in forward and backward, in FLOP/s.
-
-    Raises InputError if neither configuration nor profile has one.
-    """
+    """Return the rate of matrix products in FLOP/s. Raises InputError if it is neither configured nor published."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)
@@ -72,10 +66,7 @@ def matmul_flops_per_s(device: EmulatedDevice, profile: DeviceProfile, precision
 
 
 def kernels(config: TrainerConfig, shape: Shape, profile: DeviceProfile) -> Kernels:
-    """Return the kernel durations of the emulated device at ``device.speed``.
-
-    The configuration fixes some of them; the others follow from the roofline of ``profile``.
-    """
+    """Return the kernel durations at ``device.speed``: configured ones, or by the roofline of ``profile``."""
     device = config.compute.emulated
     assert device is not None
     data, precision = config.data, config.compute.precision

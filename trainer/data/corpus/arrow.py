@@ -61,9 +61,7 @@ def _to_the_end(name: str, file: Any, reader: Any) -> Iterator[Any]:
 
 
 def _check_one_file(name: str, file: Any) -> None:
-    """Raise InputError if several Arrow files were joined, because the footer at the end describes only the last
-    one.
-    """
+    """Raise InputError if several Arrow files were joined, because the footer describes only the last one."""
     size = file.size()
     tail = file.read_at(10, size - 10)  # the footer's length and the closing magic
     length = struct.unpack("<i", tail[:4])[0]

@@ -15,10 +15,7 @@ _LOCAL_BUFFER_BYTES = 2**20
 
 
 def open_parquet(name: str) -> Any:
-    """Return an open ParquetFile.
-
-    Raises InputError, which distinguishes a truncated file from one that never was Parquet.
-    """
+    """Return an open ParquetFile. Raises InputError, different for a truncated file and for no Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,10 +91,7 @@ def damaged(name: str, error: BaseException) -> InputError:
 
 
 def _rows(metadata: Any) -> int:
-    """Return the number of rows to read at once, for about :data:`MAX_ROW_GROUP_BYTES`.
-
-    The row group with the largest rows decides.
-    """
+    """Return the number of rows to read at once, for about :data:`MAX_ROW_GROUP_BYTES` of the largest rows."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=0.0)
     return max(1, min(CORPUS_ROW_GROUP, int(MAX_ROW_GROUP_BYTES / mean))) if mean else CORPUS_ROW_GROUP

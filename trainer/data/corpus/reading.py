@@ -22,11 +22,7 @@ _RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of
 
 
 def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, Any]]:
-    """Yield (file, row of its first value, Arrow array) for the first ``documents`` (None: all).
-
-    Chats are rendered as texts. An array may hold nulls, which :func:`trainer.data.corpus.prepare.prepare_corpus`
-    refuses.
-    """
+    """Yield (file, row of its first value, Arrow array, may hold nulls) for the first ``documents`` (None: all)."""
     remaining = documents
     for name in corpus.files:
         row = 0
@@ -44,10 +40,7 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
 
 
 def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[str]]:
-    """Yield the documents in order as lists of at most ``rows`` texts, fewer if they are large.
-
-    Raises InputError for a corpus of token ids, which has no text.
-    """
+    """Yield the documents in order as lists of at most ``rows`` texts. Raises InputError for a corpus of token ids."""
     if corpus.content == "tokens":
         raise InputError(
             f"data.corpus: column {corpus.column!r} of {corpus.name} has token ids, not text, so no tokenizer can be "
@@ -59,10 +52,7 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
-    """Yield the documents of a corpus of token ids in order, at most ``rows`` documents at a time.
-
-    ``eos_id``: removed from the end of each document, for readers that append one to every document.
-    """
+    """Yield the documents of a corpus of token ids, at most ``rows`` at a time, without ``eos_id`` at the end."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -78,10 +68,7 @@ def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | Non
 
 
 def iter_contents(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[bytes]]:
-    """Yield lists of documents as bytes: text as UTF-8, token ids as little-endian uint32.
-
-    A list has at most ``rows`` documents.
-    """
+    """Yield lists of at most ``rows`` documents as bytes: text as UTF-8, token ids as little-endian uint32."""
     if corpus.content != "tokens":
         for texts in iter_texts(corpus, rows):
             yield [text.encode() for text in texts]
@@ -145,27 +132,21 @@ def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
 
 
 def identities(files: tuple[str, ...]) -> list[Identity]:
-    """Return a value for each file that changes with it: a local file's fingerprint, or a remote file's size and
-    ETag.
-    """
+    """Return a value for each file that changes with it: a fingerprint, or a remote file's size and ETag."""
     return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
 
 
 def check_unchanged(corpus: Corpus) -> None:
-    """Raise InputError if a file has changed since the corpus was checked.
-
-    Call it after reading the documents, before their results are cached under the corpus' fingerprint.
-    """
+    """Raise InputError if a file has changed since the corpus was checked: call it before results are cached."""
     for name, identity in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
         if identities((name,)) != [identity]:
             raise InputError(f"{name}: changed while it was being read; run it again when no process writes it")
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:
-    """Return the corpus in files that ``trainer.data.sources`` can read by row: itself, or a Parquet copy in the cache.
+    """Return the corpus in files readable by row: itself, or a Parquet copy in the cache, made once.
 
-    The copy is made once, with bounded memory. Raises InputError for a corpus of token ids. ``who``: name of the reader
-    for that message.
+    Raises InputError, naming ``who``, for a corpus of token ids.
     """
     if corpus.content == "tokens":
         raise InputError(

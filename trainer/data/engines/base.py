@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of several documents in a single array, ``ids``: (tokens,) uint32.
-
-    ``lengths`` of the documents: (documents,) int64.
-    """
+    """Token ids of several documents end to end, (tokens,) uint32, and the documents' lengths, (documents,) int64."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]

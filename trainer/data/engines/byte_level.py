@@ -35,10 +35,7 @@ class CannotExpressError(InputError):
 
 
 def read(text: str) -> ByteLevelBpe:
-    """Return the parts of a tokenizer.json, given as text.
-
-    Raises CannotExpressError if it is not plain byte-level BPE.
-    """
+    """Return the parts of a tokenizer.json, given as text. Raises CannotExpressError unless it is byte-level BPE."""
     content = json.loads(text)
     model = content["model"]
     if model.get("type") != "BPE":
@@ -73,7 +70,7 @@ def read(text: str) -> ByteLevelBpe:
 
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
-    """Return all pieces that text can become, highest priority first: single bytes, then the results of merges.
+    """Return all pieces that text can become: single bytes, then the results of merges, highest priority first.
 
     Raises CannotExpressError if a merge makes a piece that the vocabulary lacks.
     """

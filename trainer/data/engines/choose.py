@@ -32,10 +32,7 @@ Build = Callable[[str], Any]  # library's name -> its engine
 
 @dataclass(frozen=True)
 class EngineProof:
-    """Result of comparing engines with the tokenizer's own library, the reference.
-
-    It is picklable, and part of a run's record.
-    """
+    """Result (picklable) of comparing engines with the reference, the tokenizer's own library, for a run's record."""
 
     reference: str  # library and version
     documents: int
@@ -64,11 +61,10 @@ class EngineProof:
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
 ) -> tuple[str, EngineProof | None]:
-    """Return the name of the library that encodes, and its proof.
+    """Return the name of the library that encodes, and its proof; None for the tokenizer's ``own`` library.
 
-    The proof is None if it is the tokenizer's ``own`` library. ``others``: libraries that may replace it. ``build``:
-    makes the engine of a library. ``key``: cache key of the tokenizer. Raises InputError if the requested library
-    cannot be used.
+    ``others``: libraries that may replace it. ``build``: makes the engine of a library. ``key``: cache key of the
+    tokenizer. Raises InputError if the requested library cannot be used.
     """
     requested: str | None = config.engine
     others = tuple(others)
@@ -124,10 +120,7 @@ def installed(library: str) -> bool:
 
 
 def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, policies: Sequence[str]) -> None:
-    """Raise InputError if a document's text contains one of ``tokens`` (``special_tokens_in_text: refuse``).
-
-    ``policies``: policies that the tokenizer can follow instead.
-    """
+    """Raise InputError if a document contains one of ``tokens``; ``policies`` are the allowed ones instead."""
     if (match := _holding(corpus, tokens, key)) is not None:
         count, document, token = match
         raise InputError(
@@ -138,9 +131,7 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, poli
 
 
 def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError if a chat template writes one of ``tokens``, special tokens that the tokenizer encodes as
-    text.
-    """
+    """Raise InputError if a chat template writes one of ``tokens``, which the tokenizer encodes as text."""
     template = corpus.template
     if template is None:
         return
@@ -155,10 +146,7 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
 
 
 def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """Search all texts for ``tokens``, or take the result from the cache. ``key``: part of the cache key.
-
-    Return (number of documents with a token, index of the first one, its token); None without any.
-    """
+    """Return (number of documents with a token, index of the first one, its token), cached; None without any."""
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0

@@ -150,9 +150,7 @@ _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes i
 
 
 class _FromFlat:
-    """Base of engines that encode single documents and lists by ``encode_flat``, so that its proof covers all
-    methods.
-    """
+    """Base of engines that encode everything by ``encode_flat``, so that its proof covers all methods."""
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         raise NotImplementedError
@@ -223,10 +221,7 @@ class Gigatoken(_FromFlat):
 
 
 class Fastokens(_FromFlat):
-    """Engine of fastokens.
-
-    It encodes in the calling thread, because the library's own threads would not survive a fork.
-    """
+    """Engine of fastokens, in the calling thread, because its own threads would not survive a fork."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # Its first tokenizer reads it.
@@ -256,10 +251,7 @@ def _from_awkward(array: Any) -> Encoded:
 
 
 def _content(location: str) -> dict[str, Any]:
-    """Return the content of a tokenizer.json without truncation and padding.
-
-    Raises CannotExpressError if it drops merges at random.
-    """
+    """Return a tokenizer.json without truncation and padding. Raises CannotExpressError for dropout."""
     content: dict[str, Any] = json.loads(Path(location).read_bytes())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout"):
@@ -268,10 +260,7 @@ def _content(location: str) -> dict[str, Any]:
 
 
 def _content_of_pieces(location: str) -> dict[str, Any]:
-    """Return a sentencepiece model as the content of a tokenizer.json, converted by gigatoken.
-
-    Raises CannotExpressError if that fails.
-    """
+    """Return a sentencepiece model as a tokenizer.json, by gigatoken, or raise CannotExpressError."""
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     try:
@@ -283,10 +272,7 @@ def _content_of_pieces(location: str) -> dict[str, Any]:
 
 @contextmanager
 def _one_line(library: str, remedy: str = "") -> Iterator[None]:
-    """Turn any error of ``library`` in the body, also a Rust panic, into an InputError of one line.
-
-    ``remedy``: end of the message.
-    """
+    """Turn any error of ``library``, also a Rust panic, into an InputError of one line that ends in ``remedy``."""
     try:
         yield
     except (InputError, MemoryError):

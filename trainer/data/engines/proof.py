@@ -80,10 +80,7 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
 
 
 class _Trial:
-    """Compares engines with the reference.
-
-    An engine that differs or raises moves from ``engines`` to ``refused``, with the reason.
-    """
+    """Compares engines with the reference. One that differs or raises moves to ``refused``, with the reason."""
 
     def __init__(self, reference: Reference, engines: dict[str, Engine]) -> None:
         self._reference, self.engines = reference, engines
@@ -116,10 +113,7 @@ class _Trial:
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
-        """Compare one text by all three methods of each engine, and return the reference's ids.
-
-        None if the reference cannot encode the text, or if no engine is left.
-        """
+        """Compare one text by all methods of each engine. Return the reference's ids; None if there are none."""
         if not self.engines:
             return None
         try:
@@ -138,10 +132,7 @@ class _Trial:
         return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts again in several threads at once, and refuse engines whose ids change.
-
-        Words are then in the engines' caches. One thread begins at the other end, so that long texts meet short ones.
-        """
+        """Encode the same texts in several threads at once, one backwards, and refuse engines whose ids change."""
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -154,10 +145,7 @@ class _Trial:
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def repeat_one_by_one(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts once more, one per call, and refuse engines whose ids change.
-
-        An engine may treat few texts differently than many.
-        """
+        """Encode the same texts once more, one per call, and refuse engines whose ids change."""
         for name, engine in list(self.engines.items()):
             try:
                 encoded = concatenated([engine.encode_flat([text]) for text in texts])

@@ -25,10 +25,7 @@ _TOKENS_AT_ONCE = 1 << 20  # widened at once
 
 @dataclass(frozen=True)
 class FormatCost:
-    """Size and speed of one format. Seconds are medians.
-
-    ``reason``: why the format cannot hold these tokens, "" if it can.
-    """
+    """Size and speed of one format, by medians. ``reason``: why it cannot hold these tokens, "" if it can."""
 
     format: str
     tokens: int  # stored tokens: padded rows cut some
@@ -51,8 +48,7 @@ def costs(
 ) -> Iterator[FormatCost]:
     """Write and read the tokens in every format, ``repeats`` times each, and yield the cost of each format.
 
-    The files lie in a folder that is removed. They are in the operating system's cache, so the costs are those of the
-    format, not of the disk. A format that cannot hold the tokens yields a reason instead.
+    The files are in the operating system's cache, so the costs are those of the format, not of the disk.
     """
     kind = token_type(vocabulary.size)
     ways = {

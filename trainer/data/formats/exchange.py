@@ -38,10 +38,7 @@ VALIDATION_SHARE = 0.0005  # nanoGPT's share for OpenWebText
 
 @dataclass(frozen=True)
 class Stream:
-    """Tokens of the files of llm.c or nanoGPT.
-
-    ``eos_first``: the end-of-text id stands before each document, not after it.
-    """
+    """Tokens of the files of llm.c or nanoGPT."""
 
     parts: tuple[NDArray[Any], ...]  # one per file, in order, mapped into memory
     eos_first: bool  # True if the end-of-text id stands before each document, not after it
@@ -53,10 +50,7 @@ class Stream:
 
 
 def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yield (token ids, lengths) of consecutive documents from number ``start`` on.
-
-    The ids of several documents lie end to end.
-    """
+    """Yield (token ids, lengths) of consecutive documents from number ``start`` on, ids end to end."""
     document = start
     while document < flat.documents:
         first = int(flat.places[document])
@@ -107,10 +101,7 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
 
 
 class LlmcWriter:
-    """Writes documents as llm.c's shards ``NAME_val_000000.bin`` and so on.
-
-    A document must end in ``eos_id`` or be empty.
-    """
+    """Writes documents, which end in ``eos_id`` or are empty, as shards ``NAME_val_000000.bin`` and so on."""
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS
@@ -170,10 +161,7 @@ class LlmcWriter:
 
 
 def read_llmc(files: Sequence[Path]) -> Stream:
-    """Return the tokens of llm.c's shards, mapped into memory in this order.
-
-    Raises InputError if one is something else or cut short.
-    """
+    """Return the tokens of llm.c's shards, mapped into memory. Raises InputError for anything else, or cut short."""
     return Stream(tuple(map(_shard, files)), eos_first=True)
 
 
@@ -242,10 +230,7 @@ class NanogptWriter:
 
 
 def read_nanogpt(files: Sequence[Path]) -> Stream:
-    """Return the tokens of nanoGPT's files, mapped into memory in this order.
-
-    Raises InputError if one cannot hold 16-bit ids.
-    """
+    """Return the tokens of nanoGPT's files, mapped into memory. Raises InputError for an odd size."""
     return Stream(tuple(map(_mapped, files)), eos_first=False)
 
 

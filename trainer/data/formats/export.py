@@ -36,10 +36,7 @@ EXPORT = "export.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Facts about a tokenizer that a format needs. ``size``: its largest id + 1.
-
-    ``eos_id``: its end-of-text id, if any.
-    """
+    """Facts about a tokenizer that a format needs: its largest id + 1, and its end-of-text id, if any."""
 
     size: int
     eos_id: int | None
@@ -47,10 +44,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Division:
-    """Division of an export into files. ``shard_tokens``: tokens per shard (llmc).
-
-    ``validation_share``: share of documents (nanoGPT).
-    """
+    """Division of an export into files: tokens per shard (llmc), share of validation documents (nanoGPT)."""
 
     name: str = "tokens"
     shard_tokens: int = SHARD_TOKENS
@@ -126,10 +120,7 @@ def export(
 
 
 def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
-    """Return the tokens of files of ``format``, mapped into memory in this order.
-
-    Raises InputError if one is of another format or cut short.
-    """
+    """Return the tokens of files of ``format``, mapped into memory. Raises InputError for another one, or cut short."""
     return (read_llmc if format == "llmc" else read_nanogpt)(files)
 
 

@@ -55,10 +55,7 @@ class FlatTokens:
 
 
 def open_flat(folder: Path, dtype: np.dtype[Any]) -> FlatTokens:
-    """Return the flat tokens of ``folder``, mapped into memory. ``dtype``: type of the ids.
-
-    Raises InputError if its files are cut short or do not belong together.
-    """
+    """Return the flat tokens of ``folder``, mapped into memory. Raises InputError unless its files fit together."""
     places = _mapped(folder / PLACES, np.dtype("<i8"))
     tokens = _mapped(folder / TOKENS, dtype)
     if not len(places) or places[0] != 0 or places[-1] != len(tokens):
@@ -148,10 +145,7 @@ class TokenJournal:
             file.truncate()
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append a group of documents: their ids end to end, and the length of each.
-
-        It then survives a kill of the process.
-        """
+        """Append a group of documents (ids end to end, and lengths), which then survives a kill of the process."""
         ids = np.ascontiguousarray(ids, self._dtype)
         places = (self.tokens + np.cumsum(lengths)).astype("<i8")
         for file, digest, values in zip((self._tokens, self._places), self._hashes, (ids, places), strict=True):
@@ -165,10 +159,7 @@ class TokenJournal:
         self._journal.flush()
 
     def finish(self) -> dict[str, str]:
-        """Close the files and put both into the parent of the journal's folder.
-
-        Return the SHA-256 of each, by file name.
-        """
+        """Put both files into the parent of the journal's folder. Return their SHA-256 by name."""
         self.close()
         digests = {}
         for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
@@ -200,10 +191,7 @@ class TokenJournal:
         return json.dumps([self.documents, self.tokens, *digests]) + "\n"
 
     def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return (token ids, lengths) of the next group, which ``line`` describes.
-
-        None, with nothing read, if the files differ from the line.
-        """
+        """Return (token ids, lengths) of the next group, by ``line``; None, with nothing read, if they differ."""
         try:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):
@@ -237,10 +225,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _put(path: Path, place: Path) -> None:
-    """Give the file ``path`` a second name ``place``.
-
-    The first name stays, so that the journal is valid until the folder is whole.
-    """
+    """Give ``path`` a second name ``place``, so that the journal is valid until the folder is whole."""
     remove(place)
     try:
         place.hardlink_to(path)

@@ -37,10 +37,7 @@ class WrittenTokenizer:
 
 
 def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
-    """Write the tokenizer as a file for llm.c and return its summary.
-
-    Raises InputError if llm.c could not read or use it.
-    """
+    """Write the tokenizer as a file for llm.c. Raises InputError if llm.c could not read or use it."""
     if info.eos_id is None:
         raise InputError(f"{info.location}: it has no end-of-text id, with which llm.c begins each sample")
     tokens: list[bytes] = [b""] * info.vocab_size
@@ -86,10 +83,7 @@ def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoding(decoder: Any, location: str) -> Any:
-    """Return the function that converts a token to bytes, for a ``decoder`` of `tokenizers`.
-
-    Raises InputError for an unknown decoder.
-    """
+    """Return the function from a token to bytes for a ``decoder`` of `tokenizers`; InputError if unknown."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:

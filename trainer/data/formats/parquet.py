@@ -95,10 +95,7 @@ class TokenListWriter(_ParquetWriter):
 
 
 class PaddedWriter(_ParquetWriter):
-    """Writes columns ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>).
-
-    Each row is cut or padded to ``length``.
-    """
+    """Writes ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), rows cut or padded to ``length``."""
 
     def __init__(self, path: Path, length: int, pad_id: int) -> None:
         import pyarrow as pa

@@ -69,10 +69,7 @@ def run(
 def _sketch(
     job: DedupJob, workers: int, characters: Integers, keys: Spill, digests: Spill, progress: Callable[[int], None]
 ) -> int:
-    """Sketch all documents in order, into ``characters`` (lengths), ``keys`` and ``digests``.
-
-    Return the number of documents without shingles.
-    """
+    """Sketch all documents in order. Return the number of documents without shingles."""
     without_shingles, texts = 0, TextStream(iter_texts(job.corpus))
     for number in range(job.count):
         first, end = job.bounds(number)
@@ -90,10 +87,7 @@ def _sketch(
 
 
 def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]]:
-    """Pair each document with the first earlier document that has the same shingles.
-
-    Return the pairs, and a mask of the later documents.
-    """
+    """Pair each document with the first earlier one of the same shingles. Return the pairs, and a mask of the later."""
     repeated = np.zeros(documents, np.bool_)
     firsts, repeats = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for number in range(SPILL_PARTS):
@@ -109,11 +103,7 @@ def _identical(digests: Spill, documents: int) -> tuple[Edges, NDArray[np.bool_]
 
 
 def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill) -> int:
-    """Write the candidate pairs of all buckets into ``spill``, without the documents in ``repeated``.
-
-    Return the number of documents that were not compared with all earlier documents of a bucket, because it is too
-    large.
-    """
+    """Write the candidate pairs of all buckets, without ``repeated``. Return the number of crowded documents."""
     crowded = np.zeros(job.corpus.documents, np.bool_)
     for number in range(SPILL_PARTS):
         rows = keys.read(number)
@@ -135,10 +125,7 @@ def _pairs(job: DedupJob, keys: Spill, repeated: NDArray[np.bool_], spill: Spill
 
 
 def _verified(job: DedupJob, spill: Spill, sets: Sets) -> tuple[int, Edges]:
-    """Compute the similarity of each pair in ``spill``.
-
-    Return the number of distinct pairs, and the pairs at or above the threshold.
-    """
+    """Return the number of distinct pairs in ``spill``, and the pairs at or above the threshold."""
     threshold, candidates = job.settings.threshold, 0
     edges: list[Edges] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     for number in range(SPILL_PARTS):
@@ -160,10 +147,7 @@ def _write(job: DedupJob, gone: Removals, sets: Sets) -> None:
 
 
 class Spill:
-    """Rows spread over :data:`SPILL_PARTS` files of a folder, so that memory is bounded.
-
-    Each file is read back as a whole.
-    """
+    """Rows spread over :data:`SPILL_PARTS` files of a folder, each read back as a whole, so that memory is bounded."""
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void]) -> None:
         folder.mkdir(parents=True)

@@ -48,10 +48,7 @@ def first_of_runs(*columns: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
-    """Return all documents that have an edge, sorted, and for each the first document of its group.
-
-    Groups are connected components (union-find).
-    """
+    """Return all documents that have an edge, sorted, and for each the first of its connected component."""
     nodes = np.unique(np.concatenate([left, right]))
     parent = list(range(len(nodes)))
 
@@ -72,8 +69,7 @@ def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
 def removals(left: Integers, right: Integers, similarities: NDArray[np.float64], characters: Integers) -> Removals:
     """Choose the kept document of each group by :data:`KEPT_RULE` and return the removals.
 
-    ``left``, ``right``, ``similarities``: the pairs of near-duplicates. ``characters``: length of every document of the
-    corpus.
+    ``characters``: length of every document of the corpus.
     """
     nodes, groups = components(left, right)
     order = np.lexsort((nodes, -characters[nodes], groups))
@@ -126,10 +122,7 @@ def distinct_pairs(left: Integers, right: Integers) -> tuple[Integers, Integers]
 
 
 def similarities(sets: Sets, left: Integers, right: Integers, threshold: float = 0.0) -> NDArray[np.float64]:
-    """Return the Jaccard similarity of each pair of documents; 0 for a pair whose sizes rule the threshold out.
-
-    ``left``, ``right``: rows of the documents. ``sets``: shingles of all documents.
-    """
+    """Return the Jaccard similarity of each pair of rows; 0 for a pair whose sizes rule the threshold out."""
     values = np.zeros(len(left))
     previous, shingles = -1, np.empty(0, np.uint64)
     for place, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):

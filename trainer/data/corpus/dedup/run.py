@@ -51,11 +51,7 @@ class DedupResult:
 
 @dataclass(frozen=True)
 class DedupOutcome:
-    """Result of a deduplication. ``removed``: rows of the removed documents.
-
-    ``kept``: for each, the row of the kept document of its group. ``edges``: pairs above the threshold; None unless
-    requested.
-    """
+    """Result: rows of the ``removed`` documents and of those ``kept`` instead; ``edges``: pairs above the threshold."""
 
     result: DedupResult
     removed: Integers
@@ -77,11 +73,10 @@ def deduplicate(
 ) -> DedupOutcome:
     """Remove near-duplicates of ``corpus``, and write the new folder ``out`` with ``kept/`` and ``removed/``.
 
-    ``finish`` adds further files to it. The folder has a temporary name and temporary files (8 bytes per shingle) until
-    it is whole. The next process removes a killed one's. ``spark`` chooses that engine. ``workers``: threads of the
-    local engine (default: one per core of this process). ``with_edges``: keep the pairs above the threshold in memory
-    (24 bytes each). ``stage`` is called with the name of each stage, ``progress`` with the number of sketched
-    documents.
+    ``finish`` adds further files to it. Until it is whole, the folder has a temporary name and temporary files (8 bytes
+    per shingle). ``spark`` chooses that engine. ``workers``: threads of the local engine (default: one per core).
+    ``with_edges``: keep the pairs above the threshold (24 bytes each). ``stage`` is called with the name of each stage,
+    ``progress`` with the number of sketched documents.
     """
     if corpus.content != "text":
         raise InputError(
@@ -133,10 +128,7 @@ def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> Dedup
 
 
 def removals_in(folder: Path) -> tuple[Integers, Integers]:
-    """Return the rows of the removed documents, and for each the row of the kept one, from ``removed/`` of a result.
-
-    Raises InputError if a file cannot be read.
-    """
+    """Return the rows of removed documents and of those kept instead, from ``removed/``. Raises InputError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -107,10 +107,7 @@ class DedupWork:
 
     @property
     def _local(self) -> str:
-        """Return the folder of Spark's own files.
-
-        "" if Spark would read its name as several folders or as the end of an option.
-        """
+        """Return the folder of Spark's own files; "" if Spark would read its name as several or as an option's end."""
         local = f"{self.job.work}/{_LOCAL}"
         return "" if set(',"') & set(local) else local
 
@@ -162,10 +159,7 @@ class _SparkTables:
         }
 
     def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
-        """Let executors write ``frame`` as the table ``name``.
-
-        Return the written table, and the values of ``observed`` over its rows.
-        """
+        """Let executors write ``frame`` as the table ``name``. Return it, and ``observed`` over its rows."""
         from pyspark.sql import Observation
 
         context = self._session.sparkContext
@@ -183,10 +177,7 @@ class _SparkTables:
         return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Return pairs of each document with the first earlier one that has the same shingles.
-
-        Their similarity is 1.
-        """
+        """Return pairs of each document with the first earlier one that has the same shingles."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -231,10 +222,7 @@ class _SparkTables:
         raise InputError(f"groups of documents are not found within {MOST_ROUNDS} rounds")
 
     def _removed(self, stars: Any, edges: Any, sketches: Any) -> Any:
-        """Return a row for each removed document: the kept document of its group and its nearest neighbour.
-
-        ``components.KEPT_RULE`` decides which one is kept.
-        """
+        """Return a row for each removed document: the kept document (by ``KEPT_RULE``) and the nearest neighbour."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -253,10 +241,7 @@ class _SparkTables:
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
 
     def _parts(self, removed: Any) -> Any:
-        """Return the frame of written shares.
-
-        Executors write each share's files; a mark ensures this for shares without removals, too.
-        """
+        """Return the frame of written shares. A mark ensures that shares without removals are written, too."""
         from pyspark.sql import functions as f
 
         nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]
@@ -296,10 +281,7 @@ def _joined(stars: Any) -> Any:
 
 
 class _signs_of_life:  # noqa: N801  # a context
-    """Context that reports the number of finished Spark tasks whenever it changes.
-
-    Without it a long stage would time out.
-    """
+    """Context that reports the number of finished Spark tasks, without which a long stage would time out."""
 
     def __init__(self, session: Any, report: Callable[..., None]) -> None:
         self._tracker, self._report = session.sparkContext.statusTracker(), report
