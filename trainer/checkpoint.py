@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from trainer import checkpoint_folder
 from trainer.checkpoint_folder import Checkpoint, Store
 from trainer.compute.base import Stateful
-from trainer.epoch_interval import EpochInterval, Epochs
+from trainer.data.position import EpochInterval, Epochs
 from trainer.errors import InputError, one_line
 from trainer.files import remove, remove_leftovers
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import Json, JsonObject, section
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig, TrainerConfig
@@ -274,7 +274,7 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
     ``fingerprints``: fingerprints of data and code, by key, compared in addition to :func:`identity`.
     """
     current = {**identity(config), **fingerprints}
-    recorded = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
+    recorded = {**section(checkpoint.about, "config"), **section(checkpoint.about, "fingerprints")}
     # A key with no value in only one of them comes from another version of this code. So does a key missing in the
     # checkpoint, if its default is the behaviour of every training before.
     recorded = {**CAME_LATER, **recorded}
@@ -286,9 +286,3 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
             f"{key}: {current.get(key)!r}, but {checkpoint.path} was made with {recorded.get(key)!r}{more}; "
             "allowed: the same training, or another --out"
         )
-
-
-def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
-    """Return the object at ``key`` of checkpoint.json; empty if there is none."""
-    value = checkpoint.about.get(key)
-    return value if isinstance(value, Mapping) else {}

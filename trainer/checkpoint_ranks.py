@@ -23,7 +23,7 @@ from trainer.checkpoint import Saver
 from trainer.checkpoint_folder import Store, WholeState, of_the_disk
 from trainer.compute.base import Stateful
 from trainer.compute.parallel import SHARDED, ShardedPart, save_shares
-from trainer.epoch_interval import Epochs
+from trainer.data.position import Epochs
 from trainer.json_types import JsonObject
 from trainer.ranks import Rank, failing, gloo_group, of_first
 

@@ -16,7 +16,7 @@ from trainer.compute.modes import compilations
 from trainer.compute.scores import Beat, untouched_randomness
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
-from trainer.epoch_interval import EpochInterval, Epochs
+from trainer.data.position import EpochInterval, Epochs
 from trainer.errors import InputError
 from trainer.multiple_choice import Choices, check_causal, load_choices
 from trainer.ranks import ALONE, Rank, gloo_group, of_first

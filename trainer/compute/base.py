@@ -1,4 +1,4 @@
-"""Defines ``Compute``, the protocol between the training loop and a device, and names the source line that blocks."""
+"""Defines ``Compute``, the protocol between the training loop and a device, and two computes without a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.config import ComputeInject
 from trainer.data.batch import Batch
+from trainer.inject import Injector
 
 if TYPE_CHECKING:
     from trainer.compute.scores import EndingRow, Scores
@@ -104,6 +106,7 @@ class Compute(Protocol):
 
     def is_lead_settled(self) -> bool:
         """Return True if the host's lead over the device no longer grows (``compute.host_lead``)."""
+        return True
 
     def skipped_steps(self) -> int | None:
         """Block until known: the number of optimizer steps that loss scaling skipped; None without loss scaling."""
@@ -126,6 +129,72 @@ class Compute(Protocol):
         Raises RanksDifferError if the ranks hold different parameters.
         """
         return None
+
+
+class NoCompute(Compute):
+    """Drops every batch, so that only the input side of a step remains (the data-only control)."""
+
+    device = "none"
+    asynchronous = False
+    emulated = False
+    parameters: int | None = None
+    attention: str | None = None
+    longest_row: int | None = None
+
+    def to_device(self, batch: Batch) -> Batch:
+        return batch
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        return [None] * len(losses)
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        raise AssertionError("without a model there is nothing to evaluate")
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        raise AssertionError("without a model there is nothing to evaluate")
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        raise AssertionError("without a model there is nothing to generate")
+
+    def parts(self) -> dict[str, Stateful]:
+        return {}
+
+
+class InjectedCompute:
+    """Runs another compute and adds the declared costs of training steps on the host's main thread."""
+
+    def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
+        self._inner = inner
+        self._cost = Injector(inject, seed, parts={"forward": micro_batches, "backward": micro_batches})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def begin_step(self, step: int) -> None:
+        self._inner.begin_step(step)
+        self._cost.spend("other")
+
+    def forward(self, batch: Batch) -> Loss:
+        self._cost.spend("forward")
+        return self._inner.forward(batch)
+
+    def backward(self, loss: Loss) -> None:
+        self._cost.spend("backward")
+        self._inner.backward(loss)
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        self._cost.spend("sync")
+        self._inner.check_finite(norm, step)
+
+    def optimizer_step(self) -> None:
+        self._cost.spend("optimizer")
+        self._inner.optimizer_step()
+
+    def read_copy(self, copy: Any, step: int) -> float | None:
+        self._cost.spend("sync")
+        return self._inner.read_copy(copy, step)
 
 
 def call_site(what: str, *inside: str) -> str:

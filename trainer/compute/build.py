@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainer.compute.attention import implementation
-from trainer.compute.base import Compute
+from trainer.compute.base import Compute, InjectedCompute, NoCompute
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
-from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.compute.optimizer import scale_initial_weights
 from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute

@@ -21,9 +21,8 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
-from trainer.compute.base import call_site
+from trainer.compute.base import NoCompute, call_site
 from trainer.compute.host_lead import HostLead
-from trainer.compute.injected import NoCompute
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch, InFlight
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype

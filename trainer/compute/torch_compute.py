@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
 from trainer.compute.attention import check_separation, known, several_documents, teach_transformers
-from trainer.compute.base import Loss, Stateful
+from trainer.compute.base import Compute, Loss, Stateful
 from trainer.compute.modes import NormCheck, Precision, compiled, fuse_gelu, keep_layer_inputs_alone, loss_function
 from trainer.compute.optimizer import GradientClipping, learning_rate_factors, parameter_groups, rate_factor
 from trainer.compute.parallel import Parallel
@@ -34,7 +34,7 @@ class _Copy(NamedTuple):
     event: Any
 
 
-class TorchCompute:
+class TorchCompute(Compute):
     """Compute that trains a transformers model, or a user's own, with AdamW on a torch device."""
 
     emulated = False
@@ -304,20 +304,8 @@ class TorchCompute:
         beat()
         return -float(loss) * row.scored
 
-    def drain_to_one_step(self) -> None:
-        pass  # A CPU is never behind; CudaTimeline does this for CUDA.
-
-    def hold_device(self) -> None:
-        pass
-
-    def is_lead_settled(self) -> bool:
-        return True  # CudaTimeline does this for CUDA.
-
     def skipped_steps(self) -> int | None:
         return None if self._scaling is None else self._scaling.skipped_steps
-
-    def repeated_rows(self) -> tuple[int, ...] | None:
-        return None
 
     def end_together(self) -> str | None:
         if self._parallel is None:

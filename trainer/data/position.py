@@ -7,7 +7,8 @@ loader's queue) are read again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.errors import InputError
@@ -138,9 +139,30 @@ class DataPosition:
         return restored
 
 
-def epochs_of(position: DataPosition) -> float | None:
-    """Return the number of epochs that every worker has completed, with fractions.
+_SLACK = 1e-9  # intervals; covers the rounding of the division at the end of an epoch
 
-    None if the length of an epoch is unknown.
-    """
-    return position.epochs
+Epochs = Callable[[], float | None]  # returns the completed epochs; None if their length is unknown
+
+
+class EpochInterval:
+    """Tells after which steps an interval of ``every`` epochs ends, such as for checkpoints or evaluation."""
+
+    def __init__(self, every: float, epochs: Epochs, key: str) -> None:
+        """Count from here. ``epochs``: returns the finished epochs. ``key``: names the interval in an error."""
+        self._every, self._epochs, self._key = every, epochs, key
+        self._counted = self._done()
+
+    def is_over(self) -> bool:
+        """Return True if an interval ended since the last call of :meth:`ends`."""
+        return self._done() > self._counted
+
+    def ends(self) -> bool:
+        """Return True once for the step in which an interval ended. Call it after each step."""
+        previous, self._counted = self._counted, self._done()
+        return self._counted > previous
+
+    def _done(self) -> int:
+        epochs = self._epochs()
+        if epochs is None:
+            raise InputError(f"{self._key}: the length of an epoch of these batches is unknown; give every_steps")
+        return math.floor(epochs / self._every + _SLACK)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, parquet
+from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, tables
 from trainer.data.formats.flat import PLACES, TOKENS, FlatWriter, open_flat, token_type
 from trainer.data.token_groups import TokenGroup, encoded_groups, text_groups, texts_from
 from trainer.data.tokenizers import TokenizerInfo
@@ -158,8 +158,8 @@ def _from(corpus: Corpus, first: int) -> Iterator[list[str]]:
     for name in corpus.files:
         if not Path(name).exists():
             raise InputError(f"{name}: not seen by every machine of the cluster")
-        rows = parquet.open_parquet(name).metadata.num_rows
+        rows = tables.open_parquet(name).metadata.num_rows
         if skip < rows:
-            for table in parquet.tables(name, skip, [corpus.column]):
-                yield table.column(0).to_pylist()
+            for batch in tables.batches(name, "parquet", [corpus.column], skip):
+                yield batch.column(0).to_pylist()
         skip = max(skip - rows, 0)

@@ -108,7 +108,7 @@ def test_the_loop_blocks_where_cuda_would(log: Log) -> None:
         "value of the gradient norm",
         "values of the losses",
     ]
-    assert all(call.site.startswith("trainer/readings.py:") for call in log.calls)
+    assert all(call.site.startswith("trainer/loop.py:") for call in log.calls)
     for kernel in log.kernels:
         assert kernel.end_ns - kernel.start_ns == pytest.approx(fixed.get(f"{kernel.name}_ms", 0) * MS)
 

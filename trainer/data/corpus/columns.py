@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.corpus import arrow, jsonl, parquet, places, text
+from trainer.data.corpus import jsonl, places, tables, text
 from trainer.data.corpus.base import Content, Format, Split, first_line
 from trainer.data.formats.exchange import document_chunks
 from trainer.data.manifest import MANIFEST, Pretokenized, read_manifest
@@ -84,7 +84,7 @@ def content_of(name: str, format: Format, column: str) -> Content:
 
 def column_type(name: str, format: Format, column: str) -> Any:
     """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError if it is missing or occurs twice."""
-    schema = (parquet if format == "parquet" else arrow).schema(name)
+    schema = tables.schema(name, format)
     try:
         names = schema.names
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def has_mask(name: str, format: Format) -> bool:
         return False
     if format == "jsonl":
         return jsonl.has(name, MASK)
-    return MASK in (parquet if format == "parquet" else arrow).schema(name).names
+    return MASK in tables.schema(name, format).names
 
 
 def read(
@@ -147,7 +147,7 @@ def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[
         kind = column_type(name, format, column)
         if _content(kind) != content:
             raise InputError(f"{name}: column {column!r} is {kind}, not {_KINDS[content]}")
-    for batch in parquet.batches(name, list(columns)) if format == "parquet" else arrow.batches(name):
+    for batch in tables.batches(name, format, list(columns)):
         arrays = []
         for column in columns:
             values = batch.column(batch.schema.get_field_index(column))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data import cache
-from trainer.data.corpus import arrow, formats, jsonl, parquet
+from trainer.data.corpus import formats, jsonl, tables
 from trainer.data.corpus.base import Corpus, first_line
 from trainer.data.corpus.dedup.labelled import DUPLICATES
 from trainer.data.corpus.dedup.local import Edges
@@ -268,9 +268,7 @@ def _labels(path: Path, key: str) -> Sequence[JsonObject]:
         return [row for _, row in jsonl.objects(str(path))]
     if format == "text":
         raise InputError(f"{key}: is text; allowed: {_ALLOWED}")
-    if format == "arrow":
-        return [row for batch in arrow.batches(str(path)) for row in batch.to_pylist()]
-    return [row for table in parquet.tables(str(path), 0) for row in table.to_pylist()]
+    return [row for batch in tables.batches(str(path), format) for row in batch.to_pylist()]
 
 
 def _text(value: object, key: str, at: int, column: str) -> str:

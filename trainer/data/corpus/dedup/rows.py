@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.corpus import arrow, jsonl, parquet, text
+from trainer.data.corpus import jsonl, tables, text
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, Corpus, bounded, first_line
 from trainer.data.corpus.dedup.pairs import Removals, similarities
 from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
@@ -71,23 +71,21 @@ def _schema(corpus: Corpus, name: str) -> Any:
         return pa.schema([(corpus.column, pa.string())])
     if corpus.format == "jsonl":
         return pa.schema([(LINE, pa.binary())])
-    return (parquet if corpus.format == "parquet" else arrow).schema(name).remove_metadata()
+    return tables.schema(name, corpus.format).remove_metadata()
 
 
 def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
     """Yield ``count`` rows from document ``first`` on as tables. Parquet row groups before are not read."""
     skip, remaining = first, count
     for name in corpus.files:
-        tables: Iterator[Any]
+        unread = 0
         if corpus.format == "parquet":
-            total = parquet.open_parquet(name).metadata.num_rows
+            total = tables.open_parquet(name).metadata.num_rows
             if skip >= total:
                 skip -= total
                 continue
-            tables, skip = parquet.tables(name, skip), 0
-        else:
-            tables = _tables(corpus, name)
-        for table in tables:
+            unread, skip = skip, 0
+        for table in _tables(corpus, name, unread):
             taken = table.slice(skip, remaining)
             skip = max(skip - table.num_rows, 0)
             remaining -= taken.num_rows
@@ -122,7 +120,7 @@ class RowStream:
             yield taken
 
 
-def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
+def _tables(corpus: Corpus, name: str, skip: int) -> Iterator[Any]:
     import pyarrow as pa
 
     if corpus.format == "text":
@@ -133,7 +131,7 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
         for rows in jsonl.rows(name):
             yield pa.table({LINE: pa.array(rows, pa.binary())})
     else:
-        for batch in arrow.batches(name):
+        for batch in tables.batches(name, corpus.format, skip=skip):
             yield pa.Table.from_batches([batch])
 
 
