@@ -29,39 +29,12 @@ from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function
 
 __all__ = [
-    "BEFORE",
-    "DEFAULT_PRESET",
-    "DIMENSIONS",
-    "PRESETS",
-    "PRESET_VOCABULARY",
-    "CheckpointConfig",
-    "ComputeConfig",
-    "ComputeInject",
-    "Config",
-    "CorpusConfig",
-    "DataConfig",
-    "DataInject",
-    "Device",
-    "EmulatedDevice",
-    "EvaluationConfig",
-    "How",
-    "KernelCounts",
-    "KernelDurations",
-    "LaunchConfig",
-    "Milliseconds",
-    "ModelConfig",
-    "MultipleChoiceConfig",
-    "Objective",
-    "OptimizerConfig",
-    "ResumeConfig",
-    "SampleConfig",
-    "SlurmConfig",
-    "TokenizerConfig",
-    "Torchrun",
-    "TrainTokenizer",
-    "TrainerConfig",
-    "recorded_config",
-]
+    "BEFORE", "DEFAULT_PRESET", "DIMENSIONS", "PRESETS", "PRESET_VOCABULARY", "CheckpointConfig", "ComputeConfig",
+    "ComputeInject", "Config", "CorpusConfig", "DataConfig", "DataInject", "Device", "EmulatedDevice",
+    "EvaluationConfig", "How", "KernelCounts", "KernelDurations", "LaunchConfig", "Milliseconds", "ModelConfig",
+    "MultipleChoiceConfig", "Objective", "OptimizerConfig", "ResumeConfig", "SampleConfig", "SlurmConfig",
+    "TokenizerConfig", "Torchrun", "TrainTokenizer", "TrainerConfig", "recorded_config",
+]  # fmt: skip
 
 
 class MultipleChoiceConfig(Config):

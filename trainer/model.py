@@ -68,7 +68,7 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
         return resolve_shape(config, tokenizer_vocab_size, sequence_length)
     shape = _shape_of_files(files)
     if shape is None:
-        from trainer.transformers_models import count
+        from trainer.model_files import count
 
         if (counts := count(files, config)) is None:
             return None

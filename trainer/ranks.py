@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -112,31 +113,30 @@ def gloo_group(rank: Rank) -> Any:
 
 def of_first(value: float, group: Any) -> float:
     """Return the ``value`` of rank 0 in all ranks. Every rank of ``group`` calls it, at the same place."""
-    import torch
     import torch.distributed as dist
 
-    shared = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(shared, src=0, group=group)
-    return shared.item()
+    return _exchanged(value, lambda shared: dist.broadcast(shared, src=0, group=group))
 
 
 def least(value: float, group: Any) -> float:
     """Return the minimum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
-    import torch
     import torch.distributed as dist
 
-    shared = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group)
-    return shared.item()
+    return _exchanged(value, lambda shared: dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group))
 
 
 def total(value: float, group: Any) -> float:
     """Return the sum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
-    import torch
     import torch.distributed as dist
 
+    return _exchanged(value, lambda shared: dist.all_reduce(shared, op=dist.ReduceOp.SUM, group=group))
+
+
+def _exchanged(value: float, exchange: Callable[[torch.Tensor], object]) -> float:
+    import torch
+
     shared = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(shared, op=dist.ReduceOp.SUM, group=group)
+    exchange(shared)
     return shared.item()
 
 

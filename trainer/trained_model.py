@@ -174,7 +174,7 @@ class TrainedModel:
     @property
     def positions(self) -> int:
         """Longest sequence that the model can read, in tokens."""
-        from trainer.transformers_models import positions_of
+        from trainer.model_files import positions_of
 
         return positions_of(self._settings)
 
@@ -227,7 +227,7 @@ def _newest(folder: Path) -> checkpoint_folder.Checkpoint:
 def _build(folder: Path, key: str) -> torch.nn.Module:
     from transformers.utils import logging
 
-    from trainer.transformers_models import build_from_files
+    from trainer.model_files import build_from_files
 
     files: ModelFiles = pretrained_files(str(folder), key)
     config = ModelConfig(pretrained=str(folder))

@@ -95,7 +95,7 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
         return model
     # Raises InputError for a model that the data do not fit.
     shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
-    from trainer.transformers_models import build_from_files
+    from trainer.model_files import build_from_files
 
     return build_from_files(files, config.model, attention)
 

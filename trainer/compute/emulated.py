@@ -25,8 +25,8 @@ from trainer.compute.base import NoCompute, call_site
 from trainer.compute.host_lead import HostLead
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch, InFlight
+from trainer.devices.estimates import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
-from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
 from trainer.files import read_json
 from trainer.inject import spend, wait_until

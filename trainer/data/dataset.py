@@ -11,7 +11,7 @@ import numpy as np
 
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, BatchPipeline, RepeatedBatches, to_repeat
 from trainer.data.buffers import BatchBuffers, Buffers
 from trainer.data.engines.base import Encoded, with_end_of_text
 from trainer.data.flat_pipeline import FlatPipeline, flat_pipeline, windows_of
@@ -21,7 +21,6 @@ from trainer.data.packing import Document, PaddedRows, make_packer
 from trainer.data.position import Bookmark, Position
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
-from trainer.data.repeated import BatchPipeline, RepeatedBatches, to_repeat
 from trainer.data.sources import text_source, token_source
 from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import document_tokens, load_tokenizer

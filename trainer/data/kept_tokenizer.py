@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.data import cache, pretrained
+from trainer.data import cache
+from trainer.data.engines.libraries import load_auto
 from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model, special_ids
 from trainer.data.train_tokenizer import FACTS, TokenizerFacts
 from trainer.errors import InputError
@@ -46,7 +47,7 @@ def write(info: TokenizerInfo, to: Path) -> None:
     """Write the files of the tokenizer into the folder ``to``, from which :func:`read` and AutoTokenizer load it."""
     source = Path(info.location)
     if source.is_dir():
-        pretrained.load_auto(info.location).save_pretrained(to)
+        load_auto(info.location).save_pretrained(to)
         name = "."
     else:
         name = _MODEL if info.kind == "sentencepiece" else _JSON

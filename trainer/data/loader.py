@@ -20,13 +20,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data.arrivals import Arrival, Arrivals
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, BatchPipeline
 from trainer.data.buffers import Buffers
 from trainer.data.dataset import buffers_of, is_packed, make_pipeline
 from trainer.data.order import dealt_to, shard_of
 from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import Prepared, check_workers
-from trainer.data.repeated import BatchPipeline
 from trainer.data.ring import NotYetError, RingBatches
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words

@@ -55,7 +55,7 @@ def mask_id(info: TokenizerInfo) -> int | None:
         added = content.get("added_tokens") if isinstance(content, dict) else None
         ids_of = {token["content"]: int(token["id"]) for token in added or ()}
         return next((ids_of[name] for name in _NAMES if name in ids_of), None)
-    from trainer.data.pretrained import load_auto
+    from trainer.data.engines.libraries import load_auto
 
     own_id = load_auto(info.location).mask_token_id
     return None if own_id is None else int(own_id)

@@ -14,11 +14,9 @@ from textwrap import shorten
 from urllib.parse import urlsplit
 
 from trainer.data import cache, train_tokenizer
-from trainer.data.auto_tokenizer import carried_code, load_auto
+from trainer.data.engines.libraries import load_auto
 from trainer.errors import InputError
 from trainer.files import expanded
-
-__all__ = ["carried_code", "check_there", "import_tokenizer", "load_auto"]
 
 _KEY = "data.tokenizer.pretrained"
 

@@ -20,7 +20,7 @@ from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
 from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
-from trainer.data.engines.libraries import OTHERS, Fast, SentencePiece, Slow, TextCodec
+from trainer.data.engines.libraries import OTHERS, Fast, SentencePiece, Slow, TextCodec, load_auto
 from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
@@ -138,7 +138,7 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
         return SentencePiece(sentencepiece_model(info.location))
     if info.location.endswith(".json"):
         return Fast(info.location, special_as_text=special_as_text)
-    return Slow(pretrained.load_auto(info.location))
+    return Slow(load_auto(info.location))
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
@@ -263,7 +263,7 @@ def _listed_special_ids(info: TokenizerInfo) -> tuple[Iterable[int], int | None]
         pieces = range(model.get_piece_size())
         return [piece for piece in pieces if model.is_control(piece) or model.is_unknown(piece)], int(model.unk_id())
     if not info.location.endswith(".json"):
-        tokenizer = pretrained.load_auto(info.location)
+        tokenizer = load_auto(info.location)
         return tokenizer.all_special_ids, tokenizer.unk_token_id
     import tokenizers
 

@@ -17,9 +17,8 @@ from trainer.compute.build import build_compute
 from trainer.compute.emulated import DeviceQueue, EmulatedCompute, assumptions, last_end_ns
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
-from trainer.devices.estimates import flops_per_token, parameters
+from trainer.devices.estimates import flops_per_token, kernels, parameters
 from trainer.devices.profiles import load_profile
-from trainer.devices.roofline import kernels
 from trainer.errors import InputError
 from trainer.loop import train
 from trainer.model import resolve_shape

@@ -53,7 +53,7 @@ def _special_tokens(location: str, folder: Path, config: dict[str, Any], source:
 
 
 def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    from trainer.data.auto_tokenizer import load_auto
+    from trainer.data.engines.libraries import load_auto
 
     remedy = f"give the tokenizer's folder, or put a {_CONFIG} with it (null: none) next to the template"
     problem = f"{KEY}: {location} names {', '.join(names)}, and"

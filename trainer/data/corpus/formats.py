@@ -19,19 +19,10 @@ COMPRESSED = (".gz", ".zst", ".bz2")
 # Suffixes of archives and of compressions that are not read.
 _PACKED = (".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z", ".zip", ".7z", ".rar", ".tar", ".tgz")
 SUFFIXES: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
 }
 _TABLES: tuple[Format, ...] = ("parquet", "arrow", "jsonl")
 _PEEKED = 4096  # bytes read of a file whose name does not give its format

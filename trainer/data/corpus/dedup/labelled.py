@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from trainer.data.corpus.base import CORPUS_ROW_GROUP
 from trainer.data.corpus.dedup.pairs import jaccard
-from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling, mixed
+from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling
+from trainer.data.order import mixed
 from trainer.errors import InputError
 from trainer.files import check_new, new_folder
 

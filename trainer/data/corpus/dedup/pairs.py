@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainer.data.corpus.dedup.shingles import Hashes
 from trainer.data.corpus.dedup.sketches import Integers, Sets
 
+Edges = tuple[Integers, Integers, NDArray[np.float64]]  # left and right documents, and their similarities
 KEPT_RULE = "the longest document of each group (most characters) is kept; if several are as long, the first"
 
 

@@ -18,8 +18,7 @@ from trainer.data import cache
 from trainer.data.corpus import formats, jsonl, tables
 from trainer.data.corpus.base import Corpus, first_line
 from trainer.data.corpus.dedup.labelled import DUPLICATES
-from trainer.data.corpus.dedup.local import Edges
-from trainer.data.corpus.dedup.pairs import components
+from trainer.data.corpus.dedup.pairs import Edges, components
 from trainer.data.corpus.dedup.rows import LINE, rows_from, schema_of
 from trainer.data.corpus.dedup.sketches import Integers
 from trainer.errors import InputError, literal

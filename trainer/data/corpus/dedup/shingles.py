@@ -19,6 +19,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.order import mixed
 from trainer.errors import InputError
 
 Hashes = NDArray[np.uint64]
@@ -53,16 +54,6 @@ class Shingling:
             raise InputError(f"--shingles {self.kind}: allowed: {', '.join(get_args(Kind))}")
         if not 1 <= self.size <= LARGEST_SIZE:
             raise InputError(f"--shingle-size {self.size}: allowed: 1 to {LARGEST_SIZE}")
-
-
-def mixed(values: Hashes) -> Hashes:
-    """Return hashes in which every bit depends on all bits of the value (the finalizer of SplitMix64, a bijection)."""
-    hashes = values ^ (values >> np.uint64(30))
-    hashes *= np.uint64(0xBF58476D1CE4E5B9)
-    hashes ^= hashes >> np.uint64(27)
-    hashes *= np.uint64(0x94D049BB133111EB)
-    hashes ^= hashes >> np.uint64(31)
-    return hashes
 
 
 @dataclass(frozen=True)

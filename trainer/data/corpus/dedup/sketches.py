@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpus.base import Corpus
-from trainer.data.corpus.dedup.shingles import STEP, Hashes, Shingler, ShingleSets, Shingling, mixed
+from trainer.data.corpus.dedup.shingles import STEP, Hashes, Shingler, ShingleSets, Shingling
 from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat
+from trainer.data.order import mixed
 from trainer.data.shares import documents_per_share, share_folder
 from trainer.data.token_groups import TextGroup, text_groups
 from trainer.errors import InputError

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.corpus.dedup import spark_tasks as tasks
-from trainer.data.corpus.dedup.local import Edges
+from trainer.data.corpus.dedup.pairs import Edges
 from trainer.data.corpus.dedup.sketches import DedupJob
 from trainer.data.spark_process import SparkProcess
 from trainer.errors import InputError
