@@ -20,6 +20,7 @@ from trainer.data.position import EpochInterval, Epochs
 from trainer.data.tokenizers import load_codec
 from trainer.errors import InputError
 from trainer.generate import TokenChoice, prompt_ids
+from trainer.inject import Injector
 from trainer.multiple_choice import Choices, check_causal, load_choices
 from trainer.ranks import ALONE, Rank, gloo_group, of_first
 from trainer.telemetry import Validation
@@ -182,7 +183,6 @@ def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]
     if evaluation.source is None:
         return held_out_batches(data, prepared, evaluation.batches)
     from trainer.data.user_source import KEY, UserPipeline
-    from trainer.inject import Injector
 
     data = data.model_copy(update={"source": evaluation.source, "arguments": evaluation.arguments, "shuffle": False})
     with untouched_randomness():

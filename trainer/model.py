@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.config import DIMENSIONS, PRESET_VOCABULARY, PRESETS, ModelConfig
 from trainer.errors import InputError
 from trainer.json_types import Json
-from trainer.model_files import ModelFiles, model_files
+from trainer.model_files import ModelFiles, count, model_files
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +68,6 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
         return resolve_shape(config, tokenizer_vocab_size, sequence_length)
     shape = _shape_of_files(files)
     if shape is None:
-        from trainer.model_files import count
-
         if (counts := count(files, config)) is None:
             return None
         shape = counted_shape(files.model_type, **counts)

@@ -15,20 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.compute.scores import EndingRow
 from trainer.config import MultipleChoiceConfig, Objective
+from trainer.data.engines.base import Engine
+from trainer.data.engines.libraries import TextCodec
 from trainer.data.questions import ENDINGS, TextQuestion, TokenQuestion, is_bin, read_bin, read_jsonl
+from trainer.data.tokenizers import TokenizerInfo, load_codec, load_tokenizer
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    from trainer.data.engines.base import Engine
-    from trainer.data.engines.libraries import TextCodec
-    from trainer.data.tokenizers import TokenizerInfo
 
 KEY = "evaluation.multiple_choice"
 QUESTIONS_TRIED = 32  # contexts of a .bin file that the arm's tokenizer must reproduce
@@ -103,8 +101,6 @@ def check_causal(objective: Objective) -> None:
 
 
 def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str) -> tuple[list[str], Choices]:
-    from trainer.data.tokenizers import load_tokenizer
-
     if info is None or info.kind == "source":
         raise InputError(
             f"{key}: {config.path} holds text, but the tokenizer is unknown here; allowed: a .bin with token ids"
@@ -145,8 +141,6 @@ def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, k
     ]
     texts = None
     if info is not None and info.kind != "source":
-        from trainer.data.tokenizers import load_codec
-
         codec = load_codec(info)
         _check_tokens(questions, info, codec, key)
         texts = tuple(

@@ -24,16 +24,25 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from trainer import checkpoint_folder
+from trainer import checkpoint_folder, llmc_model
 from trainer.checkpoint_folder import ABOUT
 from trainer.config import ModelConfig
 from trainer.data.corpus.places import filesystem_of, is_remote, local
+from trainer.data.kept_tokenizer import kept
 from trainer.data.pretrained import import_tokenizer
 from trainer.data.tokenizers import FOLDER as KEPT
 from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
-from trainer.model_files import CONFIG, WEIGHTS, ModelFiles, objective_of, pretrained_files
+from trainer.model_files import (
+    CONFIG,
+    WEIGHTS,
+    ModelFiles,
+    build_from_files,
+    objective_of,
+    positions_of,
+    pretrained_files,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -174,8 +183,6 @@ class TrainedModel:
     @property
     def positions(self) -> int:
         """Longest sequence that the model can read, in tokens."""
-        from trainer.model_files import positions_of
-
         return positions_of(self._settings)
 
     @property
@@ -187,9 +194,7 @@ def load_trained(place: str, key: str) -> TrainedModel:
     """Load the model at ``place`` with the tokenizer beside it. Raises InputError, naming ``key``, without one."""
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
-        from trainer.llmc_model import build
-
-        return TrainedModel(name, build(path).eval(), None)
+        return TrainedModel(name, llmc_model.build(path).eval(), None)
     if not path.exists():
         raise InputError(f"{name}: there is no such file or folder")
     training = path if (path / CHECKPOINTS).is_dir() else None
@@ -211,8 +216,6 @@ def load_trained(place: str, key: str) -> TrainedModel:
         )
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder}: the model of a model.factory, which transformers cannot load")
-    from trainer.data.kept_tokenizer import kept
-
     assert training is not None
     return TrainedModel(name, _build(folder, key), _tokenizer_of(folder) or kept(training), checkpoint.steps)
 
@@ -226,8 +229,6 @@ def _newest(folder: Path) -> checkpoint_folder.Checkpoint:
 
 def _build(folder: Path, key: str) -> torch.nn.Module:
     from transformers.utils import logging
-
-    from trainer.model_files import build_from_files
 
     files: ModelFiles = pretrained_files(str(folder), key)
     config = ModelConfig(pretrained=str(folder))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from time import monotonic, sleep
 
-from trainer.config import DataConfig, TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 BATCHES, BATCHES_S = 40, 3.0  # limits of each measurement: batches and seconds
@@ -141,11 +141,6 @@ def main() -> int:
     with os.fdopen(out, "w") as answer:
         json.dump(result, answer)
     return 0
-
-
-def can_have_workers(data: DataConfig) -> bool:
-    """Return True if workers may be chosen. A worker cannot start the processes of data.tokenize."""
-    return data.tokenize not in ("processes", "pool")
 
 
 if __name__ == "__main__":

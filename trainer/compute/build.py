@@ -16,16 +16,15 @@ from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-from trainer.model import build_model, resolve_shape, shape_of
-from trainer.model_files import model_files, objective_of
+from trainer.llmc_model import load_seed
+from trainer.model import Shape, build_model, resolve_shape, shape_of
+from trainer.model_files import build_from_files, model_files, objective_of
 from trainer.ranks import ALONE, Rank, device_of
 from trainer.trained_model import brought_here
 from trainer.user_code import call
 
 if TYPE_CHECKING:
     import torch
-
-    from trainer.model import Shape
 
 
 def build_compute(
@@ -71,8 +70,6 @@ def _model(
     """Build the model with its attention; ``takes_weights``: with the llm.c weights of ``resume``, if given."""
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
-        from trainer.llmc_model import load_seed
-
         with brought_here(config.resume.llmc, "resume.llmc") as path:
             left_out = load_seed(model, path)
         if left_out:
@@ -95,8 +92,6 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
         return model
     # Raises InputError for a model that the data do not fit.
     shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
-    from trainer.model_files import build_from_files
-
     return build_from_files(files, config.model, attention)
 
 

@@ -103,9 +103,8 @@ class Parallel:
         """
         if not self._checked and not self._sharded and self._begun == self._micro_batches:
             self._checked = True
-            if unused := [
-                name for name, parameter in self._model.module.named_parameters() if _lacks_gradient(parameter)
-            ]:
+            trained = ((name, one) for name, one in self._model.module.named_parameters() if one.requires_grad)
+            if unused := [name for name, parameter in trained if parameter.grad is None]:
                 raise InputError(
                     f"launch.parallel: ddp waits for the gradients of all parameters, and {len(unused)} take no part "
                     f"in the loss ({', '.join(unused[:3])}{', ...' * (len(unused) > 3)}); allowed: fsdp, or such "
@@ -168,10 +167,6 @@ class Parallel:
     def leave(self) -> None:
         """Leave the group. Call it only if nothing failed, because it waits for the other ranks."""
         leave()
-
-
-def _lacks_gradient(parameter: torch.nn.Parameter) -> bool:
-    return parameter.requires_grad and parameter.grad is None
 
 
 SHARDED = "sharded"  # name of this part in a checkpoint

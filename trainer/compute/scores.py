@@ -6,6 +6,7 @@ The model and the random states stay unchanged.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,9 +88,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def untouched_randomness() -> Iterator[None]:
     """Context whose end restores the random states of torch (also of its devices), numpy and ``random``."""
-    import random
-
-    import numpy as np
     import torch
 
     python_state, numpy_state = random.getstate(), np.random.get_state()

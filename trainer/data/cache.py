@@ -155,7 +155,8 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
         try:
             written = build(temporary)
             digests = written if isinstance(written, Mapping) else {}
-            _write_digests(temporary, digests)
+            listed = {path.name: digests.get(path.name) or file_digest(path) for path in _files(temporary)}
+            write_text(temporary / DIGESTS, json.dumps(listed, indent=1) + "\n")
         except OSError as error:
             if error.errno in MACHINE_FAULTS:
                 remedy = _REMEDY if target.is_relative_to(cache_root()) else "another folder can be named"
@@ -295,11 +296,6 @@ def _problem(target: Path, check: Check) -> str | None:
 
 def _entry_of(target: Path) -> str:
     return f"{target.parent.name}/{target.name}"
-
-
-def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
-    digests = {path.name: known.get(path.name) or file_digest(path) for path in _files(folder)}
-    write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n")
 
 
 def _trust_written(path: Path, digest: str) -> None:

@@ -24,6 +24,7 @@ from trainer.data.pretokenize import padding_id
 from trainer.data.sources import text_source, token_source
 from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import document_tokens, load_tokenizer
+from trainer.data.user_source import UserPipeline
 from trainer.errors import InputError
 from trainer.inject import Injector
 
@@ -311,8 +312,6 @@ def make_pipeline(
 def _of_source(
     config: DataConfig, shifted: bool, seed: int, worker: int, workers: int, start: Position
 ) -> BatchPipeline:
-    from trainer.data.user_source import UserPipeline
-
     injector = Injector(config.inject, seed * 1_000_003 + worker)  # A dose makes the whole batch again.
     assert config.source is not None
     if config.replay:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 MAX_PIECES_OF_A_ROW = 32
 
 
-class EveryNth(NamedTuple):
-    """The batches of one global order that a shard makes: batch ``first``, and every ``of``-th batch after it."""
-
-    first: int = 0
-    of: int = 1
-
-
 class FlatPipeline:
     """Runs a packed data path over flat tokens in one process, one batch at a time. :func:`flat_pipeline` makes it.
 
@@ -61,7 +54,7 @@ class FlatPipeline:
         *,
         masker: Masker | None = None,
         separated: bool = False,
-        every: EveryNth = EveryNth(),  # noqa: B008  # a tuple never changes
+        every: tuple[int, int] = (0, 1),
         extra_reads: int = 0,
         marked: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
@@ -73,7 +66,6 @@ class FlatPipeline:
         self._plan: RowPlan | None = None
         self._per_epoch, self._injector, self._buffers = per_epoch, injector, buffers
         self._masker, self._separated, self._every = masker, separated, every
-        self._skips = self._every.of > 1
         self._extra_reads, self._marked = extra_reads if marked else 0, marked
         self._worker, self._batches = start.worker, start.batches
         self._wide = np.arange(self._size)
@@ -90,10 +82,11 @@ class FlatPipeline:
     def next_batch(self) -> Batch | None:
         """Return the next batch with its trace, after its declared costs; None at the end of one epoch."""
         injector, span, costs = self._injector, self._span, self._costs
+        first, stride = self._every
         with span("read"):
             plan = self._plan or self._begin()
-            if self._skips:
-                plan.skip(self._skipped())
+            if stride > 1:  # Other workers make the rows between two batches of this one.
+                plan.skip((stride - 1 if self._batches else first) * self._rows)
             stretch = plan.next(self._rows)
             if stretch is not None:
                 buffer = self._buffers.take()
@@ -136,11 +129,6 @@ class FlatPipeline:
         self._tokens, self._plan = self._open()
         self._narrow = np.empty(self._size, dtype=self._tokens.dtype)
         return self._plan
-
-    def _skipped(self) -> int:
-        """Return the number of rows that other workers make before this worker's next batch."""
-        batches = self._every.of - 1 if self._batches else self._every.first
-        return batches * self._rows
 
     def _widen(self, stretch: TokenStretch, ids: NDArray[np.int64]) -> None:
         """Copy the tokens of ``stretch`` into ``ids``, its pieces end to end, as int64."""
@@ -255,7 +243,7 @@ def flat_pipeline(
         buffers,
         masker=masker,
         separated=config.documents == "separated",
-        every=EveryNth(*every),
+        every=every,
         extra_reads=config.extra_reads,
         marked=marked,
         start=start,

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainer.data.batch import IGNORED, Batch
+from trainer.data.engines.libraries import load_auto
+from trainer.data.tokenizers import TokenizerInfo, sentencepiece_model
 from trainer.files import read_json
-
-if TYPE_CHECKING:
-    from trainer.data.tokenizers import TokenizerInfo
 
 PREDICTED = 0.15
 REPLACED, RANDOM = 0.8, 0.1  # shares of the predicted tokens; the others stay
@@ -45,8 +44,6 @@ def mask_id(info: TokenizerInfo) -> int | None:
     """Return the id of the tokenizer's mask token; None if it has none."""
     path = Path(info.location)
     if info.kind == "sentencepiece":
-        from trainer.data.tokenizers import sentencepiece_model
-
         model: Any = sentencepiece_model(info.location)
         ids = [model.piece_to_id(name) for name in _NAMES]
         return next((token for token in ids if token != model.unk_id()), None)
@@ -55,8 +52,6 @@ def mask_id(info: TokenizerInfo) -> int | None:
         added = content.get("added_tokens") if isinstance(content, dict) else None
         ids_of = {token["content"]: int(token["id"]) for token in added or ()}
         return next((ids_of[name] for name in _NAMES if name in ids_of), None)
-    from trainer.data.engines.libraries import load_auto
-
     own_id = load_auto(info.location).mask_token_id
     return None if own_id is None else int(own_id)
 

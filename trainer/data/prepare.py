@@ -12,24 +12,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config import DataConfig, EvaluationConfig, Objective
 from trainer.data import cache
 from trainer.data.corpus import Corpus, by_row, check_vocabulary, iter_contents, prepare_corpus
 from trainer.data.manifest import Format, check_data, read_manifest
+from trainer.data.masking import Masking, masking_of
 from trainer.data.pretokenize import no_separator, pretokenize, truncation_warning
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.files import read_json
 from trainer.user_code import fingerprint
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.data.masking import Masking
-
 
 DEFAULT_FRACTION = 0.05
 BUCKETS = 1_000_000  # resolution of the fraction
@@ -93,8 +89,6 @@ def prepare_split(config: EvaluationConfig, corpus: Corpus) -> DocumentSplit:
 
 
 def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
-    import numpy as np
-
     training: list[int] = []
     held: list[tuple[int, int]] = []
     empty = held_empty = row = 0
@@ -115,8 +109,6 @@ def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
 
 
 def _load(folder: str, name: str) -> NDArray[np.int64]:
-    import numpy as np
-
     rows: NDArray[np.int64] = np.load(Path(folder) / name, allow_pickle=False)
     return rows
 
@@ -142,8 +134,6 @@ class Prepared:
         """Return the same input for a model with ``objective``, with the ids for masking if needed."""
         masking = None
         if objective != "causal" and self.tokenizer.kind != "source":
-            from trainer.data.masking import masking_of
-
             masking = masking_of(self.tokenizer)
         held_out = None if self.held_out is None else replace(self.held_out, objective=objective, masking=masking)
         return replace(self, objective=objective, masking=masking, held_out=held_out)

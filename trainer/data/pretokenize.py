@@ -212,6 +212,7 @@ def _write(
         )
     data = to / data_file(expected.format)
     flat = expected.format == "flat"
+    library = "numpy" if flat else "pyarrow"
     manifest = Manifest(
         **asdict(expected),
         corpus=corpus.name,
@@ -221,7 +222,7 @@ def _write(
         rows_tokens=tally.rows_tokens,
         data_bytes=data.stat().st_size,
         data_fingerprint=digests[TOKENS][: cache.FINGERPRINT_LENGTH] if flat else cache.file_fingerprint(data),
-        writer=_library(flat),
+        writer=f"{library} {version(library)}",
         token_type=kind.name if flat else None,
     )
     write_text(to / MANIFEST, json.dumps(asdict(manifest), indent=1) + "\n")
@@ -242,9 +243,3 @@ def _rows_writer(expected: ManifestOrigin, to: Path) -> AbstractContextManager[A
         return TokenListWriter(data)
     assert expected.sequence_length is not None
     return PaddedWriter(data, expected.sequence_length, expected.pad_id)
-
-
-def _library(flat: bool) -> str:
-    """Return name and version of the library that writes the tokens."""
-    name = "numpy" if flat else "pyarrow"
-    return f"{name} {version(name)}"

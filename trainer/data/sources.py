@@ -9,17 +9,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config import DataConfig
+from trainer.data.formats.flat import FlatTokens
+from trainer.data.packing import PaddedRows
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.data.formats.flat import FlatTokens
-    from trainer.data.packing import PaddedRows
 
 Index = Sequence[int]
 
@@ -110,10 +108,6 @@ class PaddedSource:
 
     def read(self, indices: NDArray[np.int64]) -> PaddedRows:
         """Return input ids and attention mask of the rows ``indices``, each of shape (rows, sequence length)."""
-        import numpy as np
-
-        from trainer.data.packing import PaddedRows
-
         if self._ids is None:
             table = self._columns.open()
             self._ids, self._masks = (self._matrices(table.column(name)) for name in ("input_ids", "attention_mask"))
@@ -136,10 +130,6 @@ class PaddedSource:
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
     """Return a column of token lists as flat tokens (int32): a view if it is one chunk, else a copy."""
-    import numpy as np
-
-    from trainer.data.formats.flat import FlatTokens
-
     table = _Columns([file], [column], rows).open()
     parts = [_list_part(chunk) for chunk in table.column(column).chunks if len(chunk)]
     del table  # Each part can then be freed once it is copied.
@@ -160,7 +150,6 @@ def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
 
 
 def _text_part(chunk: Any) -> tuple[NDArray[Any], memoryview]:
-    import numpy as np
     import pyarrow as pa
 
     kind = np.int64 if pa.types.is_large_string(chunk.type) else np.int32

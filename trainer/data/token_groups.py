@@ -22,18 +22,18 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from errno import ENOMEM
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, iter_encoded, iter_texts
 from trainer.data.engines.base import Encoded, Engine, concatenated, utf8_bytes, with_end_of_text
 from trainer.data.engines.libraries import Slow
+from trainer.data.formats.flat import token_type
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer
 from trainer.errors import InputError
 from trainer.lifetime import die_with_parent
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 GROUP_BYTES = 1 << 20  # text of a group: 10 ms of the fastest engine, and 120 MB of memory in tokenizers
 LONG_CHARACTERS = 2 << 20  # length beyond which a document is encoded in parts
@@ -205,8 +205,6 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
     """Return ``ids`` in the stored type with end-of-text ids. Raises InputError for an id outside the vocabulary."""
-    from trainer.data.formats.flat import token_type
-
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
         raise InputError(
             f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
@@ -240,8 +238,6 @@ def texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
 
 def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups:
     """Yield the documents of a corpus of token ids without the first ``start``. Each ends in one end-of-text id."""
-    import numpy as np
-
     for encoded in iter_encoded(corpus, eos_id=info.eos_id):
         skipped = min(start, len(encoded.lengths))
         start -= skipped
@@ -253,8 +249,6 @@ def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups
 
 def encode_long(engine: Engine, text: str) -> Encoded:
     """Return the ids of one long document, the same as ``engine.encode_flat([text])``."""
-    import numpy as np
-
     parts = []
     start = 0
     for end in _ends(engine, text):

@@ -19,8 +19,9 @@ from trainer.config import TokenizerConfig, TrainTokenizer
 from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
-from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
+from trainer.data.engines.choose import AS_TEXT, check_no_special_tokens, check_template, choose
 from trainer.data.engines.libraries import OTHERS, Fast, SentencePiece, Slow, TextCodec, load_auto
+from trainer.data.engines.proof import Proof
 from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
@@ -44,7 +45,7 @@ class TokenizerInfo:
     pad_id: int | None
     fingerprint: str  # hash of the tokenizer's content
     engine: str  # library and version that encodes; another version may split text differently
-    proof: EngineProof | None = None  # proof that ``engine`` gives the ids of the tokenizer's own library
+    proof: Proof | None = None  # proof that ``engine`` gives the ids of the tokenizer's own library
 
     @property
     def library(self) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def _of_loader(loader: DataLoader[Any]) -> UserSource:
         return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size, loader.drop_last, start)
     if loader.batch_sampler is None:  # Each item is a batch.
         order = Order(lambda: ([index] for index in loader.sampler), _length_of(loader.sampler))
-        return UserSource(loader.dataset, order, _only, None, worker_init=loader.worker_init_fn)
+        return UserSource(loader.dataset, order, itemgetter(0), None, worker_init=loader.worker_init_fn)
     sampler = loader.batch_sampler
     order = Order(lambda: iter(sampler), _length_of(sampler))
     return UserSource(loader.dataset, order, loader.collate_fn, None, worker_init=loader.worker_init_fn)
@@ -119,10 +120,6 @@ def _length_of(sampler: Any) -> int | None:
         return len(sampler)
     except Exception:  # A sampler needs no length in torch.
         return None
-
-
-def _only(items: list[Any]) -> Any:
-    return items[0]
 
 
 class Randomness:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.corpus.base import MOST_CHARACTERS, ChatTemplate
+from trainer.data.engines.libraries import load_auto
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
@@ -53,8 +54,6 @@ def _special_tokens(location: str, folder: Path, config: dict[str, Any], source:
 
 
 def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    from trainer.data.engines.libraries import load_auto
-
     remedy = f"give the tokenizer's folder, or put a {_CONFIG} with it (null: none) next to the template"
     problem = f"{KEY}: {location} names {', '.join(names)}, and"
     if not any((folder / name).is_file() for name in (_CONFIG, _TOKENIZER)):

@@ -161,7 +161,6 @@ def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[
 
 def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
     """Return the lists of ``ids`` without the ids whose mask is 0. Raises InputError unless each has a 0 or 1."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 

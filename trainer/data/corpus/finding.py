@@ -284,7 +284,7 @@ def _remote(url: str) -> Matched:
             names = []
             for info in below:
                 relative = PurePosixPath(info.path).relative_to(root)
-                if info.type == fs.FileType.File and _is_hidden(relative.parts):
+                if info.type == fs.FileType.File and any(part.startswith((".", "_")) for part in relative.parts):
                     tally.add("hidden", str(relative))
                 elif info.type == fs.FileType.File:
                     names.append(str(relative))
@@ -308,7 +308,3 @@ def _remote(url: str) -> Matched:
                 tally.add("folder", info.path)
     files = sorted(places.url_of(scheme, info.path) for info in infos if info.type == fs.FileType.File)
     return Matched(tuple(files), tally=tally, pattern=True)
-
-
-def _is_hidden(parts: Iterable[str]) -> bool:
-    return any(part.startswith((".", "_")) for part in parts)

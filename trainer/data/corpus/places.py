@@ -113,17 +113,17 @@ def identity(url: str) -> list[str | int]:
     with one_line_errors(url):
         filesystem, path = resolved(url)
         with filesystem.open_input_file(path) as file:
-            facts = {str(key): str(value) for key, value in (_metadata(file) or {}).items()}
+            facts = _metadata(file)
             size = int(file.size())
         etag = facts.get("ETag")
         return [url, size, etag or str(filesystem.get_file_info(path).mtime_ns)]
 
 
-def _metadata(file: Any) -> Any:
+def _metadata(file: Any) -> dict[str, str]:
     try:
         return {_text(key): _text(value) for key, value in (file.metadata() or {}).items()}
     except (NotImplementedError, OSError):
-        return None
+        return {}
 
 
 def _text(value: object) -> str:

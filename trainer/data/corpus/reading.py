@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data import cache
-from trainer.data.corpus import columns, places
+from trainer.data.corpus import chat, columns, places
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, Corpus, Identity, bounded
+from trainer.data.engines.base import Encoded
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.data.engines.base import Encoded
 
 _RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of the cache key.
 
@@ -53,11 +51,8 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
     """Yield the documents of a corpus of token ids, at most ``rows`` at a time, without ``eos_id`` at the end."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
-
-    from trainer.data.engines.base import Encoded
 
     assert corpus.content == "tokens", "a corpus of text is tokenized by an engine"
     for group in _groups(corpus, rows):
@@ -112,19 +107,13 @@ def _groups(corpus: Corpus, rows: int) -> Iterator[list[Any]]:
 def _rendered(corpus: Corpus, chats: list[Any], name: str, row: int) -> Any:
     import pyarrow as pa
 
-    from trainer.data.corpus.chat import rendered
-
     assert corpus.template is not None
     if None in chats:  # The check of the corpus refuses nulls with a better message than a template.
         return pa.array([None if chat is None else "" for chat in chats], pa.large_string())
-    return pa.array(rendered(corpus.template, chats, name, row), pa.large_string())
+    return pa.array(chat.rendered(corpus.template, chats, name, row), pa.large_string())
 
 
 def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
-    import numpy as np
-
-    from trainer.data.engines.base import Encoded
-
     ends = np.cumsum(encoded.lengths) - 1
     has_end: NDArray[np.bool_] = encoded.lengths > 0
     has_end[has_end] = encoded.ids[ends[has_end]] == eos_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from trainer.data.engines.base import Engine
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.data.engines.proof import Proof, prove
 from trainer.errors import InputError, literal, one_line
+from trainer.json_types import JsonObject
 
 KEY = "data.tokenizer.engine"
 CHOICE_VERSION = 1  # Raise it with any change of how engines are built or compared.
@@ -30,37 +31,9 @@ AS_TEXT = ", special tokens as text"  # suffix of an engine's name if it encodes
 Build = Callable[[str], Any]  # library's name -> its engine
 
 
-@dataclass(frozen=True)
-class EngineProof:
-    """Result (picklable) of comparing engines with the reference, the tokenizer's own library, for a run's record."""
-
-    reference: str  # library and version
-    documents: int
-    bytes: int
-    hard_cases: int
-    whole_corpus: bool
-    mb_per_cpu_s: tuple[tuple[str, float], ...]  # speed in one thread of the reference and of each engine that agrees
-    refused: tuple[tuple[str, str], ...]  # the other engines, each with the reason
-
-    @property
-    def text(self) -> str:
-        """The proof as one line of text, for a run's record."""
-        speeds = sorted(self.mb_per_cpu_s, key=lambda item: -item[1])
-        refused = [f"{name} is out: {reason}" for name, reason in self.refused]
-        if len(speeds) < 2:
-            return "; ".join(["no other engine gives its ids", *refused])
-        extent = "all" if self.whole_corpus else "a sample of"
-        text = (
-            f"proved to give the ids of {self.reference} on {extent} the corpus ({self.documents:,} documents, "
-            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB of new text per CPU second: "
-            + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
-        )
-        return "; ".join([text, *refused])
-
-
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
-) -> tuple[str, EngineProof | None]:
+) -> tuple[str, Proof | None]:
     """Return the name of the library that encodes, and its proof; None for the tokenizer's ``own`` library.
 
     ``others``: libraries that may replace it. ``build``: makes the engine of a library. ``key``: cache key of the
@@ -80,34 +53,18 @@ def choose(
         return own, None
     whole_corpus = config.prove == "corpus"
     versions = [f"{name} {version(name)}" for name in (own, *candidates)]
-    remembered = [
-        CHOICE_VERSION,
-        proof_texts.HARD_SET_VERSION,
-        proof_texts.SAMPLE_VERSION,
-        versions,
-        key,
-        corpus.fingerprint,
-        whole_corpus,
-        _processor(),
-    ]
-    proof = Proof(
-        **cache.remember(
-            "engines", remembered, lambda: asdict(_proof(own, candidates, build, corpus, whole=whole_corpus))
-        )
-    )
+    compared = [CHOICE_VERSION, proof_texts.HARD_SET_VERSION, proof_texts.SAMPLE_VERSION, versions, key]
+    remembered = [*compared, corpus.fingerprint, whole_corpus, _processor()]
+
+    def compute() -> JsonObject:
+        return asdict(_proof(own, candidates, build, corpus, whole=whole_corpus))
+
+    proof = Proof(**cache.remember("engines", remembered, compute))
     if requested != "auto" and requested in proof.refused:
         raise InputError(f"{KEY}: {requested} cannot take the place of {own}: {proof.refused[requested]}")
     fastest = max(proof.mb_per_cpu_s, key=lambda name: proof.mb_per_cpu_s[name], default=own)
-    engine_proof = EngineProof(
-        reference=versions[0],
-        documents=proof.documents,
-        bytes=proof.bytes,
-        hard_cases=proof.hard_cases,
-        whole_corpus=whole_corpus,
-        mb_per_cpu_s=tuple(sorted(proof.mb_per_cpu_s.items())),
-        refused=tuple(sorted(proof.refused.items())),
-    )
-    return (fastest if requested == "auto" else requested), engine_proof
+    proof = replace(proof, reference=versions[0], whole_corpus=whole_corpus)
+    return (fastest if requested == "auto" else requested), proof
 
 
 def installed(library: str) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol
 
+import numpy as np
+
 from trainer.data.engines import byte_level
 from trainer.data.engines.base import Encoded, Engine, flat, joined, lists
 from trainer.data.engines.byte_level import CannotExpressError
@@ -280,8 +282,6 @@ class Fastokens(_FromFlat):
             self._tokenizer = Tokenizer.from_json_str(json.dumps(_content(location)))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        import numpy as np
-
         if not texts:
             return flat([])
         with _one_line("fastokens", _REMEDY):
@@ -292,8 +292,6 @@ class Fastokens(_FromFlat):
 
 def _from_awkward(array: Any) -> Encoded:
     """Return the lists of an awkward array as Encoded, from its buffers (ListOffsetArray: offsets and content)."""
-    import numpy as np
-
     offsets, content = np.asarray(array.layout.offsets.data), np.asarray(array.layout.content.data)
     return Encoded(content[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64))
 

@@ -34,8 +34,25 @@ class Proof:
     documents: int = 0
     bytes: int = 0  # text of these documents that was compared
     hard_cases: int = 0  # further texts that the reference encodes, including each token of the vocabulary
-    mb_per_cpu_s: Mapping[str, float] = field(default_factory=dict)  # median over the parts
+    mb_per_cpu_s: Mapping[str, float] = field(default_factory=dict)  # one thread each, median over the parts
     refused: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""  # library and version that the tokenizer was made for
+    whole_corpus: bool = False
+
+    @property
+    def text(self) -> str:
+        """The proof as one line of text, for a run's record."""
+        speeds = sorted(sorted(self.mb_per_cpu_s.items()), key=lambda item: -item[1])
+        refused = [f"{name} is out: {reason}" for name, reason in sorted(self.refused.items())]
+        if len(speeds) < 2:
+            return "; ".join(["no other engine gives its ids", *refused])
+        extent = "all" if self.whole_corpus else "a sample of"
+        text = (
+            f"proved to give the ids of {self.reference} on {extent} the corpus ({self.documents:,} documents, "
+            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB of new text per CPU second: "
+            + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
+        )
+        return "; ".join([text, *refused])
 
 
 def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:

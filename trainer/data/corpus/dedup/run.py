@@ -59,7 +59,7 @@ class DedupResult:
     crowded: int  # documents not compared with all before them, because their bucket is too large
     removed: int
     groups: int  # groups of near-duplicates; one document of each is kept
-    rounds: int | None  # Spark's rounds of joining groups; None for the local engine
+    rounds: int | None = None  # Spark's rounds of joining groups; None for the local engine
     master: str | None = None  # Spark's master
 
 
@@ -128,15 +128,10 @@ def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> Dedup
         fingerprint=job.corpus.fingerprint,
         engine="local" if master is None else "spark",
         documents=job.corpus.documents,
-        without_shingles=counts["without_shingles"],
-        identical=counts["identical"],
-        candidates=counts["candidates"],
-        verified=counts["verified"],
-        crowded=counts["crowded"],
         removed=len(removed),
         groups=len(np.unique(kept)),
-        rounds=counts.get("rounds"),
         master=master,
+        **counts,
     )
     return DedupOutcome(result, removed, kept)
 
