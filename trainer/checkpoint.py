@@ -39,9 +39,6 @@ FREE = {
     "resume.llmc", "sample",
 }  # fmt: skip
 
-# Keys of later versions. Their values here are the behaviour of every training before.
-CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order": False}
-
 
 class RandomStates:
     """Checkpoint part with the random states of this process: torch's (also CUDA's), numpy's and Python's."""
@@ -112,10 +109,7 @@ def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, S
 
 
 def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> None:
-    """Restore ``states`` into ``parts``, both by part name.
-
-    Raises InputError, naming ``checkpoint``, if the names differ or a state does not fit its part.
-    """
+    """Restore ``states`` into ``parts``, by name. Raises InputError, naming ``checkpoint``, if they do not fit."""
     if missing := sorted(parts.keys() ^ states.keys()):
         raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
     for name, part in parts.items():
@@ -221,10 +215,7 @@ class Saver:
 
 
 def in_host_memory(state: Any, copies: bool) -> Any:
-    """Return ``state`` with its tensors in the host's memory; with ``copies`` always as copies.
-
-    Tensors that share their memory (tied weights) share it in the copy.
-    """
+    """Return ``state`` with tensors in the host's memory; ``copies``: always as copies, tied weights as one."""
     import torch
 
     by_place: dict[tuple[object, ...], torch.Tensor] = {}
@@ -275,9 +266,7 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
     """
     current = {**identity(config), **fingerprints}
     recorded = {**section(checkpoint.about, "config"), **section(checkpoint.about, "fingerprints")}
-    # A key with no value in only one of them comes from another version of this code. So does a key missing in the
-    # checkpoint, if its default is the behaviour of every training before.
-    recorded = {**CAME_LATER, **recorded}
+    # A key with no value in only one of them comes from another version of this code.
     keys = [key for key in sorted(current.keys() | recorded.keys()) if current.get(key) != recorded.get(key)]
     if keys:
         key = keys[0]

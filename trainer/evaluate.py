@@ -144,10 +144,7 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config`` with its batches, in every rank. Start loader workers first.
-
-    ``epochs``: returns the completed epochs, for every_epochs.
-    """
+    """Return the evaluator of ``config``, in every rank, after loader workers have started."""
     evaluation, prints = config.evaluation, rank.is_first
     assert evaluation is not None
     batches = validation_batches(config, prepared)

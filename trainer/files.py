@@ -52,10 +52,7 @@ def partial_path(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the abandoned temporary files in ``folder``, a folder of this program alone.
-
-    In a user's folder, other files may look alike: :func:`remove_leftovers_of`.
-    """
+    """Remove abandoned temporary files in our own ``folder``; in a user's: :func:`remove_leftovers_of`."""
     _remove_left(folder, ".")
 
 
@@ -215,11 +212,8 @@ def naming(path: Path, temporary: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Create ``path`` by ``write(temporary path)`` and a rename. Creates its folder; the temporary file never stays.
-
-    Two threads or processes that write the same path do not disturb each other: the last rename wins.
-    """
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Create ``path``, and its folder, by ``write(temporary path)`` and a rename; the last rename wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
@@ -232,11 +226,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically, creating its folder."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_text(path: Path, content: str) -> None:

@@ -38,11 +38,6 @@ class TokenChoice:
     top_p: float | None = None
     seed: int = 0
 
-    @property
-    def is_greedy(self) -> bool:
-        """True if the most likely token is always taken."""
-        return self.temperature == 0
-
 
 @dataclass(frozen=True)
 class Generated:
@@ -143,7 +138,7 @@ def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator
     """Return the next token id, chosen by its logits, which have no NaN. Each draw takes one number of ``draws``."""
     import torch
 
-    if choice.is_greedy:
+    if choice.temperature == 0:
         return int(logits.argmax())
     below = logits.double()
     # Subtract the maximum before dividing. A tiny temperature would make all positive logits infinite, and thus equally

@@ -85,10 +85,7 @@ def train(
 
 
 class ValueReader:
-    """Reads each step's loss and gradient norm, reports losses, and prints every ``log_every`` steps.
-
-    The training loop has one. It raises FloatingPointError for a norm that is not finite.
-    """
+    """Reads each step's loss and norm, which must be finite, and prints every ``log_every`` steps."""
 
     def __init__(self, config: TrainerConfig, compute: Compute, prints: bool = True) -> None:
         """Prepare reading. ``prints``: also print log lines."""

@@ -58,10 +58,7 @@ class Shape:
 
 
 def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape | None:
-    """Return the shape of any model; None if it is unknown before the model is built, as for a factory's.
-
-    Raises InputError if the model is not available, or does not fit the tokenizer or the sequence length.
-    """
+    """Return the shape of any model; None if unknown before it is built. Raises InputError if it does not fit."""
     if config.factory is not None:
         return None
     if (files := model_files(config)) is None:
@@ -106,6 +103,19 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"layers": 12, "width": 768, "heads": 12, "positions": 1024, "vocab_size": 50257},
     "llama": {"layers": 32, "width": 4096, "heads": 32, "ffn_width": 11008, "positions": 2048, "vocab_size": 32000},
     "distilbert": {"layers": 6, "width": 768, "heads": 12, "ffn_width": 3072, "positions": 512, "vocab_size": 30522},
+}
+# Classes of transformers by family: configuration and model; and settings of a preset.
+_NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
+_BUILT: Mapping[str, tuple[tuple[str, str], Mapping[str, object]]] = {
+    "gpt2": (
+        ("GPT2Config", "GPT2LMHeadModel"),
+        {**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), "use_cache": False, **_NO_ENDS},
+    ),
+    "llama": (("LlamaConfig", "LlamaForCausalLM"), {"attention_dropout": 0.0, "use_cache": False, **_NO_ENDS}),
+    "distilbert": (
+        ("DistilBertConfig", "DistilBertForMaskedLM"),
+        {"dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": None},
+    ),
 }
 # Assumptions of the formulas by family: key of a config.json -> its default, to which the formulas apply.
 _ASSUMED: Mapping[str, Mapping[str, Json]] = {
@@ -180,65 +190,18 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
 
 
 def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
-    """Return a preset's model with random weights, without dropout, so that runs differ only as declared.
+    """Return a preset's model, random and without dropout. ``attention``: transformers' name; None: default."""
+    import transformers
 
-    ``attention``: name of its implementation in transformers; None: transformers' default.
-    """
+    (config_class, model_class), fixed = _BUILT[shape.family]
+    keys = {dimension: names[0] if names else _GENERAL[dimension] for dimension, names in _NAMES[shape.family].items()}
+    if shape.family == "llama":
+        keys["kv_heads"] = "num_key_value_heads"
+    dimensions = {key: getattr(shape, dimension) for dimension, key in keys.items()}
     chosen = {} if attention is None else {"attn_implementation": attention}
+    config = getattr(transformers, config_class)(vocab_size=shape.vocab_size, **dimensions, **fixed, **chosen)
+    model: torch.nn.Module = getattr(transformers, model_class)(config)
     if shape.family == "gpt2":
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        model = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=shape.vocab_size,
-                n_positions=shape.positions,
-                n_embd=shape.width,
-                n_layer=shape.layers,
-                n_head=shape.heads,
-                n_inner=shape.ffn_width,
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                use_cache=False,
-                bos_token_id=None,
-                eos_token_id=None,
-                **chosen,
-            )
-        )
-        model.loss_type = "ForCausalLM"  # transformers cannot infer it from the class name and would warn
-        return model  # type: ignore[no-any-return]
-    if shape.family == "distilbert":
-        from transformers import DistilBertConfig, DistilBertForMaskedLM
-
-        return DistilBertForMaskedLM(  # type: ignore[no-any-return]
-            DistilBertConfig(
-                vocab_size=shape.vocab_size,
-                max_position_embeddings=shape.positions,
-                dim=shape.width,
-                n_layers=shape.layers,
-                n_heads=shape.heads,
-                hidden_dim=shape.ffn_width,
-                dropout=0.0,
-                attention_dropout=0.0,
-                pad_token_id=None,
-                **chosen,
-            )
-        )
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(  # type: ignore[no-any-return]
-        LlamaConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.width,
-            intermediate_size=shape.ffn_width,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=shape.positions,
-            attention_dropout=0.0,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
-            **chosen,
-        )
-    )
+        # transformers cannot infer it from the class name and would warn.
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+    return model

@@ -115,18 +115,13 @@ def _checked(key: str, name: str, content: object) -> Mapping[str, Json]:
     return content
 
 
-def preset_family(config: ModelConfig) -> str:
-    """Return the family of a preset's model, such as gpt2: the configured one, else the preset's own."""
-    assert config.preset is not None
-    return str(config.family or PRESETS[config.preset]["family"])
-
-
 def objective_of(config: ModelConfig) -> Objective:
     """Return the objective of the scenario, else the model's own. Raises InputError if the model cannot have it."""
     if config.factory is not None:
         return config.objective or "causal"
     if (files := model_files(config)) is None:
-        family = preset_family(config)
+        assert config.preset is not None
+        family = str(config.family or PRESETS[config.preset]["family"])
         objective: Objective = "masked" if family in MASKED_ALONE else "causal"
         if config.objective not in (None, objective):
             raise InputError(

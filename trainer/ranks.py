@@ -102,10 +102,7 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """Return a new gloo group of all ranks, whose exchanges never collide with the gradients: one per thread.
-
-    Every rank must call it at the same place.
-    """
+    """Return a new gloo group, one per thread, apart from the gradients. Every rank calls it at the same place."""
     import torch.distributed as dist
 
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.timeout_s))

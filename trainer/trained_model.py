@@ -56,10 +56,7 @@ Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
 
 
 def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Select the files of a training or a study that a plot reads, without checkpoints and pictures.
-
-    Return their common folder, and the size in bytes of each by its path in that folder.
-    """
+    """Select the files of a run that a plot reads: their common folder, and sizes in bytes by path in it."""
     base, sizes = _whole_folder(filesystem, root)
     return base, {name: size for name, size in sizes.items() if name.split("/")[0] not in NO_TABLES}
 
@@ -86,10 +83,7 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
 
 
 def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return a copy, for the life of this process, of the files that ``needed`` selects at ``url``.
-
-    Raises InputError, naming ``key``, if there is nothing or it cannot be read.
-    """
+    """Return a local copy, while this process lives, of files at ``url``. Raises InputError, naming ``key``."""
     filesystem, root = filesystem_of(url.rstrip("/"), key)
     try:
         base, names = needed(filesystem, PurePosixPath(root))

@@ -27,10 +27,7 @@ class Stateful(Protocol):
 
 
 class Compute(Protocol):
-    """Interface of a device for the loop. The methods that wait for the device say "Block"; the others queue work.
-
-    A subclass inherits methods that do nothing and return None (``NoCompute``).
-    """
+    """Interface of a device for the loop. Methods that wait for the device say "Block"; the others queue work."""
 
     device: str
     asynchronous: bool  # True if the host runs ahead of the device
@@ -124,10 +121,7 @@ class Compute(Protocol):
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Return the SHA-256 of the parameters, equal in all ranks; None for one rank.
-
-        Raises RanksDifferError if the ranks hold different parameters.
-        """
+        """Return the SHA-256 of the parameters, or raise RanksDifferError if ranks differ; None for one rank."""
         return None
 
 

@@ -273,10 +273,7 @@ COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
 
 
 class RepeatedRows:
-    """Counts the rows of one run that it has trained on before, by digests of their token ids.
-
-    Without a loss, arms are compared by this count: no other figure shows a batch that is trained four times.
-    """
+    """Counts the rows of one run that it has trained on before, by which arms without a loss are compared."""
 
     def __init__(self, *, by_epoch: bool) -> None:
         """Start counting. ``by_epoch``: a row counts as new in each epoch, as each document of a corpus does."""

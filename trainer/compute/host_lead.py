@@ -69,10 +69,7 @@ class HostLead:
         self._begins = False
 
     def hold_ns(self, now_ns: int) -> int | None:
-        """Return how long (ns) to hold the device before the step that begins at ``now_ns``; None if too early.
-
-        The first step may be slow, and a device that ran dry in the last step may do so in every step.
-        """
+        """Return how long (ns) to hold the device before the step that begins at ``now_ns``; None if too early."""
         if self._steps < _FEWEST_STEPS or self._running_dry():
             return None
         return round(min(_HOLD * min(self._fastest_ns, now_ns - self._begun_ns), _LONGEST_HOLD_NS))

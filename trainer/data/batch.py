@@ -114,10 +114,7 @@ class RepeatedBatches:
 
 
 def to_repeat(first: BatchPipeline) -> list[Batch]:
-    """Return the first batches of a user's source to repeat; a single one if all have the same shape.
-
-    The time of a step grows with its batch's length, so one batch of varying lengths is not typical.
-    """
+    """Return the first batches of a user's source to repeat; one if all have the same shape, and thus the same time."""
     batches: list[Batch] = []
     size, deadline_s = 0, monotonic() + REPEATED_S
     while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < deadline_s):

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +101,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
-    """Return the JSON value of ``compute()``, from the cache if an intact entry has it.
-
-    ``kind``: name of the fact. ``key``: everything that the value depends on.
-    """
+    """Return the JSON value of ``compute()``, from the cache if an intact entry of ``kind`` and ``key`` has it."""
     name = fingerprint(key)
     path = cache_root() / "facts" / f"{kind}-{name}.json"
     if os.path.lexists(path):
@@ -119,8 +116,8 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
         if path.is_dir():
             remove(path)
     value = compute()
-    content = json.dumps({"value": value, "sha256": _digest_of(kind, name, value)})
-    _guard(path, lambda: write_text(path, content))
+    with _guarded(path):
+        write_text(path, json.dumps({"value": value, "sha256": _digest_of(kind, name, value)}))
     return value
 
 
@@ -155,8 +152,7 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
         try:
             written = build(temporary)
             digests = written if isinstance(written, Mapping) else {}
-            listed = {path.name: digests.get(path.name) or file_digest(path) for path in _files(temporary)}
-            write_text(temporary / DIGESTS, json.dumps(listed, indent=1) + "\n")
+            _write_digests(temporary, digests)
         except OSError as error:
             if error.errno in MACHINE_FAULTS:
                 remedy = _REMEDY if target.is_relative_to(cache_root()) else "another folder can be named"
@@ -177,13 +173,10 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
 def _temporary(target: Path) -> Iterator[Path]:
     """Yield a new folder next to ``target`` that no other process uses. It is removed in any case."""
     temporary = temporary_path(target)
-
-    def make() -> None:
+    with _guarded(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove(temporary)  # A killed process with the same id may have left it.
         temporary.mkdir()
-
-    _guard(target, make)
     try:
         yield temporary
     finally:
@@ -198,27 +191,10 @@ def _partial(target: Path) -> Iterator[Path | None]:
     exists by now.
     """
     partial = partial_path(target)
-    opened: list[int] = []
-
-    def take() -> bool:
-        while True:
-            partial.mkdir(parents=True, exist_ok=True)
-            opened[:] = [os.open(partial, os.O_RDONLY)]
-            try:
-                fcntl.flock(opened[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return False
-            try:
-                if partial.stat().st_ino == os.fstat(opened[0]).st_ino:
-                    return True
-            except FileNotFoundError:
-                pass
-            os.close(opened.pop())  # Another process has renamed it meanwhile.
-
-    results: list[bool] = []
+    with _guarded(target):
+        descriptor, is_ours = _taken(partial)
     try:
-        _guard(target, lambda: results.append(take()))
-        if not results[0]:
+        if not is_ours:
             with _temporary(target) as temporary:
                 yield temporary
         elif target.is_dir():
@@ -232,8 +208,22 @@ def _partial(target: Path) -> Iterator[Path | None]:
                 raise
             remove(partial)  # Still there if another process's folder was kept.
     finally:
-        for descriptor in opened:
-            os.close(descriptor)
+        os.close(descriptor)
+
+
+def _taken(partial: Path) -> tuple[int, bool]:
+    """Open the folder ``partial``, made if necessary. Return its descriptor, and True if this process has locked it."""
+    while True:
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return descriptor, False
+        with suppress(FileNotFoundError):
+            if partial.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor, True
+        os.close(descriptor)  # Another process has renamed it meanwhile.
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
@@ -270,18 +260,14 @@ def _discard_damaged(target: Path, check: Check) -> None:
     """Remove the folder ``target``, with a line, if it is damaged, of another key, or fails ``check``."""
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
-
-    def discard() -> None:
-        with _locked(target.parent):
-            # Check again: another process may have built it meanwhile.
-            if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
-                _report_damage(target, problem, "built again")
-                temporary = temporary_path(target)
-                remove(temporary)
-                target.rename(temporary)
-                remove(temporary)
-
-    _guard(target, discard)
+    with _guarded(target), _locked(target.parent):
+        # Check again: another process may have built it meanwhile.
+        if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
+            _report_damage(target, problem, "built again")
+            temporary = temporary_path(target)
+            remove(temporary)
+            target.rename(temporary)
+            remove(temporary)
 
 
 def _problem(target: Path, check: Check) -> str | None:
@@ -296,6 +282,11 @@ def _problem(target: Path, check: Check) -> str | None:
 
 def _entry_of(target: Path) -> str:
     return f"{target.parent.name}/{target.name}"
+
+
+def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
+    digests = {path.name: known.get(path.name) or file_digest(path) for path in _files(folder)}
+    write_text(folder / DIGESTS, json.dumps(digests, indent=1) + "\n")
 
 
 def _trust_written(path: Path, digest: str) -> None:
@@ -337,8 +328,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _guard(place: Path, write: Callable[[], object]) -> None:
+@contextmanager
+def _guarded(place: Path) -> Iterator[None]:
     try:
-        write()
+        yield
     except OSError as error:
         raise cannot_write(error.filename or place, error, _REMEDY) from error

@@ -58,7 +58,7 @@ class DataPipeline:
     ) -> None:
         """Set up the stages. ``draws``: seed and worker for the masks. ``buffers``: None for new memory."""
         corpus = prepared.corpus
-        reads_text, scalar = is_text(config), config.access == "scalar"
+        reads_text, scalar = config.path.startswith("text-"), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
         self._source: Any
         if reads_text:
@@ -209,10 +209,7 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """Return the order of the documents, or windows, to train on: all except those held out.
-
-    ``endless``: False for one epoch. Raises InputError if there are more workers than windows.
-    """
+    """Return the order of all documents (or windows) not held out; InputError with more workers than windows."""
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:
@@ -324,10 +321,7 @@ def _of_source(
 
 
 def _dosed(config: DataConfig) -> DataInject | None:
-    """Return the declared costs, with those of a dosed stage multiplied by 1 + dose.
-
-    One draw of the jitter covers all repetitions of a batch's work, because a long document is long each time.
-    """
+    """Return the declared costs, with those of a dosed stage times 1 + dose: one draw of jitter for all of them."""
     if config.inject is None:
         return None
     costs = {
@@ -352,11 +346,6 @@ class Epoch:
     def remainder(self) -> int:
         """Number of tokens of the epoch that fill no row, final after the last batch."""
         return self._pipeline.remainder
-
-
-def is_text(config: DataConfig) -> bool:
-    """Return True if the path reads text, so that it tokenizes in each run."""
-    return config.path.startswith("text-")
 
 
 def is_packed(config: DataConfig) -> bool:

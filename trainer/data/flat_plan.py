@@ -194,10 +194,7 @@ class WindowPlan:
         self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins_inside)])
 
     def _documents_in(self, sources: Places, places: Places) -> tuple[Places, Places]:
-        """Return where non-empty documents begin in the stretch, and how many begin before each window.
-
-        The windows lie at ``sources`` of the flat tokens and at ``places`` of a stretch. The last number is the total.
-        """
+        """Return where documents begin in a stretch of windows, and how many begin before each and in total."""
         first = self._places.searchsorted(sources)
         counts = self._places.searchsorted(sources + self._length) - first
         before = np.cumsum(counts) - counts

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import Any
@@ -47,10 +48,7 @@ WorkerInit = Callable[[int], None]
 
 
 class LateBatch:
-    """Waits for the batches of ``workers`` loader workers, at most ``timeout_s`` seconds for each batch.
-
-    The limit counts timed-out waits of ``look_s`` each, not elapsed time, which includes the time of a suspension.
-    """
+    """Waits at most ``timeout_s`` for each batch, counted in timed-out waits, which a suspension does not prolong."""
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
         """Set the limit. ``made_again``: batches that each worker of a resumed training drops at first."""
@@ -244,7 +242,7 @@ def open_batches(
             config.workers,
             config.prefetch,
             start_method=config.start_method,
-            worker_init=_WorkerStart(worker_init),
+            worker_init=partial(_start_worker, worker_init),
             seed=seed,
             look_s=late.look_s,
             pinned=pin,
@@ -260,7 +258,7 @@ def open_batches(
         timeout=late.look_s,
         persistent_workers=True,
         multiprocessing_context=config.start_method,
-        worker_init_fn=_WorkerStart(worker_init),
+        worker_init_fn=partial(_start_worker, worker_init),
         generator=torch.Generator().manual_seed(seed),  # Otherwise DataLoader draws from the model's random state.
     )
     iterator = iter(loader)
@@ -310,17 +308,13 @@ def _at(start: DataPosition, shard: int) -> Position:
     return start.of(shard)._replace(worker=shard)
 
 
-class _WorkerStart:
-    def __init__(self, hook: WorkerInit | None) -> None:
-        self._hook = hook
-
-    def __call__(self, worker: int) -> None:
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
-        torch.set_num_threads(1)  # Packing is too small to share, and the cores belong to the model.
-        keep_single_threaded()
-        if self._hook is not None:
-            self._hook(worker)
+def _start_worker(hook: WorkerInit | None, worker: int) -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
+    torch.set_num_threads(1)  # Packing is too small to share, and the cores belong to the model.
+    keep_single_threaded()
+    if hook is not None:
+        hook(worker)
 
 
 def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:

@@ -13,8 +13,6 @@ a different one, which takes no memory for any number of documents (or windows).
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,10 +28,7 @@ _ORDERS_AT_ONCE = 1024  # indices computed together: each then takes 0.3 us; alo
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return hashes in which every bit depends on all bits of the value, a bijection: splitmix64's finalizer.
-
-    Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", Stafford's variant 13.
-    """
+    """Return hashes by splitmix64's finalizer (Steele, Lea and Flood 2014; Stafford's variant 13), a bijection."""
     hashes = values ^ (values >> np.uint64(30))
     hashes *= np.uint64(0xBF58476D1CE4E5B9)
     hashes ^= hashes >> np.uint64(27)
@@ -48,49 +43,18 @@ def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (offset, stride) of the batches that a worker makes in one global order.
-
-    At step k rank r receives batch k x ranks + r, whichever of its workers made it.
-    """
+    """Return (offset, stride) of a worker's batches: at step k rank r receives batch k x ranks + r."""
     return worker * ranks + rank, ranks * workers
 
 
-class IndexSampler(Protocol):
-    """Yields the document indices of one shard, epoch after epoch. ``epoch``: that of the next index."""
+class IndexSampler:
+    """Yields the document indices of one shard, epoch after epoch. ``epoch``: that of the next index, before the end.
+
+    A subclass computes each epoch's order.
+    """
 
     epoch: int
     shuffled: bool
-
-    def take(self, count: int) -> Indices:
-        """Return the next indices of this epoch: 1 to ``count`` of them; an empty array only at the end."""
-
-    @property
-    def documents_per_epoch(self) -> int:
-        """Number of documents of this shard in each epoch."""
-
-    def seek(self, place: int) -> None:
-        """Continue at ``place`` of the shard's endless sequence, counted from 0."""
-
-
-class EmptyEpochs:
-    """Detects an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
-
-    def __init__(self, order: IndexSampler) -> None:
-        self._order, self._since = order, order.epoch
-
-    def check(self, filled: int) -> None:
-        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
-        if filled:
-            self._since = self._order.epoch
-        elif self._order.epoch - self._since > EMPTY_EPOCHS:
-            raise InputError(
-                "data.corpus: no document with a token in "
-                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
-            )
-
-
-class _Shard:
-    """Yields the document indices of one shard, epoch after epoch. A subclass computes each epoch's order."""
 
     def __init__(
         self,
@@ -110,9 +74,11 @@ class _Shard:
 
     @property
     def documents_per_epoch(self) -> int:
+        """Number of documents of this shard in each epoch."""
         return (self._documents - self._worker + self._workers - 1) // self._workers
 
     def take(self, count: int) -> Indices:
+        """Return the next indices of this epoch: 1 to ``count`` of them; an empty array only at the end."""
         if self._position == self.documents_per_epoch and self._endless:
             self._begin(self.epoch + 1)
             self._position = 0
@@ -121,6 +87,7 @@ class _Shard:
         return taken
 
     def seek(self, place: int) -> None:
+        """Continue at ``place`` of the shard's endless sequence, counted from 0."""
         epoch, self._position = divmod(place, self.documents_per_epoch)
         if epoch != self.epoch:
             self._begin(epoch)
@@ -134,7 +101,24 @@ class _Shard:
         raise NotImplementedError
 
 
-class ShardedSampler(_Shard):
+class EmptyEpochs:
+    """Detects an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
+
+    def __init__(self, order: IndexSampler) -> None:
+        self._order, self._since = order, order.epoch
+
+    def check(self, filled: int) -> None:
+        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        if filled:
+            self._since = self._order.epoch
+        elif self._order.epoch - self._since > EMPTY_EPOCHS:
+            raise InputError(
+                "data.corpus: no document with a token in "
+                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
+            )
+
+
+class ShardedSampler(IndexSampler):
     """Yields the document indices of one shard: worker w of n takes every n-th of each epoch, from the w-th on."""
 
     def __init__(
@@ -163,7 +147,7 @@ class ShardedSampler(_Shard):
         return self._indices[self._position : self._position + count]
 
 
-class ComputedSampler(_Shard):
+class ComputedSampler(IndexSampler):
     """Yields the document indices of one shard in another seeded order, without memory per document."""
 
     shuffled = True

@@ -178,10 +178,7 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """Start the workers. ``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does.
-
-        ``shape``: (rows, length) of a batch. ``fields``: names of its tensors. ``look_s``: longest wait of one call.
-        """
+        """Start the workers, seeded as by DataLoader. ``shape``: (rows, length); ``look_s``: longest wait."""
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
         self.arrival: Arrival | None = None  # arrival of the last batch

@@ -64,10 +64,7 @@ def documents_per_share(documents: int, shares: int, most: int) -> int:
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Context with a temporary folder that gets the name ``place``, unless another task was faster.
-
-    A task may be tried twice, on two machines; both make the same content.
-    """
+    """Context with a temporary folder that gets the name ``place``, unless a second try of a task was faster."""
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
@@ -82,10 +79,7 @@ def share_folder(place: Path) -> Iterator[Path]:
 
 
 def write_share(job: ShareJob, number: int) -> int:
-    """Tokenize share ``number`` into its folder, unless that exists. Return ``number``.
-
-    Raises InputError if the folder is not seen, or if the corpus has changed.
-    """
+    """Tokenize share ``number``, unless it is there. Raises InputError if its folder is not seen here."""
     place = job.place(number)
     if place.is_dir():
         return number
@@ -117,10 +111,7 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield the tokens of share ``number`` without its first ``skip`` documents, in groups.
-
-    Raises InputError if the files are not the ones that an executor wrote.
-    """
+    """Yield the tokens of share ``number`` after ``skip`` documents. Raises InputError if files were changed."""
     place = job.place(number)
     flat = open_flat(place, token_type(job.tokenizer.vocab_size))
     try:

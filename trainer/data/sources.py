@@ -172,10 +172,7 @@ def text_source(
 
 
 def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
-    """Return the source of a pretokenized folder of at least ``rows`` rows for ``config.access``.
-
-    Zero-copy access to packed rows reads flat tokens instead (:func:`flat_of_lists`).
-    """
+    """Return the source of a pretokenized folder; packed zero-copy rows use :func:`flat_of_lists` instead."""
     files = [str(Path(folder) / "data.parquet")]
     if config.access == "zero-copy":
         assert config.path == "tokens-padded", config.path

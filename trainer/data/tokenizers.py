@@ -54,10 +54,7 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return the tokenizer, found, trained or imported (cached), with the engine that ``config`` requires.
-
-    Raises InputError if the corpus holds token ids that the tokenizer does not have.
-    """
+    """Return the tokenizer and its engine, cached. Raises InputError if the corpus has ids that it lacks."""
     keep_single_threaded()
     if corpus.pretokenized:
         info = _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
@@ -68,10 +65,7 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
-    """Return the given tokenizer of the tokens in ``folder``, or else the one stored there.
-
-    Raises InputError if there is none, or if the given one did not make the tokens.
-    """
+    """Return the tokenizer of the tokens in ``folder``. Raises InputError without one, or if another is given."""
     manifest = read_manifest(folder)
     if config.train is None:
         info = _named(config, corpus)
@@ -143,10 +137,7 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return ``info`` with the engine and the policy on special tokens that ``config`` requires.
-
-    Raises InputError if its library cannot follow the policy, or the corpus violates it.
-    """
+    """Return ``info`` with engine and policy of ``config``. Raises InputError if these cannot be followed."""
     policy, own_library = config.special_tokens_in_text, info.library
     fixed = _FIXED_POLICY.get(own_library, policy)
     if policy not in (None, "refuse", fixed):

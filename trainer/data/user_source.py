@@ -123,10 +123,7 @@ def _length_of(sampler: Any) -> int | None:
 
 
 class Randomness:
-    """Context with a random state of its own for torch, numpy and ``random``, the same in every process.
-
-    The next ``with`` continues its draws.
-    """
+    """Context with its own random states, the same in every process; the next ``with`` continues them."""
 
     def __init__(self, seed: int) -> None:
         self._others = _random_states()

@@ -173,7 +173,11 @@ def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
     """Measure this CPU with ``threads`` threads of torch, for seconds, and return and cache the profile."""
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
-    _store(profile_path(threads), yaml.safe_dump(content, sort_keys=False, width=120))
+    path = profile_path(threads)
+    try:
+        write_text(path, yaml.safe_dump(content, sort_keys=False, width=120))
+    except OSError as error:
+        raise cannot_write(path, error, "HARNESS_CACHE=DIR chooses another cache") from error
     return profile
 
 
@@ -261,13 +265,6 @@ def _disturbed(rates: dict[str, Rate]) -> list[str]:
         f"other processes used the cores (waited for a core for {waited:.0%} of the time): "
         "the rates are too low, and an MFU against them too high; calibrate again when the machine is idle"
     ]
-
-
-def _store(path: Path, text: str) -> None:
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise cannot_write(path, error, "HARNESS_CACHE=DIR chooses another cache") from error
 
 
 @dataclass(frozen=True)

@@ -137,10 +137,7 @@ def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
 
 
 def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
-    """Yield a list of Arrow arrays per record batch, in the order of ``columns``, which have that content.
-
-    Raises InputError for a column of another type or a damaged file.
-    """
+    """Yield an Arrow array per column and record batch. Raises InputError for another content or a damaged file."""
     import pyarrow as pa
 
     for column, content in columns.items():

@@ -123,10 +123,7 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield the matches of a glob in ``folder``, as Python's ``glob`` does, which never ends if links form loops.
-
-    ``above``: the folders on the path to this one, by their own names.
-    """
+    """Yield a glob's matches in ``folder``, also with links in loops; ``above``: real folders on the path."""
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
         name = os.path.join(folder, first)  # noqa: PTH118

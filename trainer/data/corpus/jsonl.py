@@ -19,10 +19,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """Return the column's content, by the first row with a value (no null, no empty list).
-
-    Raises InputError for a row without the column or with another type.
-    """
+    """Return the column's content, by the first row with a value. Raises InputError for another or a missing one."""
     keys: list[str] = []
     lists = False
     for block in text.blocks(name):

@@ -195,10 +195,7 @@ def _print_once(line: str) -> None:
 
 
 def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
-    """Return the corpus of token ids in the folders ``made``, read from the first one.
-
-    Raises InputError if the section has options that only text needs, or if files were changed.
-    """
+    """Return the corpus of token ids in ``made[0]``. Raises InputError for options of text, or changed files."""
     first = made[0]
     column = columns.TOKEN_COLUMNS[first.manifest.format]
     options = {
@@ -257,10 +254,7 @@ class _Checked:
 
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
-    """Read the first ``limit`` documents (None: all) and return their counts, ``hashed``: with a digest.
-
-    Raises InputError for nulls, invalid token ids, or a corpus without text.
-    """
+    """Count the first ``limit`` documents (None: all). Raises InputError for nulls, wrong ids, or no text."""
     import pyarrow.compute as pc
 
     digest, ids = _Digest(), _LargestId()

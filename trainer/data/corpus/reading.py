@@ -133,10 +133,7 @@ def check_unchanged(corpus: Corpus) -> None:
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:
-    """Return the corpus in files readable by row: itself, or a Parquet copy in the cache, made once.
-
-    Raises InputError, naming ``who``, for a corpus of token ids.
-    """
+    """Return the corpus by row: itself, or a Parquet copy. Raises InputError, naming ``who``, for token ids."""
     if corpus.content == "tokens":
         raise InputError(
             f"{who} tokenizes text, and column {corpus.column!r} of {corpus.name} holds token ids; allowed: data.path "

@@ -147,10 +147,7 @@ def _check_one_file(name: str, file: Any) -> None:
 
 
 def _blocks(footer: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset, bytes of metadata, bytes of the body) of each batch that a footer, a flatbuffer, lists.
-
-    Arrow has verified the flatbuffer on opening the file. Fields 2 and 3 of a footer are vectors of 24-byte blocks.
-    """
+    """Yield (offset, bytes of metadata, of the body) of the blocks in fields 2 and 3 of a footer, a flatbuffer."""
     table = struct.unpack_from("<I", footer)[0]
     fields = table - struct.unpack_from("<i", footer, table)[0]
     for number in (2, 3):

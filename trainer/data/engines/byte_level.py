@@ -14,10 +14,7 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 
 @dataclass(frozen=True)
 class ByteLevelBpe:
-    """A byte-level BPE tokenizer. ``ranks``: priority of the merge that makes each piece of bytes.
-
-    ``ids``: id of each rank, then of each added token.
-    """
+    """A byte-level BPE tokenizer. ``ranks``: priority of each piece's merge; ``ids``: of ranks, then added tokens."""
 
     ranks: dict[bytes, int]
     added: dict[str, int]  # numbers that continue the ranks
@@ -70,10 +67,7 @@ def read(text: str) -> ByteLevelBpe:
 
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
-    """Return all pieces that text can become: single bytes, then the results of merges, highest priority first.
-
-    Raises CannotExpressError if a merge makes a piece that the vocabulary lacks.
-    """
+    """Return all pieces, highest priority first. Raises CannotExpressError if the vocabulary lacks one."""
     merged: dict[str, None] = {}
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge

@@ -56,10 +56,7 @@ class Proof:
 
 
 def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:
-    """Compare each of ``candidates`` with ``reference``, called ``name``, on the hard set and on ``pieces``.
-
-    It stops when all are refused. Raises InputError if the reference itself cannot encode.
-    """
+    """Compare ``candidates`` with ``reference`` on the hard set and ``pieces``. Raises InputError if that one fails."""
     trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
     texts: list[str] = []

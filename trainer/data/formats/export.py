@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from trainer.data import cache
 from trainer.data.formats.exchange import (
     SHARD_TOKENS,
     VALIDATION_SHARE,
+    ExchangeFormat,
     LlmcWriter,
     NanogptWriter,
     Stream,
     document_chunks,
     documents_of,
-    read_llmc,
-    read_nanogpt,
+    read,
 )
 from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat, token_type
 from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
@@ -35,7 +35,6 @@ from trainer.files import expanded, write_atomically, write_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ExchangeFormat = Literal["llmc", "nanogpt"]
 EXPORT = "export.json"
 
 
@@ -94,10 +93,7 @@ def export(
     out: Path,
     division: Division | None = None,
 ) -> Exported:
-    """Write all documents of ``flat`` into the new folder ``out``, which appears when it is whole.
-
-    Return its description. Raises InputError if ``out`` exists or the format cannot hold the tokens.
-    """
+    """Write ``flat`` into the new folder ``out``, and describe it. Raises InputError if the format cannot hold it."""
     target = expanded(out).absolute()
     if target.exists():
         raise InputError(f"{out}: already exists; choose a new folder")
@@ -124,16 +120,8 @@ def export(
     return written[0]
 
 
-def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
-    """Return the tokens of files of ``format``, mapped into memory. Raises InputError for another one, or cut short."""
-    return (read_llmc if format == "llmc" else read_nanogpt)(files)
-
-
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
-    """Write the files' documents into ``out``, a parquet file with a column ``tokens``: a corpus of token ids.
-
-    Return counts. Raises InputError if the files contain an id that the tokenizer does not have.
-    """
+    """Write documents as a parquet column of token ids, and count them. Raises InputError for an unknown id."""
     stream = read(format, files)
     documents = tokens = 0
 
@@ -206,10 +194,7 @@ class _Way:
 def costs(
     flat: FlatTokens, vocabulary: Vocabulary, sequence_length: int, pad_id: int, folder: Path, repeats: int
 ) -> Iterator[FormatCost]:
-    """Write and read the tokens in every format, ``repeats`` times each, and yield the cost of each format.
-
-    The files are in the operating system's cache, so the costs are those of the format, not of the disk.
-    """
+    """Write and read the tokens ``repeats`` times in every format, from memory, and yield the cost of each."""
     kind = token_type(vocabulary.size)
     ways = {
         "padded": _Way(

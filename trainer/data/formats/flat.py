@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -74,7 +75,27 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-class FlatWriter:
+class Writer:
+    """Context that closes a writer at its end. After an error it abandons it, and keeps that error."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            with suppress(Exception):
+                self.abandon()
+
+
+class FlatWriter(Writer):
     """Writes documents one after the other into a folder's two files, with bounded memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
@@ -96,18 +117,12 @@ class FlatWriter:
         self._tokens.close()
         self._places.close()
 
-    def __enter__(self) -> FlatWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 JOURNAL = "journal.jsonl"
 _VERSION = 1
 
 
-class TokenJournal:
+class TokenJournal(Writer):
     """Flat tokens in ``folder``, written group by group, after the groups that a killed process left there.
 
     ``origin``: description of the source; a journal of another source is removed. Read all of :meth:`kept` before the
@@ -172,12 +187,6 @@ class TokenJournal:
         for file in (self._tokens, self._places, self._journal):
             with suppress(OSError):  # The next process cuts off what a full disk left half written.
                 file.close()
-
-    def __enter__(self) -> TokenJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _lines(self) -> list[str]:
         try:

@@ -18,7 +18,7 @@ import numpy as np
 from trainer.data.engines.byte_level import BYTE_OF
 from trainer.data.tokenizers import TokenizerInfo, sentencepiece_model, special_ids
 from trainer.errors import InputError, one_line
-from trainer.files import expanded, write_atomically
+from trainer.files import expanded, write_bytes
 
 MAGIC, VERSION = 20240328, 2
 TOKENIZER_HEADER = 256  # int32 values
@@ -54,11 +54,7 @@ def write_tokenizer(info: TokenizerInfo, out: Path) -> WrittenTokenizer:
     # llm.c refuses an empty token, so ids without a token get a placeholder. A model never chooses them.
     filled = [token or f"<|unused {token_id}|>".encode() for token_id, token in enumerate(tokens)]
     content = header.tobytes() + b"".join(bytes([len(token)]) + token for token in filled)
-
-    def write(to: Path) -> None:
-        to.write_bytes(content)
-
-    write_atomically(expanded(out).absolute(), write)
+    write_bytes(expanded(out).absolute(), content)
     return WrittenTokenizer(info.vocab_size, info.eos_id, unused)
 
 

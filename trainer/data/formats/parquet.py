@@ -6,14 +6,13 @@ arrays without a Python object for a token.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainer.data.corpus import CORPUS_ROW_GROUP
+from trainer.data.formats.flat import Writer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 MOST_VALUES = 1 << 24  # values of a row group (64 MiB of int32), unless its last document alone has more
 
 
-class _ParquetWriter:
+class _ParquetWriter(Writer):
     """Collects documents into row groups and writes them. The bounds of row groups depend only on the documents."""
 
     def __init__(self, path: Path, fields: dict[str, Any], rows: int) -> None:
@@ -57,15 +56,8 @@ class _ParquetWriter:
             self._flush()
         self._file.close()
 
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is None:
-            self.close()
-        else:
-            with suppress(Exception):  # Keep the first error, of a full disk for example.
-                self._file.close()
+    def abandon(self) -> None:
+        self._file.close()
 
     def _kept(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         return ids, lengths

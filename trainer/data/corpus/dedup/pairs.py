@@ -23,10 +23,7 @@ KEPT_RULE = "the longest document of each group (most characters) is kept; if se
 
 @dataclass(frozen=True)
 class Removals:
-    """Removed documents in the corpus' order, each with the kept document of its group and its nearest neighbour.
-
-    The nearest neighbour is the most similar document among the verified pairs; of equally similar ones, the first.
-    """
+    """Removed documents in the corpus' order, each with its group's kept document and most similar neighbour."""
 
     removed: Integers
     kept: Integers
@@ -68,10 +65,7 @@ def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
 
 
 def removals(left: Integers, right: Integers, similarities: NDArray[np.float64], characters: Integers) -> Removals:
-    """Choose the kept document of each group by :data:`KEPT_RULE` and return the removals.
-
-    ``characters``: length of every document of the corpus.
-    """
+    """Choose the kept document of each group by :data:`KEPT_RULE`; ``characters``: length of every document."""
     nodes, groups = components(left, right)
     order = np.lexsort((nodes, -characters[nodes], groups))
     first = first_of_runs(groups[order])

@@ -152,10 +152,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """Result of removing near-duplicates at a similarity of ``threshold``, measured by pairs of labelled documents.
-
-    ``removed``: documents. ``found``: pairs within one group. ``right``: those of these pairs within one cluster.
-    """
+    """Pairs of labelled documents in one group (``found``) and also one cluster (``right``) at ``threshold``."""
 
     threshold: float
     removed: int
@@ -167,10 +164,7 @@ class AtThreshold:
 
 @dataclass(frozen=True)
 class ClusterQuality:
-    """Counts of documents with and without a label, of clusters with several documents, and of pairs within clusters.
-
-    ``unknown``: labels whose id no document of the corpus has. ``at``: the result at each threshold.
-    """
+    """Counts of labels, of clusters with several documents and their pairs, and the result at each threshold."""
 
     labelled: int
     unlabelled: int

@@ -176,10 +176,7 @@ def check_parts(job: DedupJob) -> None:
 
 
 def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
-    """Write the two files of share ``number``: kept rows and removals. Each file appears when it is whole.
-
-    ``tables``: all rows of the share. ``gone``: its removals. ``sets``: shingles, for exact similarities.
-    """
+    """Write the files of share ``number``, kept rows (of ``tables``) and removals, each when it is whole."""
     if not Path(job.work).is_dir():
         raise unseen(job)
     first, end = job.bounds(number)

@@ -155,10 +155,7 @@ def removals_in(folder: Path) -> tuple[Integers, Integers]:
 def _run_here(
     job: DedupJob, workers: int, stage: Callable[[str], None], progress: Callable[[int], None]
 ) -> tuple[Counts, Edges]:
-    """Deduplicate on this machine: write the files of all shares. Return counts, and the pairs above the threshold.
-
-    ``stage`` is called with the name of each stage, ``progress`` with the number of sketched documents.
-    """
+    """Deduplicate by the local engine: write the files of all shares. Return counts and similar pairs."""
     work = Path(job.work)
     characters = np.zeros(job.corpus.documents, np.int64)
     stage("sketch")

@@ -224,10 +224,7 @@ class DedupJob:
 
 @dataclass(frozen=True)
 class Sketch:
-    """Sketch of consecutive documents from row ``first`` on. ``characters``: length of each document.
-
-    ``filled``: rows of the documents with shingles. ``digests`` and ``keys`` have one row for each of these.
-    """
+    """Sketch of documents from row ``first`` on; ``filled``: rows with shingles, each with ``digests`` and ``keys``."""
 
     first: int
     characters: Integers
@@ -246,10 +243,7 @@ def unseen(job: DedupJob) -> InputError:
 
 
 def sketched(job: DedupJob, number: int, texts: Iterable[list[str]], workers: int = 1) -> Iterator[Sketch]:
-    """Yield sketches of the documents of share ``number``, in order; its shingles are in place at the end.
-
-    Raises InputError if there are fewer documents than were counted.
-    """
+    """Yield sketches of share ``number``, in order. Raises InputError if fewer documents come than were counted."""
     place = job.sets(number)
     first, end = job.bounds(number)
     if not Path(job.work).is_dir():

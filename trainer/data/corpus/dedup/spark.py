@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,7 @@ class SparkStage:
 def run(
     job: DedupJob, master: str | None, timeout_s: float, stage: Callable[[str], None]
 ) -> tuple[Counts, tuple[SparkStage, ...], str]:
-    """Deduplicate on Spark: executors write the files of all shares. Return counts, the stages, and Spark's master.
-
-    ``stage`` is called with the name of each stage as it begins. Raises InputError if Spark fails, or ends no task for
-    ``timeout_s``.
-    """
+    """Deduplicate on Spark. Return counts, stages, and the master. Raises InputError if Spark fails or times out."""
     (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
     shown = 0
@@ -280,30 +276,23 @@ def _joined(stars: Any) -> Any:
     )
 
 
-class _signs_of_life:  # noqa: N801  # a context
+@contextmanager
+def _signs_of_life(session: Any, report: Callable[..., None]) -> Iterator[None]:
     """Context that reports the number of finished Spark tasks, without which a long stage would time out."""
+    tracker, ended = session.sparkContext.statusTracker(), threading.Event()
 
-    def __init__(self, session: Any, report: Callable[..., None]) -> None:
-        self._tracker, self._report = session.sparkContext.statusTracker(), report
-        self._ended = threading.Event()
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-
-    def _run(self) -> None:
+    def run() -> None:
         previous: list[tuple[int, int]] = []
-        while not self._ended.wait(_DEDUP_LOOK_S):
+        while not ended.wait(_DEDUP_LOOK_S):
             with suppress(Exception):  # Spark may be shutting down.
-                current = list(self._tasks())
+                stages = ((int(stage), tracker.getStageInfo(stage)) for stage in tracker.getActiveStageIds())
+                current = [(stage, int(info.numCompletedTasks)) for stage, info in stages if info is not None]
                 if current != previous:
                     previous = current
-                    self._report(tasks=current)
+                    report(tasks=current)
 
-    def _tasks(self) -> Iterator[tuple[int, int]]:
-        for stage in self._tracker.getActiveStageIds():
-            info = self._tracker.getStageInfo(stage)
-            if info is not None:
-                yield int(stage), int(info.numCompletedTasks)
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
