@@ -40,6 +40,10 @@ FREE = {
 }  # fmt: skip
 
 
+# Keys of later versions. Their values here are the behaviour of every training before.
+CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order": False}
+
+
 class RandomStates:
     """Checkpoint part with the random states of this process: torch's (also CUDA's), numpy's and Python's."""
 
@@ -131,11 +135,14 @@ class Saver:
         store: Store,
         ready: Callable[[], None] = lambda: None,
         epochs: Epochs = lambda: None,
+        *,
+        owns_folder: bool = True,
     ) -> None:
         """Prepare the folder.
 
         ``about``: returns further content of checkpoint.json, called within the step. ``ready``: called in the thread
         before a checkpoint is complete. ``epochs``: returns the number of finished epochs, for every_epochs.
+        ``owns_folder``: False in a rank that makes and removes no folders.
         """
         every_epochs = config.every_epochs
         self._interval = (
@@ -151,7 +158,9 @@ class Saver:
         # True if training ends after that many steps. The caller then saves a last checkpoint when all else is done.
         self.ends: Callable[[int], bool] = lambda _steps: False
         self.saved: Callable[[], None] = lambda: None  # called when a checkpoint is complete, also from a thread
-        self._remove_leftovers()
+        self._owns_folder = owns_folder
+        if owns_folder:
+            remove_leftovers(folder)
 
     def is_due(self, steps: int) -> bool:
         """Return True if a checkpoint is due. False after the last step: the caller saves that one at the end."""
@@ -191,10 +200,8 @@ class Saver:
         """Remove every checkpoint, also one that is still being written."""
         with suppress(Exception):
             self.wait()
-        remove(self._folder)
-
-    def _remove_leftovers(self) -> None:
-        remove_leftovers(self._folder)
+        if self._owns_folder:
+            remove(self._folder)
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
         """Return the state of ``part`` in host memory; with ``copies`` a copy that the next steps do not change."""
@@ -266,7 +273,9 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
     """
     current = {**identity(config), **fingerprints}
     recorded = {**section(checkpoint.about, "config"), **section(checkpoint.about, "fingerprints")}
-    # A key with no value in only one of them comes from another version of this code.
+    # A key with no value in only one of them comes from another version of this code. So does a key missing in the
+    # checkpoint, if its default is the behaviour of every training before.
+    recorded = {**CAME_LATER, **recorded}
     keys = [key for key in sorted(current.keys() | recorded.keys()) if current.get(key) != recorded.get(key)]
     if keys:
         key = keys[0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +120,8 @@ class RanksSaver(Saver):
         """Prepare the folder, in every rank; only rank 0 makes, renames and removes folders."""
         if not rank.is_first:  # Every rank holds the same values of the other parts.
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
-        self._together, self._is_first = store, rank.is_first
-        super().__init__(config, folder, parts, about, store, ready, epochs)
+        self._together = store
+        super().__init__(config, folder, parts, about, store, ready, epochs, owns_folder=rank.is_first)
         store.meet()
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
@@ -132,23 +132,12 @@ class RanksSaver(Saver):
         with telemetry.span("checkpoint"):
             return bool(of_first(super().is_due(steps), self._clock))
 
-    def discard(self) -> None:
-        if self._is_first:
-            super().discard()
-        else:
-            with suppress(Exception):
-                self.wait()
-
-    def _remove_leftovers(self) -> None:
-        if self._is_first:
-            super()._remove_leftovers()
-
     def _state_of(self, part: Stateful, copies: bool) -> Any:
         # torch.distributed.checkpoint copies tensors from the device by itself, one at a time.
         return part.state_dict() if isinstance(part, ShardedPart) and not copies else super()._state_of(part, copies)
 
     def _write(self, steps: int, states: Any, about: JsonObject) -> None:
-        if self._is_first:
+        if self._owns_folder:
             super()._write(steps, states, about)
         else:
             self._together.join_in(states)

@@ -155,17 +155,17 @@ def make_evaluator(
         if rank.of > 1:
             group = gloo_group(rank)
             agreed = lambda due: bool(of_first(due, group))  # noqa: E731
-    if (questions := evaluation.multiple_choice) is None:
-        return Evaluator(
-            compute, batches, evaluation.every_steps, beat, prints=prints, interval=interval, agreed=agreed
-        )
-    check_causal(prepared.objective)
-    choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
-    if choices.shortened and prints:
-        print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
+    choices: Choices | None = None
+    choices_every_steps: int | None = None
+    if (questions := evaluation.multiple_choice) is not None:
+        check_causal(prepared.objective)
+        choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
+        choices_every_steps = questions.every_steps
+        if choices.shortened and prints:
+            print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
     return Evaluator(
         compute, batches, evaluation.every_steps, beat, prints=prints, choices=choices,
-        choices_every_steps=questions.every_steps, interval=interval, agreed=agreed,
+        choices_every_steps=choices_every_steps, interval=interval, agreed=agreed,
     )  # fmt: skip
 
 

@@ -208,7 +208,7 @@ class LossScaling:
         """Restore the state of :meth:`state_dict`."""
         self._scaler.load_state_dict(state["scaler"])
         self._skipped.copy_(state["skipped"])
-        self._behind = int(state["behind"])  # type: ignore[call-overload]
+        self._behind = int(state.get("behind", 0))  # type: ignore[call-overload]  # older checkpoints have none
 
 
 class NormCheck:

@@ -14,7 +14,7 @@ from trainer.config import DataConfig, DataInject
 from trainer.data.batch import Batch, BatchPipeline, RepeatedBatches, to_repeat
 from trainer.data.buffers import BatchBuffers, Buffers
 from trainer.data.engines.base import Encoded, with_end_of_text
-from trainer.data.flat_pipeline import FlatPipeline, flat_pipeline, windows_of
+from trainer.data.flat_pipeline import FlatPipeline, windows_of
 from trainer.data.masking import Masker
 from trainer.data.order import ComputedSampler, EmptyEpochs, IndexSampler, ShardedSampler
 from trainer.data.packing import Document, PaddedRows, make_packer
@@ -245,7 +245,7 @@ def pipeline_of(
         assert every == (0, 1), "the configuration refuses it"
         return DataPipeline(config, prepared, order, injector, marked, draws, start, buffers)
     buffers = buffers or buffers_of(config)
-    return flat_pipeline(config, prepared, order, injector, marked, draws, start, buffers, every)
+    return FlatPipeline(config, prepared, order, injector, marked, draws, start, buffers, every)
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:

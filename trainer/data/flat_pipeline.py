@@ -38,35 +38,38 @@ MAX_PIECES_OF_A_ROW = 32
 
 
 class FlatPipeline:
-    """Runs a packed data path over flat tokens in one process, one batch at a time. :func:`flat_pipeline` makes it.
+    """Runs a packed data path over flat tokens in one process, one batch at a time.
 
-    ``opened`` returns the tokens and the plan of rows, while the first batch is read. A dose (``extra_reads``) repeats
-    the reading of each batch inside its span. Nothing is repeated or marked if ``marked`` is False.
+    A dose (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if
+    ``marked`` is False.
     """
 
     def __init__(
         self,
-        opened: Callable[[], tuple[NDArray[Any], RowPlan]],
-        shape: tuple[int, int],
-        per_epoch: int,
+        config: DataConfig,
+        prepared: Prepared,
+        order: IndexSampler,
         injector: Injector,
+        marked: bool,
+        draws: tuple[int, int],
+        start: Position,
         buffers: Buffers,
-        *,
-        masker: Masker | None = None,
-        separated: bool = False,
-        every: tuple[int, int] = (0, 1),
-        extra_reads: int = 0,
-        marked: bool = True,
-        start: Position = Position(),  # noqa: B008  # a tuple never changes
+        every: tuple[int, int],
     ) -> None:
-        """Set up the pipeline. ``shape``: (rows, length). ``per_epoch``: the shard's documents or windows."""
-        self._open, self._rows, self._length = opened, *shape
+        """Set up the stages over ``order``. ``draws``: seed and worker for the masks; ``every``: (offset, stride)."""
+        self._config, self._prepared, self._order, self._start = config, prepared, order, start
+        self._rows, self._length = config.batch_size, config.sequence_length
         self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
         self._plan: RowPlan | None = None
-        self._per_epoch, self._injector, self._buffers = per_epoch, injector, buffers
-        self._masker, self._separated, self._every = masker, separated, every
-        self._extra_reads, self._marked = extra_reads if marked else 0, marked
+        self._injector, self._buffers, self._every = injector, buffers, every
+        self._per_epoch, self._separated = order.documents_per_epoch, config.documents == "separated"
+        self._extra_reads, self._marked = config.extra_reads if marked else 0, marked
+        self._masker: Masker | None = None
+        if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.
+            self._masker = Masker(prepared.masking, draws[0], 0, every[0] + start.batches * every[1], every[1])
+        elif prepared.masking is not None:
+            self._masker = Masker(prepared.masking, *draws, start.batches)
         self._worker, self._batches = start.worker, start.batches
         self._wide = np.arange(self._size)
         self._narrow: NDArray[Any] = np.empty(0)
@@ -126,8 +129,12 @@ class FlatPipeline:
         return batch
 
     def _begin(self) -> RowPlan:
-        self._tokens, self._plan = self._open()
-        self._narrow = np.empty(self._size, dtype=self._tokens.dtype)
+        flat, start = open_tokens(self._config, self._prepared), self._start
+        if self._config.shuffle == "windows":
+            self._plan = WindowPlan(flat, self._order, self._length, start.document)
+        else:
+            self._plan = DocumentPlan(flat, self._order, self._length, start.document, start.used)
+        self._tokens, self._narrow = flat.tokens, np.empty(self._size, dtype=flat.tokens.dtype)
         return self._plan
 
     def _widen(self, stretch: TokenStretch, ids: NDArray[np.int64]) -> None:
@@ -208,43 +215,3 @@ def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int
     np.add.at(change, begins[is_nonempty] // length, 1)
     np.add.at(change, (ends[is_nonempty] - 1) // length + 1, -1)
     return np.flatnonzero(np.cumsum(change[:count]) == 0)
-
-
-def flat_pipeline(
-    config: DataConfig,
-    prepared: Prepared,
-    order: IndexSampler,
-    injector: Injector,
-    marked: bool,
-    draws: tuple[int, int],
-    start: Position,
-    buffers: Buffers,
-    every: tuple[int, int],
-) -> FlatPipeline:
-    """Return the pipeline over the documents (or windows) of ``order``; ``every``: (offset, stride) of its batches."""
-    length = config.sequence_length
-    masker = None
-    if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.
-        masker = Masker(prepared.masking, draws[0], 0, every[0] + start.batches * every[1], every[1])
-    elif prepared.masking is not None:
-        masker = Masker(prepared.masking, *draws, start.batches)
-
-    def opened() -> tuple[NDArray[Any], RowPlan]:
-        flat = open_tokens(config, prepared)
-        if config.shuffle == "windows":
-            return flat.tokens, WindowPlan(flat, order, length, start.document)
-        return flat.tokens, DocumentPlan(flat, order, length, start.document, start.used)
-
-    return FlatPipeline(
-        opened,
-        (config.batch_size, length),
-        order.documents_per_epoch,
-        injector,
-        buffers,
-        masker=masker,
-        separated=config.documents == "separated",
-        every=every,
-        extra_reads=config.extra_reads,
-        marked=marked,
-        start=start,
-    )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainer.data import cache
 from trainer.data.engines.libraries import load_auto
-from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_model, special_ids
+from trainer.data.tokenizers import FOLDER, TokenizerInfo, info_of, sentencepiece_info, sentencepiece_model, special_ids
 from trainer.data.train_tokenizer import FACTS, TokenizerFacts
 from trainer.errors import InputError
 from trainer.files import remove
@@ -60,7 +60,10 @@ def write(info: TokenizerInfo, to: Path) -> None:
 
 def read(folder: Path) -> TokenizerInfo | None:
     """Return the tokenizer that :func:`write` wrote into ``folder``; None without one. Raises InputError if damaged."""
-    return info_of("pretrained", folder.absolute()) if (folder / FACTS).is_file() else None
+    if (folder / FACTS).is_file():
+        return info_of("pretrained", folder.absolute())
+    # An earlier version wrote no facts for a SentencePiece model.
+    return sentencepiece_info(str((folder / _MODEL).absolute())) if (folder / _MODEL).is_file() else None
 
 
 def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
@@ -79,6 +82,8 @@ def _config(info: TokenizerInfo, name: str) -> dict[str, str | bool]:
 
 
 def _is_kept(info: TokenizerInfo, owner: Path) -> bool:
+    if not (owner / FOLDER / CONFIG).is_file():  # An earlier version wrote none.
+        return False
     try:
         stored = kept(owner)
     except InputError:
