@@ -83,7 +83,7 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
 
 
 def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return a local copy, while this process lives, of files at ``url``. Raises InputError, naming ``key``."""
+    """Return a local copy of files at ``url`` for this process. Raises InputError, naming ``key``, if that fails."""
     filesystem, root = filesystem_of(url.rstrip("/"), key)
     try:
         base, names = needed(filesystem, PurePosixPath(root))

@@ -32,7 +32,7 @@ _HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel suppor
 
 
 def implementation(config: TrainerConfig, device: torch.device) -> str | None:
-    """Return transformers' name for ``model.attention``; None for ``auto``. InputError: flash without a kernel."""
+    """Return transformers' name for ``model.attention`` (None: ``auto``). Raises InputError without a flash kernel."""
     attention = config.model.attention
     if attention == "auto":
         return None

@@ -71,7 +71,7 @@ class Compute(Protocol):
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
-        """Queue copies of a step's mean loss and ``norm`` (or None) to the host; ``read_copy`` takes the handle."""
+        """Queue copies of a step's mean loss, and of ``norm`` unless None, to the host, for ``read_copy``."""
         return None
 
     def read_copy(self, copy: Any, step: int) -> float | None:

@@ -53,7 +53,7 @@ def build_compute(
 
 
 def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
-    """Return the dimensions from which an emulated device computes its times; InputError if they are unknown."""
+    """Return the dimensions that an emulated device takes its times from. Raises InputError if unknown."""
     shape = shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
     if shape is None:
         files = model_files(config.model)

@@ -209,7 +209,7 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """Return the order of all documents (or windows) not held out; InputError with more workers than windows."""
+    """Return the order of all documents (or windows) not held out. Raises InputError with too few windows."""
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:

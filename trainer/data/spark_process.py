@@ -67,7 +67,7 @@ class SparkProcess:
     """Process of a Spark driver, seen from the process that starts it. ``events``: the driver's reports so far."""
 
     def __init__(self, work: SparkWork, master: str | None, timeout_s: float) -> None:
-        """Start the process. ``master``: None for that of Spark's configuration. InputError if Spark is missing."""
+        """Start the process. ``master``: None for Spark's own setting. Raises InputError if Spark is missing."""
         check_installed()
         self._timeout_s = timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it

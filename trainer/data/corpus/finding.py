@@ -93,7 +93,7 @@ def find(pattern: str) -> Matched:
 
 
 def matching(pattern: str, key: str) -> Matched:
-    """Return the file ``pattern``, or the files that it matches as a glob; InputError, naming ``key``, without one."""
+    """Return the file ``pattern``, or the files that it matches. Raises InputError, naming ``key``, without one."""
     path = expanded(pattern)
     check_utf8(str(path.absolute()), key)
     if path.is_file():

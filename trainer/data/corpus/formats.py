@@ -179,7 +179,7 @@ def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
 
 
 def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
-    """Return the data files that ``save_to_disk`` wrote; None for other folders; InputError for several splits."""
+    """Return the data files that ``save_to_disk`` wrote, or None. Raises InputError for several splits."""
     files = matched.files
     join = "/".join if places.is_remote(folder) else lambda parts: str(PurePosixPath(*parts))
     if (splits := join((folder, _SPLITS))) in files:

@@ -79,7 +79,7 @@ def _token_bytes(info: TokenizerInfo) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoding(decoder: Any, location: str) -> Any:
-    """Return the function from a token to bytes for a ``decoder`` of `tokenizers`; InputError if unknown."""
+    """Return the function from a token to bytes for a ``decoder`` of `tokenizers`. Raises InputError if unknown."""
     steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:

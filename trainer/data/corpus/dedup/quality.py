@@ -82,7 +82,7 @@ class Labels:
 
 
 def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
-    """Read Labels from a file of ``labelled``, Clusters from any other. Raises InputError for another corpus'."""
+    """Read Labels (of ``labelled``) or Clusters (of any other file). Raises InputError for those of another corpus."""
     if not _is_own(path):
         return read_clusters(path, corpus)
     import pyarrow as pa

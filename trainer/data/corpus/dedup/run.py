@@ -137,7 +137,7 @@ def _outcome(job: DedupJob, counts: dict[str, int], master: str | None) -> Dedup
 
 
 def removals_in(folder: Path) -> tuple[Integers, Integers]:
-    """Return the rows of removed documents and of those kept instead, from ``removed/``. Raises InputError."""
+    """Return the rows of removed documents, and of those kept instead. Raises InputError for unreadable files."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
