@@ -28,7 +28,7 @@ from trainer.data.formats.exchange import (
     read,
 )
 from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat, token_type
-from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
+from trainer.data.pretokenize import PaddedWriter, TokenListWriter
 from trainer.errors import InputError
 from trainer.files import expanded, write_atomically, write_text
 
