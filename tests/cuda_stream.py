@@ -29,8 +29,8 @@ from harness.study.tables import make_table
 from harness.study.traces.kineto import STEP, file_name
 from tests.harness.study.traces.kineto_text import complete, trace
 from trainer import telemetry
+from trainer.compute.base import NoCompute
 from trainer.compute.cuda_timeline import CudaTimeline
-from trainer.compute.injected import NoCompute
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train

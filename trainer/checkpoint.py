@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from trainer import checkpoint_folder
 from trainer.checkpoint_folder import Checkpoint, Store
 from trainer.compute.base import Stateful
-from trainer.epoch_interval import EpochInterval, Epochs
+from trainer.data.position import EpochInterval, Epochs
 from trainer.errors import InputError, one_line
 from trainer.files import remove, remove_leftovers
-from trainer.json_types import Json, JsonObject
+from trainer.json_types import Json, JsonObject, section
 
 if TYPE_CHECKING:
     from trainer.config import CheckpointConfig, TrainerConfig
@@ -39,14 +39,13 @@ FREE = {
     "resume.llmc", "sample",
 }  # fmt: skip
 
+
 # Keys of later versions. Their values here are the behaviour of every training before.
 CAME_LATER: Mapping[str, Json] = {"data.documents": "joined", "data.global_order": False}
 
 
 class RandomStates:
-    """Checkpoint part with the random states of this process: torch's (also of each CUDA device), numpy's and
-    Python's.
-    """
+    """Checkpoint part with the random states of this process: torch's (also CUDA's), numpy's and Python's."""
 
     def state_dict(self) -> Any:
         import numpy as np
@@ -74,10 +73,7 @@ class RandomStates:
 
 
 class DataPart:
-    """Checkpoint part with the position in the data.
-
-    Batches are built from the position, so it is restored before there are any: see ``Restored.position``.
-    """
+    """Checkpoint part with the position in the data. It is restored before batches are built: ``Restored.position``."""
 
     def __init__(self, position: DataPosition) -> None:
         self._position = position
@@ -117,11 +113,7 @@ def parts_of(own: Mapping[str, Stateful], position: DataPosition) -> dict[str, S
 
 
 def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> None:
-    """Restore ``states`` into ``parts``, both by part name.
-
-    Raises InputError if the names differ or a state does not fit its part. ``checkpoint``: source of the states, for
-    the message.
-    """
+    """Restore ``states`` into ``parts``, by name. Raises InputError, naming ``checkpoint``, if they do not fit."""
     if missing := sorted(parts.keys() ^ states.keys()):
         raise InputError(f"{checkpoint.path}: {missing[0]}: not a part of both the training and its checkpoint")
     for name, part in parts.items():
@@ -132,10 +124,7 @@ def load(parts: Mapping[str, Stateful], states: Any, checkpoint: Checkpoint) -> 
 
 
 class Saver:
-    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``.
-
-    A training has one for each rank.
-    """
+    """Saves a checkpoint whenever one is due, and removes all but the newest ``keep``. Each rank has one."""
 
     def __init__(
         self,
@@ -146,11 +135,14 @@ class Saver:
         store: Store,
         ready: Callable[[], None] = lambda: None,
         epochs: Epochs = lambda: None,
+        *,
+        owns_folder: bool = True,
     ) -> None:
         """Prepare the folder.
 
         ``about``: returns further content of checkpoint.json, called within the step. ``ready``: called in the thread
         before a checkpoint is complete. ``epochs``: returns the number of finished epochs, for every_epochs.
+        ``owns_folder``: False in a rank that makes and removes no folders.
         """
         every_epochs = config.every_epochs
         self._interval = (
@@ -166,13 +158,12 @@ class Saver:
         # True if training ends after that many steps. The caller then saves a last checkpoint when all else is done.
         self.ends: Callable[[int], bool] = lambda _steps: False
         self.saved: Callable[[], None] = lambda: None  # called when a checkpoint is complete, also from a thread
-        self._remove_leftovers()
+        self._owns_folder = owns_folder
+        if owns_folder:
+            remove_leftovers(folder)
 
     def is_due(self, steps: int) -> bool:
-        """Return True if a checkpoint is due after ``steps`` steps, by steps, epochs or minutes.
-
-        Always False after the training's last step, because the caller saves that checkpoint at the end.
-        """
+        """Return True if a checkpoint is due. False after the last step: the caller saves that one at the end."""
         if self.ends(steps):
             return False
         if self._config.every_steps is not None:
@@ -209,16 +200,11 @@ class Saver:
         """Remove every checkpoint, also one that is still being written."""
         with suppress(Exception):
             self.wait()
-        remove(self._folder)
-
-    def _remove_leftovers(self) -> None:
-        remove_leftovers(self._folder)
+        if self._owns_folder:
+            remove(self._folder)
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
-        """Return the state of ``part`` in host memory, ready to be written.
-
-        ``copies``: make a copy that the next steps do not change.
-        """
+        """Return the state of ``part`` in host memory; with ``copies`` a copy that the next steps do not change."""
         return in_host_memory(part.state_dict(), copies)
 
     def _write_noting(self, steps: int, states: Any, about: JsonObject) -> None:
@@ -236,10 +222,7 @@ class Saver:
 
 
 def in_host_memory(state: Any, copies: bool) -> Any:
-    """Return ``state`` with its tensors in the host's memory. ``copies``: copy tensors that are there already, too.
-
-    Tensors that share their memory (tied weights) share it in the copy.
-    """
+    """Return ``state`` with tensors in the host's memory; ``copies``: always as copies, tied weights as one."""
     import torch
 
     by_place: dict[tuple[object, ...], torch.Tensor] = {}
@@ -264,10 +247,7 @@ def in_host_memory(state: Any, copies: bool) -> Any:
 
 
 def identity(config: TrainerConfig) -> dict[str, Json]:
-    """Return the value of each dotted configuration key that must be equal when a training is resumed.
-
-    That is every key except those in :data:`FREE`. An evaluation only counts as given.
-    """
+    """Return the value of each dotted configuration key that a resumed training must share: all but :data:`FREE`."""
     values: dict[str, Json] = {}
 
     def walk(section: JsonObject, prefix: str) -> None:
@@ -287,13 +267,12 @@ def identity(config: TrainerConfig) -> dict[str, Json]:
 
 
 def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: Mapping[str, Json]) -> None:
-    """Raise InputError if the checkpoint belongs to another training.
+    """Raise InputError, naming the first different key, if the checkpoint belongs to another training.
 
-    The message names the first key with a different value. ``fingerprints``: fingerprints of data and code, by key.
-    They are compared in addition to :func:`identity`.
+    ``fingerprints``: fingerprints of data and code, by key, compared in addition to :func:`identity`.
     """
     current = {**identity(config), **fingerprints}
-    recorded = {**section_of(checkpoint, "config"), **section_of(checkpoint, "fingerprints")}
+    recorded = {**section(checkpoint.about, "config"), **section(checkpoint.about, "fingerprints")}
     # A key with no value in only one of them comes from another version of this code. So does a key missing in the
     # checkpoint, if its default is the behaviour of every training before.
     recorded = {**CAME_LATER, **recorded}
@@ -305,9 +284,3 @@ def check_identity(checkpoint: Checkpoint, config: TrainerConfig, fingerprints: 
             f"{key}: {current.get(key)!r}, but {checkpoint.path} was made with {recorded.get(key)!r}{more}; "
             "allowed: the same training, or another --out"
         )
-
-
-def section_of(checkpoint: Checkpoint, key: str) -> JsonObject:
-    """Return the object at ``key`` of checkpoint.json; empty if there is none."""
-    value = checkpoint.about.get(key)
-    return value if isinstance(value, Mapping) else {}

@@ -48,9 +48,7 @@ class WholeState:
     """Store that writes each part whole, in one process: weights as safetensors, everything else by torch.save."""
 
     def __init__(self, model: Any = None, tokenizer: Path | None = None) -> None:
-        """Keep the arguments. ``model``: a model of transformers, whose config is written beside its weights, or any
-        other model. ``tokenizer``: folder whose files are copied beside the weights.
-        """
+        """Keep the arguments. ``tokenizer``: folder whose files are copied beside the weights."""
         self._tokenizer = tokenizer
         self._config = getattr(model, "config", None)
         self._kind = type(model).__name__
@@ -92,11 +90,7 @@ class WholeState:
 
 
 def _weights(state: State) -> tuple[Any, dict[str, str], Any]:
-    """Split a model's state into (tensors by name, stored name of each alias, all other values by name).
-
-    Of tensors that share their memory (tied weights), only the first is among the tensors. The others are aliases of
-    it.
-    """
+    """Split a model's state into (tensors, stored name of each alias of a tied weight, other values), by name."""
     import torch
 
     tensors: dict[str, Any] = {}
@@ -174,10 +168,7 @@ def write(folder: Path, steps: int, states: State, about: JsonObject, store: Sto
 
 
 def of_the_disk(error: BaseException) -> OSError | None:
-    """Return the system's error (such as a full disk) behind an error of torch or safetensors; None if there is none.
-
-    torch raises another error while it closes the file. safetensors writes ``(os error 28)``.
-    """
+    """Return the system's error (such as a full disk) behind an error of torch or safetensors; None without one."""
     match = re.search(r"\(os error (\d+)\)", str(error))
     if match is not None:
         return OSError(int(match[1]), os.strerror(int(match[1])))
@@ -213,10 +204,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def written(folder: Path) -> list[Path]:
-    """Return the folders of all checkpoints in ``folder``, intact or not, newest first.
-
-    Empty if ``folder`` does not exist.
-    """
+    """Return the folders of all checkpoints in ``folder``, intact or not, newest first."""
     try:
         folders = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:
@@ -225,10 +213,10 @@ def written(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint; None if there never was one.
+    """Return the newest intact checkpoint, with a warning for each damaged one; None if there never was one.
 
-    Prints a warning for each damaged one. A caller that resumes from an older one removes those (:func:`remove_newer`).
-    Raises InputError if all are damaged, because a training from the start would differ.
+    A caller that resumes from an older one removes the damaged ones (:func:`remove_newer`). Raises InputError if all
+    are damaged, because a training from the start would differ.
     """
     paths = written(folder)
     for place, path in enumerate(paths):
@@ -243,10 +231,7 @@ def newest(folder: Path) -> Checkpoint | None:
 
 
 def remove_newer(found: Checkpoint) -> None:
-    """Remove the checkpoints newer than ``found``, the newest intact one.
-
-    They are damaged, and :func:`retain` would count them.
-    """
+    """Remove the checkpoints newer than ``found``, the newest intact one, because :func:`retain` would count them."""
     for path in written(found.path.parent):
         if path == found.path:
             return

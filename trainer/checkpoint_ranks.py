@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from trainer.checkpoint import Saver
 from trainer.checkpoint_folder import Store, WholeState, of_the_disk
 from trainer.compute.base import Stateful
 from trainer.compute.parallel import SHARDED, ShardedPart, save_shares
-from trainer.epoch_interval import Epochs
+from trainer.data.position import Epochs
 from trainer.json_types import JsonObject
 from trainer.ranks import Rank, failing, gloo_group, of_first
 
@@ -45,10 +45,7 @@ class RanksState(Store):
         self._group = gloo_group(self._rank)
 
     def write(self, folder: Path, states: Any) -> JsonObject:
-        """Write the checkpoint's files in rank 0, while the other ranks run :meth:`join_in`.
-
-        Return the JSON that :meth:`read` needs.
-        """
+        """Write the checkpoint's files in rank 0, while the others run :meth:`join_in`. Return :meth:`read`'s JSON."""
         import torch.distributed as dist
 
         dist.broadcast_object_list([str(folder)], src=0, group=self._group)
@@ -61,10 +58,7 @@ class RanksState(Store):
         return {**stored, "ranks": self._rank.of, SHARDED: SHARDED in states}
 
     def join_in(self, states: Any) -> None:
-        """Write this rank's files into the folder that rank 0 names.
-
-        Every rank except rank 0 calls it, while rank 0 runs :meth:`write`.
-        """
+        """Write this rank's files into the folder that rank 0 names in :meth:`write`."""
         import torch.distributed as dist
 
         folder_names: list[Any] = [None]
@@ -92,10 +86,7 @@ class RanksState(Store):
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Context around writing: an error of one rank is raised in all ranks at its end.
-
-        Otherwise the others would wait for it.
-        """
+        """Context around writing: an error of one rank is raised in all ranks at its end."""
         failed: Exception | None = None
         try:
             yield
@@ -111,8 +102,7 @@ class RanksState(Store):
 class RanksSaver(Saver):
     """Saver of a rank in a training with several ranks.
 
-    All ranks count the same steps, but their clocks differ. So rank 0 sends the others after each step if its clock
-    requires a checkpoint: one number over gloo, in the phase ``checkpoint``.
+    Clocks differ, so rank 0 sends the others after each step if its clock requires a checkpoint (phase ``checkpoint``).
     """
 
     def __init__(
@@ -127,43 +117,27 @@ class RanksSaver(Saver):
         *,
         rank: Rank,
     ) -> None:
-        """Prepare the folder as :class:`Saver` does. Every rank must call it; only rank 0 makes, renames and removes
-        folders.
-        """
+        """Prepare the folder, in every rank; only rank 0 makes, renames and removes folders."""
         if not rank.is_first:  # Every rank holds the same values of the other parts.
             parts, about = {name: part for name, part in parts.items() if name in (*OWN, SHARDED)}, dict
-        self._together, self._is_first = store, rank.is_first
-        super().__init__(config, folder, parts, about, store, ready, epochs)
+        self._together = store
+        super().__init__(config, folder, parts, about, store, ready, epochs, owns_folder=rank.is_first)
         store.meet()
         self._clock = gloo_group(rank) if config.every_steps is None else None
 
     def is_due(self, steps: int) -> bool:
-        """Return True if a checkpoint is due, by the clock of rank 0; the same value in all ranks.
-
-        Every rank must call it. See :meth:`Saver.is_due`.
-        """
+        """Return :meth:`Saver.is_due` by the clock of rank 0. Every rank must call it."""
         if self._clock is None:
             return super().is_due(steps)
         with telemetry.span("checkpoint"):
             return bool(of_first(super().is_due(steps), self._clock))
-
-    def discard(self) -> None:
-        if self._is_first:
-            super().discard()
-        else:
-            with suppress(Exception):
-                self.wait()
-
-    def _remove_leftovers(self) -> None:
-        if self._is_first:
-            super()._remove_leftovers()
 
     def _state_of(self, part: Stateful, copies: bool) -> Any:
         # torch.distributed.checkpoint copies tensors from the device by itself, one at a time.
         return part.state_dict() if isinstance(part, ShardedPart) and not copies else super()._state_of(part, copies)
 
     def _write(self, steps: int, states: Any, about: JsonObject) -> None:
-        if self._is_first:
+        if self._owns_folder:
             super()._write(steps, states, about)
         else:
             self._together.join_in(states)
@@ -184,10 +158,7 @@ def make_saver(
     tokenizer: Path | None = None,
     epochs: Epochs = lambda: None,
 ) -> Saver:
-    """Return the saver of ``rank``: one that writes together with other ranks if there are any.
-
-    Arguments: see :class:`Saver`. ``tokenizer``: folder that is copied into each checkpoint.
-    """
+    """Return the saver of ``rank``: arguments of :class:`Saver`, and a ``tokenizer`` folder for each checkpoint."""
     store = make_store(rank, parts.get("model"), tokenizer)
     if isinstance(store, WholeState):
         return Saver(config, folder, parts, about, store, ready, epochs)

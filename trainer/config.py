@@ -29,39 +29,12 @@ from trainer.json_types import Json, JsonObject
 from trainer.user_code import named_function
 
 __all__ = [
-    "BEFORE",
-    "DEFAULT_PRESET",
-    "DIMENSIONS",
-    "PRESETS",
-    "PRESET_VOCABULARY",
-    "CheckpointConfig",
-    "ComputeConfig",
-    "ComputeInject",
-    "Config",
-    "CorpusConfig",
-    "DataConfig",
-    "DataInject",
-    "Device",
-    "EmulatedDevice",
-    "EvaluationConfig",
-    "How",
-    "KernelCounts",
-    "KernelDurations",
-    "LaunchConfig",
-    "Milliseconds",
-    "ModelConfig",
-    "MultipleChoiceConfig",
-    "Objective",
-    "OptimizerConfig",
-    "ResumeConfig",
-    "SampleConfig",
-    "SlurmConfig",
-    "TokenizerConfig",
-    "Torchrun",
-    "TrainTokenizer",
-    "TrainerConfig",
-    "recorded_config",
-]
+    "BEFORE", "DEFAULT_PRESET", "DIMENSIONS", "PRESETS", "PRESET_VOCABULARY", "CheckpointConfig", "ComputeConfig",
+    "ComputeInject", "Config", "CorpusConfig", "DataConfig", "DataInject", "Device", "EmulatedDevice",
+    "EvaluationConfig", "How", "KernelCounts", "KernelDurations", "LaunchConfig", "Milliseconds", "ModelConfig",
+    "MultipleChoiceConfig", "Objective", "OptimizerConfig", "ResumeConfig", "SampleConfig", "SlurmConfig",
+    "TokenizerConfig", "Torchrun", "TrainTokenizer", "TrainerConfig", "recorded_config",
+]  # fmt: skip
 
 
 class MultipleChoiceConfig(Config):
@@ -342,10 +315,7 @@ class TrainerConfig(Config):
 
 
 def recorded_config(content: JsonObject) -> TrainerConfig:
-    """Return the configuration that a run recorded. Keys that did not exist yet get the values of :data:`BEFORE`.
-
-    Raises pydantic's ValidationError.
-    """
+    """Return a recorded configuration; missing keys of :data:`BEFORE` get its values. Raises ValidationError."""
     completed = dict(content)
     for dotted, value in BEFORE.items():
         section, key = dotted.split(".")

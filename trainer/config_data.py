@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
 
 from trainer.config_base import Config, How, Milliseconds
 from trainer.json_types import Json, JsonObject
@@ -203,16 +196,14 @@ class DataConfig(Config):
                 f"global_order: with path {self.path} and access {self.access} a worker does not know the lengths of "
                 "the documents of other workers; allowed: path tokens-mmap, or tokens-stream with access zero-copy"
             )
-        if self.documents == "separated" and not (self.is_flat or self._packs_arrays):
+        if self.documents == "separated" and not (
+            self.is_flat or (self.path == "text-stream" and self.access == "zero-copy")
+        ):
             raise ValueError(
                 f"documents: separated needs packed rows of arrays, not path {self.path} with access "
                 f"{self.access}; allowed: path tokens-mmap, or text-stream, tokens-stream with access zero-copy"
             )
         return self
-
-    @property
-    def _packs_arrays(self) -> bool:
-        return self.path == "text-stream" and self.access == "zero-copy"
 
     @model_validator(mode="after")
     def _workers_start_no_processes(self) -> DataConfig:

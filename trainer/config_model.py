@@ -25,25 +25,19 @@ PRESETS: dict[str, dict[str, object]] = {
     "llama-1b": {"family": "llama", "layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn_width": 8192},
     "llama-8b": {"family": "llama", "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14336},
 }
-
-
 PRESET_VOCABULARY = {
     **dict.fromkeys(("gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl"), 50257),
     "distilbert": 30522,
     "llama-1b": 128256,
     "llama-8b": 131072,
 }
-
-
+Preset = Literal[
+    "gpt2-tiny", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilbert",
+    "llama-tiny", "llama-1b", "llama-8b",
+]  # fmt: skip
 DEFAULT_PRESET: Literal["gpt2-tiny"] = "gpt2-tiny"
-
-
 DIMENSIONS = ("family", "layers", "width", "heads", "kv_heads", "ffn_width")
-
-
 MUP_FAMILIES = ("gpt2", "llama")
-
-
 Objective = Literal["causal", "masked"]
 
 
@@ -71,20 +65,7 @@ def _model_config_tag(value: Any) -> str:
 class ModelConfig(Config):
     """Exactly one of: preset (and any dimension of it overridden), config, pretrained, factory."""
 
-    preset: (
-        Literal[
-            "gpt2-tiny",
-            "gpt2-small",
-            "gpt2-medium",
-            "gpt2-large",
-            "gpt2-xl",
-            "distilbert",
-            "llama-tiny",
-            "llama-1b",
-            "llama-8b",
-        ]
-        | None
-    ) = DEFAULT_PRESET
+    preset: Preset | None = DEFAULT_PRESET
     """Model whose dimensions the keys below override. Default: gpt2-tiny, if no other model is given."""
     family: Literal["gpt2", "llama", "distilbert"] | None = None
     layers: int | None = Field(None, ge=1)

@@ -57,9 +57,7 @@ def one_line(text: object) -> str:
 
 
 def plain_reason(error: Exception) -> str:
-    """Return the error's message on one line, without the error numbers that Python and pyarrow put before their
-    words.
-    """
+    """Return the error's message on one line, without the error numbers of Python and pyarrow."""
     return re.sub(r"\.? Detail: \[errno -?\d+\] ", ": ", _NUMBER.sub("", one_line(error)))
 
 
@@ -72,11 +70,7 @@ def literal(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Replace every character that controls a terminal or a page by an escape, such as ``\\x1b``.
-
-    These are control characters (including line ends), lone surrogates, and characters that change the text's
-    direction.
-    """
+    """Replace each character that controls a terminal or a page, or is no character, by an escape like ``\\x1b``."""
     return text if text.isprintable() else "".join(char if _harmless(char) else _escaped(char) for char in text)
 
 

@@ -1,4 +1,4 @@
-"""Evaluates the model between training steps: on held-out documents, and on multiple-choice questions.
+"""Evaluates the model between training steps: on held-out documents, on multiple-choice questions, and by its text.
 
 A pass does not change training: no gradient, no random state, no mode of the model. Its time belongs to no step. The
 device finishes all queued work before a pass begins, and all of the pass before the next step begins.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from trainer import telemetry
 from trainer.compute.base import Compute
@@ -16,13 +16,17 @@ from trainer.compute.modes import compilations
 from trainer.compute.scores import Beat, untouched_randomness
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
-from trainer.epoch_interval import EpochInterval, Epochs
+from trainer.data.position import EpochInterval, Epochs
+from trainer.data.tokenizers import load_codec
 from trainer.errors import InputError
+from trainer.generate import TokenChoice, prompt_ids
+from trainer.inject import Injector
 from trainer.multiple_choice import Choices, check_causal, load_choices
 from trainer.ranks import ALONE, Rank, gloo_group, of_first
 from trainer.telemetry import Validation
 
 if TYPE_CHECKING:
+    from trainer.config import SampleConfig
     from trainer.data.prepare import Prepared
 
 Kind = Literal["loss", "choices"]
@@ -30,10 +34,7 @@ KINDS: frozenset[Kind] = frozenset({"loss", "choices"})  # kinds of passes
 
 
 class Evaluator:
-    """Decides after which steps a pass over held-out data is due, and runs it.
-
-    ``beat`` is called after each batch, because a pass may outlast many steps.
-    """
+    """Decides after which steps a pass over held-out data is due, and runs it. ``beat`` is called after each batch."""
 
     def __init__(
         self,
@@ -143,10 +144,7 @@ def make_evaluator(
     rank: Rank = ALONE,
     epochs: Epochs = lambda: None,
 ) -> Evaluator:
-    """Return the evaluator of ``config`` with its batches. Start loader workers first, because this may tokenize.
-
-    ``epochs``: returns the completed epochs, for every_epochs. Every rank must call this function.
-    """
+    """Return the evaluator of ``config``, in every rank, after loader workers have started."""
     evaluation, prints = config.evaluation, rank.is_first
     assert evaluation is not None
     batches = validation_batches(config, prepared)
@@ -157,25 +155,22 @@ def make_evaluator(
         if rank.of > 1:
             group = gloo_group(rank)
             agreed = lambda due: bool(of_first(due, group))  # noqa: E731
-    if (questions := evaluation.multiple_choice) is None:
-        return Evaluator(
-            compute, batches, evaluation.every_steps, beat, prints=prints, interval=interval, agreed=agreed
-        )
-    check_causal(prepared.objective)
-    choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
-    if choices.shortened and prints:
-        print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
+    choices: Choices | None = None
+    choices_every_steps: int | None = None
+    if (questions := evaluation.multiple_choice) is not None:
+        check_causal(prepared.objective)
+        choices = load_choices(questions, prepared.tokenizer, compute.longest_row)
+        choices_every_steps = questions.every_steps
+        if choices.shortened and prints:
+            print(f"evaluation.multiple_choice: {choices.what_was_left_out}", flush=True)
     return Evaluator(
         compute, batches, evaluation.every_steps, beat, prints=prints, choices=choices,
-        choices_every_steps=questions.every_steps, interval=interval, agreed=agreed,
+        choices_every_steps=choices_every_steps, interval=interval, agreed=agreed,
     )  # fmt: skip
 
 
 def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]:
-    """Return the batches over which each pass runs: held-out documents, or a user's evaluation source.
-
-    Raises InputError if no batch has a token to predict.
-    """
+    """Return the held-out batches of each pass. Raises InputError if none has a token to predict."""
     from trainer.data.dataset import held_out_batches
 
     evaluation = config.evaluation
@@ -184,9 +179,7 @@ def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]
     data = config.data.model_copy(update=plain)
     if evaluation.source is None:
         return held_out_batches(data, prepared, evaluation.batches)
-    from trainer.data.user_batch import KEY
-    from trainer.data.user_source import UserPipeline
-    from trainer.inject import Injector
+    from trainer.data.user_source import KEY, UserPipeline
 
     data = data.model_copy(update={"source": evaluation.source, "arguments": evaluation.arguments, "shuffle": False})
     with untouched_randomness():
@@ -199,3 +192,48 @@ def validation_batches(config: TrainerConfig, prepared: Prepared) -> list[Batch]
     if not any(batch.trained_tokens for batch in batches):
         raise InputError(f"evaluation.source: {evaluation.source} gave no batch with a token to predict")
     return batches
+
+
+class Sample(NamedTuple):
+    """Text that the model wrote after step ``step``. ``text`` includes the prompt, ``ids`` does not."""
+
+    step: int
+    text: str
+    ids: tuple[int, ...]
+    ending: str
+    seconds: float
+
+
+class TextSampler:
+    """Decides after which steps the model writes text, and writes it. `harness train` makes one."""
+
+    def __init__(self, config: SampleConfig, prepared: Prepared, compute: Compute) -> None:
+        """Encode the prompt. Raises InputError if the model is not causal, or the prompt is too long."""
+        if prepared.objective != "causal" or compute.longest_row is None:
+            raise InputError("sample: text needs a computed causal model; allowed: no sample")
+        self._config, self._compute, self._tokenizer = config, compute, prepared.tokenizer
+        self._codec = load_codec(prepared.tokenizer)
+        self._prompt = prompt_ids(self._codec, prepared.tokenizer, config.prompt, "sample.prompt")
+        if len(self._prompt) >= compute.longest_row:
+            raise InputError(
+                f"sample.prompt: {len(self._prompt):,} tokens; allowed: at most {compute.longest_row - 1:,}"
+            )
+        self._choice = TokenChoice(config.temperature, config.top_k, seed=config.seed)
+
+    def is_due(self, step: int) -> bool:
+        """Return True if text is due after step ``step``."""
+        return (step + 1) % self._config.every_steps == 0
+
+    def after(self, step: int) -> Sample:
+        """Return the text that the model writes after ``step``. Raises InputError for weights that are not finite."""
+        self._compute.synchronize()  # Queued work counts as part of its own step: see trainer.evaluate.
+        telemetry.pause()
+        with telemetry.span("evaluate"):
+            tokenizer = self._tokenizer
+            continuation = self._compute.generated(
+                self._prompt, self._choice, self._config.tokens, tokenizer.vocab_size, tokenizer.eos_id
+            )
+            self._compute.synchronize()
+        begin = self._prompt if self._config.prompt else ()
+        text = self._codec.decode([*begin, *continuation.ids])
+        return Sample(step, text, continuation.ids, continuation.ending, continuation.seconds)

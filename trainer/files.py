@@ -42,10 +42,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def final_name(name: str) -> str:
-    """Return the path ``name`` without the temporary names of :func:`temporary_path` and :func:`partial_path`.
-
-    Original names stand in their place.
-    """
+    """Return the path ``name`` with original names in place of temporary ones."""
     return "/".join(match["name"] if (match := _TEMPORARY.fullmatch(part)) else part for part in name.split("/"))
 
 
@@ -55,10 +52,7 @@ def partial_path(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the abandoned temporary files and folders in ``folder``. Skips those that cannot be removed.
-
-    ``folder`` must be this program's own. In a user's folder, other files may look alike: :func:`remove_leftovers_of`.
-    """
+    """Remove abandoned temporary files in our own ``folder``; in a user's: :func:`remove_leftovers_of`."""
     _remove_left(folder, ".")
 
 
@@ -107,10 +101,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _unwritten_s(path: Path) -> float:
-    """Return the seconds since anything in ``path`` was last written; 0 if a file is gone meanwhile.
-
-    A file that disappears shows that its owner lives.
-    """
+    """Return the seconds since ``path`` was last written; 0 if a file disappears: its owner lives."""
     try:
         return time.time() - max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
     except OSError:
@@ -138,10 +129,7 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which gets the name ``out`` if the block ends without an error.
-
-    Temporary folders of killed processes are removed first.
-    """
+    """Yield a folder to write into, which gets the name ``out`` if the block ends without an error."""
     remove_leftovers_of(out)
     folder = temporary_path(out)
     try:
@@ -215,10 +203,7 @@ def expanded(path: str | Path) -> Path:
 
 @contextmanager
 def naming(path: Path, temporary: Path) -> Iterator[None]:
-    """Context that sets ``path`` as the file of an OSError, so that its message shows the full disk.
-
-    Only errors without a file, or with the file ``temporary``, are changed.
-    """
+    """Context that sets ``path`` as the file of an OSError without one, or of ``temporary``: it shows the full disk."""
     try:
         yield
     except OSError as error:
@@ -227,12 +212,8 @@ def naming(path: Path, temporary: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Create ``path`` by ``write(temporary path)`` and a rename. Creates its folder; the temporary file never stays.
-
-    Two threads or processes that write the same path do not disturb each other: the last rename wins. Leftovers of a
-    killed process are removed by :func:`trainer.files.remove_leftovers`.
-    """
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Create ``path``, and its folder, by ``write(temporary path)`` and a rename; the last rename wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
@@ -245,11 +226,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically, creating its folder."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(content)
-
-    write_atomically(path, write)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_text(path: Path, content: str) -> None:

@@ -38,18 +38,10 @@ class TokenChoice:
     top_p: float | None = None
     seed: int = 0
 
-    @property
-    def is_greedy(self) -> bool:
-        """True if the most likely token is always taken."""
-        return self.temperature == 0
-
 
 @dataclass(frozen=True)
 class Generated:
-    """Generated text: ``ids`` without the end-of-text id, and why it ended.
-
-    ``computed``: tokens computed in ``seconds``.
-    """
+    """Generated text: ``ids`` without the end-of-text id, and why it ended."""
 
     ids: tuple[int, ...]
     ending: Ending
@@ -127,7 +119,7 @@ def generate(
 
 
 def prompt_ids(codec: TextCodec, tokenizer: TokenizerInfo, prompt: str, key: str) -> list[int]:
-    """Return the ids of ``prompt``. Without text or a token it is the id that ends the preceding document.
+    """Return the ids of ``prompt``; without a token the id that ends the preceding document.
 
     Raises InputError, naming ``key``, for a prompt that is not text, or if no id begins or ends a document.
     """
@@ -146,7 +138,7 @@ def next_token(logits: torch.Tensor, choice: TokenChoice, draws: torch.Generator
     """Return the next token id, chosen by its logits, which have no NaN. Each draw takes one number of ``draws``."""
     import torch
 
-    if choice.is_greedy:
+    if choice.temperature == 0:
         return int(logits.argmax())
     below = logits.double()
     # Subtract the maximum before dividing. A tiny temperature would make all positive logits infinite, and thus equally

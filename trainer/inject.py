@@ -56,8 +56,8 @@ def _burn(nanoseconds: int) -> None:
 class Injector:
     """Spends the declared costs of one configuration section, with its jitter drawn from ``seed``.
 
-    Each cost has separate draws, so an arm without one of the costs has the same draws for the others. Without a
-    section (``None``) every cost is 0. ``parts``: number of equal parts in which a cost is spent (default 1).
+    Each cost has separate draws, so an arm without one of the costs has the same draws for the others. ``parts``:
+    number of equal parts in which a cost is spent (default 1).
     """
 
     def __init__(
@@ -85,11 +85,7 @@ class Injector:
         return cost_ms
 
     def skip(self, draws: int, more: int = 1) -> None:
-        """Advance all random draws by ``draws``, the number that an earlier run made, so that this run continues them.
-
-        ``more``: factor for the stages of making a batch, which may be made several times. ``transfer`` is not such a
-        stage, because a batch is handed over only once.
-        """
+        """Advance all draws by those of an earlier run. ``more``: factor for the stages, not for ``transfer``."""
         if self._jitter:
             for name, random_state in self._random.items():
                 for _ in range(draws * (1 if name == "transfer" else more)):

@@ -11,8 +11,8 @@ import sys
 def die_with_parent(parent: int | None) -> None:
     """Ask Linux to kill this process when its parent ends. A suspended (SIGSTOP) child would otherwise stay forever.
 
-    ``parent``: process id of the parent when it created this process. If the parent has ended already, this process
-    exits here. None if another process created this one (a forkserver, which ends with its own parent).
+    ``parent``: process id of the parent when it created this process, which exits here if the parent has ended already.
+    None if another process created this one (a forkserver, which ends with its own parent).
     """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1  # linux/prctl.h

@@ -24,10 +24,7 @@ _MAX_LOG_LINE_BYTES = 4096
 
 
 class LoggedStep(NamedTuple):
-    """Values of a training step, counted from 0: the loss before its update, and the update's settings.
-
-    None for a setting that was not logged.
-    """
+    """Values of a training step, counted from 0: the loss before its update, and its settings (None: not logged)."""
 
     step: int
     loss: float
@@ -36,9 +33,7 @@ class LoggedStep(NamedTuple):
 
 
 class LoggedScore(NamedTuple):
-    """Validation loss or HellaSwag accuracy of the model after ``updates`` optimizer steps; 0 is before the first
-    one.
-    """
+    """Validation loss or HellaSwag accuracy after ``updates`` optimizer steps; 0 is before the first one."""
 
     updates: int
     value: float
@@ -46,10 +41,7 @@ class LoggedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class LlmcLog:
-    """Content of a log, by step, without repetitions. ``other_lines``: lines of unknown kinds.
-
-    ``cut``: True if the last line is incomplete.
-    """
+    """Content of a log, by step, without repetitions. ``other_lines``: lines of unknown kinds."""
 
     training: tuple[LoggedStep, ...]
     validation: tuple[LoggedScore, ...]
@@ -91,10 +83,7 @@ def read_log(path: Path) -> LlmcLog:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]] | None]:
-    """Yield (step, values by name) for each line. None for a last line without an end, because it may be incomplete.
-
-    Raises InputError for a file that cannot be read or has other lines.
-    """
+    """Yield (step, values by name) for each line; None for a cut last line. Raises InputError for other lines."""
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MAX_LOG_LINE_BYTES), ""), 1):

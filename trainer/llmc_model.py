@@ -181,9 +181,9 @@ def read_header(path: Path) -> LlmcHeader:
 
 
 def read_model(path: Path) -> tuple[LlmcHeader, dict[str, torch.Tensor]]:
-    """Return the header of a model file, and its weights by transformers' names.
+    """Return the header of a model file, and its weights by transformers' names, in the file's dtype.
 
-    Weights have the file's dtype, without rows that belong to no token. Raises InputError as :func:`read_header` does.
+    Weights have no rows that belong to no token. Raises InputError as :func:`read_header` does.
     """
     header = read_header(path)
     try:
@@ -324,10 +324,9 @@ def build(path: Path) -> torch.nn.Module:
 
 
 def load_seed(model: torch.nn.Module, path: Path) -> str:
-    """Load the weights of a model file into ``model``, which a scenario describes.
+    """Load the weights of a model file into ``model``. Return a sentence about positions left out, or "".
 
-    Return a sentence about positions left out, or "". Raises InputError if the two are not the same model. The file may
-    have more positions than the scenario's sequences. Then the first ones are used.
+    The file may have more positions than the scenario's sequences. Raises InputError for another model.
     """
     header, weights = read_model(path)
     try:

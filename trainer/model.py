@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.config import DIMENSIONS, PRESET_VOCABULARY, PRESETS, ModelConfig
 from trainer.errors import InputError
 from trainer.json_types import Json
-from trainer.model_files import ModelFiles, model_files
+from trainer.model_files import ModelFiles, count, model_files
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +23,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters of a model without a formula, counted on the model itself.
-
-    ``lookups``: those in embeddings that are only looked up.
-    """
+    """Parameters of a model without a formula, counted on the model itself."""
 
     parameters: int
     lookups: int
@@ -61,18 +58,13 @@ class Shape:
 
 
 def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape | None:
-    """Return the shape of any model; None if it is unknown before the model is built, as for a factory's.
-
-    Raises InputError if the model is not available, or does not fit the tokenizer or the sequence length.
-    """
+    """Return the shape of any model; None if unknown before it is built. Raises InputError if it does not fit."""
     if config.factory is not None:
         return None
     if (files := model_files(config)) is None:
         return resolve_shape(config, tokenizer_vocab_size, sequence_length)
     shape = _shape_of_files(files)
     if shape is None:
-        from trainer.transformers_models import count
-
         if (counts := count(files, config)) is None:
             return None
         shape = counted_shape(files.model_type, **counts)
@@ -90,10 +82,7 @@ def shape_of(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: in
 
 
 def counted_shape(family: str, *, parameters: int, lookups: int, **dimensions: int) -> Shape:
-    """Return a shape with counted parameters, for a model without a formula.
-
-    ``dimensions``: the other fields of :class:`Shape`.
-    """
+    """Return a shape with counted parameters. ``dimensions``: the other fields of :class:`Shape`."""
     shape = Shape(family, **dimensions)  # type: ignore[arg-type]
     return replace(shape, counted=Counted(parameters, lookups))
 
@@ -115,6 +104,19 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"layers": 32, "width": 4096, "heads": 32, "ffn_width": 11008, "positions": 2048, "vocab_size": 32000},
     "distilbert": {"layers": 6, "width": 768, "heads": 12, "ffn_width": 3072, "positions": 512, "vocab_size": 30522},
 }
+# Classes of transformers by family: configuration and model; and settings of a preset.
+_NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
+_BUILT: Mapping[str, tuple[tuple[str, str], Mapping[str, object]]] = {
+    "gpt2": (
+        ("GPT2Config", "GPT2LMHeadModel"),
+        {**dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0), "use_cache": False, **_NO_ENDS},
+    ),
+    "llama": (("LlamaConfig", "LlamaForCausalLM"), {"attention_dropout": 0.0, "use_cache": False, **_NO_ENDS}),
+    "distilbert": (
+        ("DistilBertConfig", "DistilBertForMaskedLM"),
+        {"dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": None},
+    ),
+}
 # Assumptions of the formulas by family: key of a config.json -> its default, to which the formulas apply.
 _ASSUMED: Mapping[str, Mapping[str, Json]] = {
     "gpt2": {"tie_word_embeddings": True, "add_cross_attention": False},
@@ -124,10 +126,7 @@ _ASSUMED: Mapping[str, Mapping[str, Json]] = {
 
 
 def _shape_of_files(files: ModelFiles) -> Shape | None:
-    """Return the shape by the content of config.json alone.
-
-    None for another family, or for settings without a formula.
-    """
+    """Return the shape by config.json alone; None for another family, or for settings without a formula."""
     family, content = files.model_type, files.content
     if family not in FAMILIES or any(content.get(key, default) != default for key, default in _ASSUMED[family].items()):
         return None
@@ -156,10 +155,7 @@ def _whole(files: ModelFiles, key: str, value: Json) -> int:
 
 
 def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_length: int) -> Shape:
-    """Return the shape of a preset's model. ``sequence_length``: its positions.
-
-    Raises InputError if dimensions or tokenizer do not fit.
-    """
+    """Return the shape of a preset's model. Raises InputError if dimensions or tokenizer do not fit."""
     assert config.preset is not None
     dimensions = dict(PRESETS[config.preset])
     # A preset without a vocabulary uses the tokenizer's, rounded up to a multiple of 64, which suits matrix units.
@@ -194,65 +190,18 @@ def resolve_shape(config: ModelConfig, tokenizer_vocab_size: int, sequence_lengt
 
 
 def build_model(shape: Shape, attention: str | None = None) -> torch.nn.Module:
-    """Return a preset's model with random weights. Dropout is 0, so that runs differ only as declared.
+    """Return a preset's model, random and without dropout. ``attention``: transformers' name; None: default."""
+    import transformers
 
-    ``attention``: name of its implementation in transformers; None: transformers' default.
-    """
+    (config_class, model_class), fixed = _BUILT[shape.family]
+    keys = {dimension: names[0] if names else _GENERAL[dimension] for dimension, names in _NAMES[shape.family].items()}
+    if shape.family == "llama":
+        keys["kv_heads"] = "num_key_value_heads"
+    dimensions = {key: getattr(shape, dimension) for dimension, key in keys.items()}
     chosen = {} if attention is None else {"attn_implementation": attention}
+    config = getattr(transformers, config_class)(vocab_size=shape.vocab_size, **dimensions, **fixed, **chosen)
+    model: torch.nn.Module = getattr(transformers, model_class)(config)
     if shape.family == "gpt2":
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        model = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=shape.vocab_size,
-                n_positions=shape.positions,
-                n_embd=shape.width,
-                n_layer=shape.layers,
-                n_head=shape.heads,
-                n_inner=shape.ffn_width,
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                use_cache=False,
-                bos_token_id=None,
-                eos_token_id=None,
-                **chosen,
-            )
-        )
-        model.loss_type = "ForCausalLM"  # transformers cannot infer it from the class name and would warn
-        return model  # type: ignore[no-any-return]
-    if shape.family == "distilbert":
-        from transformers import DistilBertConfig, DistilBertForMaskedLM
-
-        return DistilBertForMaskedLM(  # type: ignore[no-any-return]
-            DistilBertConfig(
-                vocab_size=shape.vocab_size,
-                max_position_embeddings=shape.positions,
-                dim=shape.width,
-                n_layers=shape.layers,
-                n_heads=shape.heads,
-                hidden_dim=shape.ffn_width,
-                dropout=0.0,
-                attention_dropout=0.0,
-                pad_token_id=None,
-                **chosen,
-            )
-        )
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(  # type: ignore[no-any-return]
-        LlamaConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.width,
-            intermediate_size=shape.ffn_width,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            max_position_embeddings=shape.positions,
-            attention_dropout=0.0,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
-            **chosen,
-        )
-    )
+        # transformers cannot infer it from the class name and would warn.
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
+    return model

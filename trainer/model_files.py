@@ -1,14 +1,18 @@
-"""Reads the files of ``model.config`` and ``model.pretrained``, without torch: dimensions, objective and fingerprint.
+"""Reads the files of ``model.config`` and ``model.pretrained`` without torch, and builds such models of transformers.
 
-Only local files are read. A folder's own code (``auto_map``) is never run.
+Only local files are read, nothing is downloaded, and a folder's own code (``auto_map``) is never run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
+from typing import TYPE_CHECKING, Any
 
 from trainer.config import PRESETS, ModelConfig, Objective
 from trainer.data import cache
@@ -16,68 +20,23 @@ from trainer.errors import InputError, literal, one_line
 from trainer.files import expanded, read_json
 from trainer.json_types import Json
 
+if TYPE_CHECKING:
+    import torch
+
 CONFIG, WEIGHTS = "config.json", "*.safetensors"
 # Types that transformers builds only as a masked model, or as a causal one only if they are decoders:
 # MODEL_FOR_MASKED_LM_MAPPING_NAMES of its modeling_auto (5.23). A test compares it with the installed version.
-MASKED_ALONE = frozenset(
-    [
-        "albert",
-        "convbert",
-        "deberta",
-        "deberta-v2",
-        "distilbert",
-        "esm",
-        "esmc",
-        "eurobert",
-        "flaubert",
-        "fnet",
-        "funnel",
-        "gte",
-        "ibert",
-        "jina_embeddings_v3",
-        "layoutlm",
-        "longformer",
-        "luke",
-        "mobilebert",
-        "modernbert",
-        "modernvbert",
-        "mpnet",
-        "mra",
-        "neomme",
-        "nomic_bert",
-        "nystromformer",
-        "perceiver",
-        "squeezebert",
-        "tapas",
-        "ultrabert",
-        "ultravbert",
-        "yoso",
-    ]
-)
-MASKED_OR_DECODER = frozenset(
-    [
-        "bart",
-        "bert",
-        "big_bird",
-        "camembert",
-        "data2vec-text",
-        "electra",
-        "ernie",
-        "mbart",
-        "megatron-bert",
-        "mvp",
-        "reformer",
-        "rembert",
-        "roberta",
-        "roberta-prelayernorm",
-        "roc_bert",
-        "roformer",
-        "xlm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    ]
-)
+MASKED_ALONE = frozenset([
+    "albert", "convbert", "deberta", "deberta-v2", "distilbert", "esm", "esmc", "eurobert", "flaubert", "fnet",
+    "funnel", "gte", "ibert", "jina_embeddings_v3", "layoutlm", "longformer", "luke", "mobilebert", "modernbert",
+    "modernvbert", "mpnet", "mra", "neomme", "nomic_bert", "nystromformer", "perceiver", "squeezebert", "tapas",
+    "ultrabert", "ultravbert", "yoso",
+])  # fmt: skip
+MASKED_OR_DECODER = frozenset([
+    "bart", "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "mbart", "megatron-bert", "mvp",
+    "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
+])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,10 +65,7 @@ class ModelFiles:
 
 
 def model_files(config: ModelConfig) -> ModelFiles | None:
-    """Return the files of the model that ``config`` names; None for a preset or a factory.
-
-    Raises InputError if they cannot be used.
-    """
+    """Return the files of the model, None for a preset or a factory. Raises InputError if they cannot be used."""
     if config.pretrained is not None:
         return pretrained_files(config.pretrained)
     if config.config is None:
@@ -127,10 +83,7 @@ def model_files(config: ModelConfig) -> ModelFiles | None:
 
 
 def pretrained_files(name: str, key: str = "model.pretrained") -> ModelFiles:
-    """Return the files of the folder ``name``, with weights. ``key``: scenario key of the folder, for errors.
-
-    Raises InputError if it cannot be used.
-    """
+    """Return the files of the folder ``name``, with weights. Raises InputError, naming ``key``, if unusable."""
     folder = expanded(name)
     if not folder.is_dir():
         raise InputError(f"{key}: no folder {name}; give a local one with config.json and {WEIGHTS}")
@@ -162,21 +115,13 @@ def _checked(key: str, name: str, content: object) -> Mapping[str, Json]:
     return content
 
 
-def preset_family(config: ModelConfig) -> str:
-    """Return the family of a preset's model, such as gpt2: the configured one, else the preset's own."""
-    assert config.preset is not None
-    return str(config.family or PRESETS[config.preset]["family"])
-
-
 def objective_of(config: ModelConfig) -> Objective:
-    """Return the objective of the model: that of the scenario, else the model's own.
-
-    Raises InputError if the model cannot have the requested objective.
-    """
+    """Return the objective of the scenario, else the model's own. Raises InputError if the model cannot have it."""
     if config.factory is not None:
         return config.objective or "causal"
     if (files := model_files(config)) is None:
-        family = preset_family(config)
+        assert config.preset is not None
+        family = str(config.family or PRESETS[config.preset]["family"])
         objective: Objective = "masked" if family in MASKED_ALONE else "causal"
         if config.objective not in (None, objective):
             raise InputError(
@@ -193,3 +138,147 @@ def objective_of(config: ModelConfig) -> Objective:
     if requested is not None:
         return requested
     return "masked" if kind in MASKED_ALONE or (kind in MASKED_OR_DECODER and not decoder) else "causal"
+
+
+_MODELS_SHOWN = 3  # names of weights in an error
+MOST_LAYERS = 10_000  # limit for counting one by one; a thousand were trained once (Wang et al. 2022, "DeepNet")
+_UNLIMITED = 2**40  # positions of a model without a limit
+# These models count positions from the padding's id: of their 514 positions, 512 are for tokens.
+_PAST_PADDING = frozenset([
+    "camembert", "data2vec-text", "esm", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
+])  # fmt: skip
+
+
+def build_from_files(files: ModelFiles, config: ModelConfig, attention: str | None = None) -> torch.nn.Module:
+    """Build the model with random weights, or with the pretrained ones, on torch's default device.
+
+    ``attention``: its implementation by transformers' name; None: transformers' default. Raises InputError, one line,
+    if transformers cannot build it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    kind: Any = AutoModelForMaskedLM if objective_of(config) == "masked" else AutoModelForCausalLM
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    with _in_one_line(files):
+        settings = _settings(files)
+        if config.pretrained is None:
+            # Single precision, not the config's dtype, which is that of saved weights (see _with_weights).
+            model = kind.from_config(settings, trust_remote_code=False, dtype=torch.float32, **chosen)
+        else:
+            model = _with_weights(files, kind, settings, chosen)
+    if getattr(model, "loss_type", None) is None:  # transformers cannot infer it from some class names and would warn
+        model.loss_type = "ForMaskedLM" if kind is AutoModelForMaskedLM else "ForCausalLM"
+    return model  # type: ignore[no-any-return]
+
+
+def _settings(files: ModelFiles) -> Any:
+    """Return transformers' configuration object of the model. Its cache of keys and values for generation is off."""
+    from transformers import AutoConfig
+
+    settings = AutoConfig.for_model(**dict(files.content))
+    if hasattr(settings, "use_cache"):
+        settings.use_cache = False  # Training drops the cache of keys and values.
+    return settings
+
+
+def _with_weights(files: ModelFiles, kind: Any, settings: Any, chosen: Mapping[str, str]) -> Any:
+    import torch
+
+    # Loaded in single precision, whatever the file's dtype is. TorchCompute converts them to the run's precision.
+    model, report = kind.from_pretrained(
+        str(files.folder),
+        config=settings,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+        **chosen,
+    )
+    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
+    if missing:
+        shown = ", ".join(missing[:_MODELS_SHOWN]) + (", ..." if len(missing) > _MODELS_SHOWN else "")
+        raise InputError(
+            f"{files.title}: its files lack {len(missing)} weights of a {type(model).__name__} ({shown}); give a "
+            "folder with all of them, or another model.objective"
+        )
+    return model
+
+
+@contextmanager
+def _in_one_line(files: ModelFiles) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about changes in the library's next version
+            yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers raises a dozen kinds of errors; the user needs one line.
+        if "out of memory" in str(error).lower() or "can't allocate" in str(error):
+            raise
+        reason = shorten(one_line(error), 240, placeholder=" ...") or type(error).__name__
+        raise InputError(f"{files.title}: transformers cannot build this model: {reason}") from error
+
+
+def count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
+    """Return dimensions, parameters and embedding lookups of a model without a formula, for :func:`counted_shape`.
+
+    They are counted on the model itself, without its weights, and cached. None if its FLOPs and its memory do not
+    follow from a few dimensions: experts of which a token uses few, convolutions, states. Raises InputError if
+    transformers cannot build it.
+    """
+    layers = _whole(files.content.get("num_hidden_layers")) or 0
+    if layers > MOST_LAYERS:
+        raise InputError(f"{files.title}: num_hidden_layers: {layers}; allowed: at most {MOST_LAYERS}")
+    key = [version("transformers"), files.content, objective_of(config)]
+    counts: dict[str, int] | None = cache.remember("model", key, lambda: _count(files, config))
+    return counts
+
+
+def _count(files: ModelFiles, config: ModelConfig) -> dict[str, int] | None:
+    import torch
+
+    with torch.device("meta"):  # Computes only shapes, without memory or time.
+        model = build_from_files(files, config.model_copy(update={"pretrained": None, "config": dict(files.content)}))
+    settings: Any = model.config
+    names = {"layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
+    names["vocab_size"] = "vocab_size"
+    sizes = {name: size for name, attribute in names.items() if (size := _whole(getattr(settings, attribute, None)))}
+    parameters = list(model.parameters())
+    if len(sizes) < len(names) or any(parameter.dim() > 2 for parameter in parameters) or _is_mixed(settings):
+        return None
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    lookups = sum(
+        module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding) and (output is None or module.weight is not output.weight)
+    )
+    heads, width = sizes["heads"], sizes["width"]
+    return {
+        **sizes,
+        "kv_heads": _whole(getattr(settings, "num_key_value_heads", None)) or heads,
+        "ffn_width": _whole(getattr(settings, "intermediate_size", None)) or 4 * width,
+        "head_width": _whole(getattr(settings, "head_dim", None)) or width // heads,
+        "positions": positions_of(settings),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "lookups": lookups,
+    }
+
+
+def _is_mixed(settings: Any) -> bool:
+    """Return True if a token uses only some weights (experts), or some of them twice (an encoder with a decoder)."""
+    experts = [value for key, value in settings.to_dict().items() if "expert" in key and _whole(value)]
+    shared = getattr(settings, "num_hidden_groups", None) is not None  # albert uses one layer's weights many times
+    return any(number > 1 for number in experts) or shared or bool(getattr(settings, "is_encoder_decoder", False))
+
+
+def positions_of(settings: Any) -> int:
+    """Return the longest sequence of a model with these settings; a huge number if they set no limit."""
+    positions = _whole(getattr(settings, "max_position_embeddings", None)) or _UNLIMITED
+    return positions - (settings.pad_token_id or 0) - 1 if settings.model_type in _PAST_PADDING else positions
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -15,30 +15,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.compute.scores import EndingRow
 from trainer.config import MultipleChoiceConfig, Objective
+from trainer.data.engines.base import Engine
+from trainer.data.engines.libraries import TextCodec
 from trainer.data.questions import ENDINGS, TextQuestion, TokenQuestion, is_bin, read_bin, read_jsonl
+from trainer.data.tokenizers import TokenizerInfo, load_codec, load_tokenizer
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    from trainer.data.engines.base import Engine
-    from trainer.data.engines.libraries import TextCodec
-    from trainer.data.tokenizers import TokenizerInfo
 
 KEY = "evaluation.multiple_choice"
 QUESTIONS_TRIED = 32  # contexts of a .bin file that the arm's tokenizer must reproduce
 
 
 class ChoiceScores(NamedTuple):
-    """Shares (0 to 1) of ``questions`` answered right, by four scorings.
+    """Shares (0 to 1) of ``questions`` answered right, by four scorings; NaN for a diverged model.
 
-    NaN if a likelihood is NaN, as for a diverged model. ``acc_norm`` and ``acc_bytes`` are None without the tokenizer,
-    because the length of an ending is then unknown.
+    ``acc_norm`` and ``acc_bytes`` are None without the tokenizer: the length of an ending is then unknown.
     """
 
     questions: int
@@ -50,11 +47,7 @@ class ChoiceScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """Every ending of every question after its context, tokenized: :data:`ENDINGS` rows per question, in order.
-
-    ``labels``: number of the right ending of each question. ``texts``: the endings; None without a tokenizer.
-    ``shortened``: rows that lost the beginning of their context.
-    """
+    """Every ending of every question after its context, tokenized: :data:`ENDINGS` rows per question, in order."""
 
     rows: tuple[EndingRow, ...]
     labels: NDArray[np.int64]
@@ -70,10 +63,7 @@ class Choices:
         )
 
     def scores(self, likelihoods: Sequence[float]) -> ChoiceScores:
-        """Return the shares of right answers.
-
-        ``likelihoods``: log-likelihood of each row's ending, in the order of ``rows``.
-        """
+        """Return the shares of right answers by the log-likelihood of each row's ending, in the order of ``rows``."""
         sums = np.asarray(likelihoods, dtype=np.float64)
         tokens = np.array([row.scored for row in self.rows])
         by_character = by_byte = None
@@ -93,9 +83,9 @@ def load_choices(
 ) -> Choices:
     """Read and tokenize the questions that ``config`` names. ``longest_row``: maximum ids of a row (None: any).
 
-    A longer row loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line, for an
-    unusable file, and for an ending that leaves no room for a token of its context. ``key``: name of the file in
-    errors. ``tokenizer`` None: unknown; a .bin file does not need it for acc and acc_tokens.
+    A longer row loses the beginning of its context, as in lm-evaluation-harness. Raises InputError, one line, naming
+    ``key``, for an unusable file, and for an ending that leaves no room for a token of its context. ``tokenizer`` None:
+    unknown; a .bin file does not need it for acc and acc_tokens.
     """
     if is_bin(config.path):
         places, choices = _of_tokens(read_bin(config.path, key, config.most), tokenizer, key)
@@ -111,8 +101,6 @@ def check_causal(objective: Objective) -> None:
 
 
 def _of_text(config: MultipleChoiceConfig, info: TokenizerInfo | None, key: str) -> tuple[list[str], Choices]:
-    from trainer.data.tokenizers import load_tokenizer
-
     if info is None or info.kind == "source":
         raise InputError(
             f"{key}: {config.path} holds text, but the tokenizer is unknown here; allowed: a .bin with token ids"
@@ -153,8 +141,6 @@ def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, k
     ]
     texts = None
     if info is not None and info.kind != "source":
-        from trainer.data.tokenizers import load_codec
-
         codec = load_codec(info)
         _check_tokens(questions, info, codec, key)
         texts = tuple(
@@ -168,10 +154,7 @@ def _of_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo | None, k
 
 
 def _check_tokens(questions: Sequence[TokenQuestion], info: TokenizerInfo, codec: TextCodec, key: str) -> None:
-    """Raise InputError if the tokens are not those of this tokenizer, because their likelihood would be meaningless.
-
-    A few contexts are decoded and encoded again, and must give the same ids.
-    """
+    """Raise InputError if the tokens are not this tokenizer's: a few contexts must survive decoding and encoding."""
     largest = max(int(part.max()) for question in questions for part in (question.context, *question.endings))
     if largest >= info.vocab_size:
         raise InputError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -61,10 +62,7 @@ def meeting_place(address: str = LOCAL) -> socket.socket:
 
 
 def device_of(rank: Rank, device: torch.device) -> torch.device:
-    """Return the device of this rank: on CUDA a GPU of its own, else ``device``.
-
-    Raises InputError if there are not enough GPUs.
-    """
+    """Return the device of this rank: on CUDA a GPU of its own. Raises InputError if there are not enough."""
     import torch
 
     if rank.of == 1 or device.type != "cuda":
@@ -79,10 +77,7 @@ def device_of(rank: Rank, device: torch.device) -> torch.device:
 
 
 def join(rank: Rank, device: torch.device) -> None:
-    """Join the group of all ranks, and wait until all have joined.
-
-    Raises torch's DistError if one is missing after ``timeout_s``.
-    """
+    """Join the group of all ranks. Raises torch's DistError if one is missing after ``timeout_s``."""
     import torch.distributed as dist
 
     # gloo and nccl would otherwise resolve this machine's name.
@@ -107,10 +102,7 @@ def join(rank: Rank, device: torch.device) -> None:
 
 
 def gloo_group(rank: Rank) -> Any:
-    """Return a new gloo group of all ranks, so that its exchanges never collide with the gradients.
-
-    Every rank must call it at the same place. Two threads need two such groups.
-    """
+    """Return a new gloo group, one per thread, apart from the gradients. Every rank calls it at the same place."""
     import torch.distributed as dist
 
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=rank.timeout_s))
@@ -118,31 +110,30 @@ def gloo_group(rank: Rank) -> Any:
 
 def of_first(value: float, group: Any) -> float:
     """Return the ``value`` of rank 0 in all ranks. Every rank of ``group`` calls it, at the same place."""
-    import torch
     import torch.distributed as dist
 
-    shared = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(shared, src=0, group=group)
-    return shared.item()
+    return _exchanged(value, lambda shared: dist.broadcast(shared, src=0, group=group))
 
 
 def least(value: float, group: Any) -> float:
     """Return the minimum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
-    import torch
     import torch.distributed as dist
 
-    shared = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group)
-    return shared.item()
+    return _exchanged(value, lambda shared: dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=group))
 
 
 def total(value: float, group: Any) -> float:
     """Return the sum of the ranks' values, in all ranks. Every rank of ``group`` calls it, at the same place."""
-    import torch
     import torch.distributed as dist
 
+    return _exchanged(value, lambda shared: dist.all_reduce(shared, op=dist.ReduceOp.SUM, group=group))
+
+
+def _exchanged(value: float, exchange: Callable[[torch.Tensor], object]) -> float:
+    import torch
+
     shared = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(shared, op=dist.ReduceOp.SUM, group=group)
+    exchange(shared)
     return shared.item()
 
 
@@ -166,10 +157,7 @@ def leave() -> None:
 
 
 def is_of_the_exchange(error: BaseException) -> bool:
-    """Return True if ``error`` comes from an exchange in which another rank is late or gone.
-
-    gloo raises a plain RuntimeError, which only its text identifies.
-    """
+    """Return True if ``error`` comes from an exchange in which another rank is late or gone."""
     import torch.distributed as dist
 
     if dist.is_available() and isinstance(error, dist.DistError):

@@ -24,10 +24,7 @@ BETWEEN_STEPS = ("evaluate",)  # work of the main thread while no step is open
 
 
 class StageSpan(NamedTuple):
-    """One stage of one batch, in CLOCK_MONOTONIC nanoseconds.
-
-    ``cpu_ns``: CPU time that its thread spent meanwhile, if recorded.
-    """
+    """One stage of one batch (CLOCK_MONOTONIC, ns), and the CPU time that its thread spent, if recorded."""
 
     name: str
     start_ns: int
@@ -103,10 +100,7 @@ class BatchTrace(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Interface and base class of recorders: a method does nothing unless the recorder overrides it.
-
-    The functions of this module pass their calls on to the attached one (:func:`attach`).
-    """
+    """Interface and base class of recorders, which :func:`attach` takes: a method does nothing by default."""
 
     def enter(self, name: str) -> None:
         return
@@ -192,10 +186,7 @@ def step(index: int) -> None:
 
 
 def received(trace: BatchTrace | None, tokens: int, trained_tokens: int, samples: int) -> None:
-    """Report the batch that has just arrived: its stage spans and its numbers of tokens and rows.
-
-    Under accumulation a step receives several.
-    """
+    """Report the batch that has just arrived. Under accumulation a step receives several."""
     _recorder.received(trace, tokens, trained_tokens, samples)
 
 
@@ -220,10 +211,7 @@ def validated(validation: Validation) -> None:
 
 
 def take() -> BatchTrace | None:
-    """Return the stage spans recorded in this process since the last call, as the trace of a batch.
-
-    None without a recorder.
-    """
+    """Return the stage spans since the last call, as the trace of a batch; None without a recorder."""
     return _recorder.take()
 
 

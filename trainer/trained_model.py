@@ -24,16 +24,25 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from trainer import checkpoint_folder
+from trainer import checkpoint_folder, llmc_model
 from trainer.checkpoint_folder import ABOUT
 from trainer.config import ModelConfig
 from trainer.data.corpus.places import filesystem_of, is_remote, local
+from trainer.data.kept_tokenizer import kept
 from trainer.data.pretrained import import_tokenizer
 from trainer.data.tokenizers import FOLDER as KEPT
 from trainer.data.tokenizers import TokenizerInfo, info_of, sentencepiece_info
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
-from trainer.model_files import CONFIG, WEIGHTS, ModelFiles, objective_of, pretrained_files
+from trainer.model_files import (
+    CONFIG,
+    WEIGHTS,
+    ModelFiles,
+    build_from_files,
+    objective_of,
+    positions_of,
+    pretrained_files,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -47,20 +56,13 @@ Needed = Callable[[Any, PurePosixPath], tuple[PurePosixPath, dict[str, int]]]
 
 
 def tables_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Select the files of a training or a study that a plot reads, without checkpoints and pictures.
-
-    Return their common folder, and the size in bytes of each by its path in that folder.
-    """
+    """Select the files of a run that a plot reads: their common folder, and sizes in bytes by path in it."""
     base, sizes = _whole_folder(filesystem, root)
     return base, {name: size for name, size in sizes.items() if name.split("/")[0] not in NO_TABLES}
 
 
 def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Select the files of a model at ``root``, a file or a folder.
-
-    A training's are its newest checkpoint and its tokenizer. Return their common folder, and the size in bytes of each
-    by its path in that folder.
-    """
+    """Select the files of a model at ``root``, as :func:`tables_of_run`: newest checkpoint and tokenizer."""
     base, sizes = _whole_folder(filesystem, root)
     if base != root:
         return base, sizes
@@ -81,11 +83,7 @@ def model_of_run(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, d
 
 
 def fetched(url: str, key: str, needed: Needed = model_of_run) -> Path:
-    """Return a local copy of the files that ``needed`` selects from the file or folder at ``url``.
-
-    The copy is removed when this process ends, because loaded files may be read until then. Raises InputError, naming
-    ``key``, if there is nothing or it cannot be read.
-    """
+    """Return a local copy of files at ``url`` for this process. Raises InputError, naming ``key``, if that fails."""
     filesystem, root = filesystem_of(url.rstrip("/"), key)
     try:
         base, names = needed(filesystem, PurePosixPath(root))
@@ -125,10 +123,7 @@ _located_once = cache(located)
 
 
 def _whole_folder(filesystem: Any, root: PurePosixPath) -> tuple[PurePosixPath, dict[str, int]]:
-    """Return the folder of a file and that file, or a folder and all files below it.
-
-    Files have their sizes in bytes.
-    """
+    """Return (folder, sizes in bytes by name) of a file, or of all files below a folder."""
     import pyarrow.fs as fs
 
     info = filesystem.get_file_info(str(root))
@@ -182,8 +177,6 @@ class TrainedModel:
     @property
     def positions(self) -> int:
         """Longest sequence that the model can read, in tokens."""
-        from trainer.transformers_models import positions_of
-
         return positions_of(self._settings)
 
     @property
@@ -192,15 +185,10 @@ class TrainedModel:
 
 
 def load_trained(place: str, key: str) -> TrainedModel:
-    """Load the model at ``place`` with the tokenizer beside it. ``key``: option by which the user gave it, for errors.
-
-    Raises InputError if there is no causal model.
-    """
+    """Load the model at ``place`` with the tokenizer beside it. Raises InputError, naming ``key``, without one."""
     path, name = located(place, key), f"{key} {place}"
     if path.is_file():
-        from trainer.llmc_model import build
-
-        return TrainedModel(name, build(path).eval(), None)
+        return TrainedModel(name, llmc_model.build(path).eval(), None)
     if not path.exists():
         raise InputError(f"{name}: there is no such file or folder")
     training = path if (path / CHECKPOINTS).is_dir() else None
@@ -222,8 +210,6 @@ def load_trained(place: str, key: str) -> TrainedModel:
         )
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder}: the model of a model.factory, which transformers cannot load")
-    from trainer.data.kept_tokenizer import kept
-
     assert training is not None
     return TrainedModel(name, _build(folder, key), _tokenizer_of(folder) or kept(training), checkpoint.steps)
 
@@ -237,8 +223,6 @@ def _newest(folder: Path) -> checkpoint_folder.Checkpoint:
 
 def _build(folder: Path, key: str) -> torch.nn.Module:
     from transformers.utils import logging
-
-    from trainer.transformers_models import build_from_files
 
     files: ModelFiles = pretrained_files(str(folder), key)
     config = ModelConfig(pretrained=str(folder))

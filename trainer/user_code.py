@@ -37,10 +37,10 @@ def named_function(name: str) -> str:
 
 
 def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others: Iterable[str] = ()) -> str:
-    """Return a digest of the Python files of ``name``: of its module, or of its whole package.
+    """Return a digest of the Python files of ``name``: of its module, or of its whole package. Nothing is imported.
 
-    Nothing is imported here. Raises InputError, which begins with ``key``, if the module is not found. ``places``: the
-    first search folders of a process in another folder. ``others``: further files that it imports (:func:`own_files`).
+    Raises InputError, which begins with ``key``, if the module is not found. ``places``: the first search folders of a
+    process in another folder. ``others``: further files that it imports (:func:`own_files`).
     """
     digest = hashlib.sha256()
     for path in sorted({path.resolve() for path in (*map(Path, others), *files(key, name, places))}):
@@ -53,10 +53,7 @@ def fingerprint(key: str, name: str, places: Sequence[str] | None = None, others
 
 
 def own_files(folder: Path) -> list[str]:
-    """Return the files in ``folder`` from which this process has imported modules.
-
-    Libraries and this package are left out.
-    """
+    """Return the files in ``folder`` from which this process has imported modules, without libraries."""
     place = folder.resolve()
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     paths = {
@@ -135,9 +132,6 @@ def files(key: str, name: str, places: Sequence[str] | None = None) -> list[Path
 
 
 def _inside(folder: Path, parts: list[str]) -> list[Path]:
-    """Return the existing paths of a submodule in the package ``folder``: its file, its folder, or both.
-
-    ``parts``: names below the package.
-    """
+    """Return the existing paths (file, folder) of a submodule, named by ``parts``, in the package ``folder``."""
     module_path = folder.joinpath(*parts)
     return [place for place in (module_path.with_suffix(".py"), module_path) if place.exists()]

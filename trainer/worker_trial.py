@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from time import monotonic, sleep
 
-from trainer.config import DataConfig, TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.errors import InputError
 
 BATCHES, BATCHES_S = 40, 3.0  # limits of each measurement: batches and seconds
@@ -27,10 +27,7 @@ LEAST_WORKER_GAIN = 0.03
 
 @dataclass(frozen=True)
 class WorkerTrial:
-    """Measured times of one micro-batch in milliseconds: medians, except ``stage_ms``, a mean.
-
-    :func:`measure` makes it.
-    """
+    """Measured times of one micro-batch in milliseconds: medians, except ``stage_ms``, a mean."""
 
     stage_ms: float  # time to make a batch in the training process
     ready_ms: float  # time to receive a finished batch from a worker
@@ -61,10 +58,7 @@ class WorkerTrial:
 
 
 def measure(config: TrainerConfig) -> WorkerTrial:
-    """Measure the data path with and without a worker, and the training step, and return the times.
-
-    Prepares the data if needed.
-    """
+    """Prepare the data, and measure the data path with and without a worker, and the training step."""
     from trainer.data.loader import open_batches
     from trainer.data.prepare import prepare
     from trainer.model_files import objective_of
@@ -86,9 +80,7 @@ def measure(config: TrainerConfig) -> WorkerTrial:
 
 
 def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[float, int]:
-    """Return the time of a training step per micro-batch in milliseconds, and the number of threads that it keeps
-    busy.
-    """
+    """Return the time (ms) of a training step per micro-batch, and the number of threads that it keeps busy."""
     import torch
 
     from trainer.compute.build import build_compute
@@ -110,10 +102,10 @@ def _step_ms(config: TrainerConfig, vocab_size: int, batch: object) -> tuple[flo
 
 
 def mean_ms(work: Callable[[], object]) -> float:
-    """Return the mean duration of a call of ``work`` in milliseconds.
+    """Return the mean duration of a call of ``work`` in ms; a median would exclude few batches that pay for others.
 
     There are at least :data:`BATCHES` calls, over at least :data:`MADE_S` seconds, but none after :data:`BATCHES_S`
-    seconds. A median would exclude the few batches that pay for the others.
+    seconds.
     """
     begun, count = monotonic(), 0
     while (took_s := monotonic() - begun) < BATCHES_S and (count < BATCHES or took_s < MADE_S):
@@ -149,11 +141,6 @@ def main() -> int:
     with os.fdopen(out, "w") as answer:
         json.dump(result, answer)
     return 0
-
-
-def can_have_workers(data: DataConfig) -> bool:
-    """Return True if workers may be chosen. A worker cannot start the processes of data.tokenize."""
-    return data.tokenize not in ("processes", "pool")
 
 
 if __name__ == "__main__":

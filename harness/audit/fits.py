@@ -10,10 +10,9 @@ from harness.audit.flops import Convention
 from harness.audit.policy import ODD_FIXED_RATIO
 from harness.audit.solve import FittedReading
 from harness.audit.table import AuditRow, Table
-from trainer.devices.estimates import parameters
-from trainer.devices.roofline import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES, NORM_PASSES
+from trainer.devices.estimates import FOREACH_ADAMW_PASSES, FUSED_ADAMW_PASSES, NORM_PASSES, parameters
 
-# Reads and writes of parameter-sized tensors for the gradient norm (trainer/roofline.py counts the optimizer's).
+# Reads and writes of parameter-sized tensors for the gradient norm (devices/estimates.py counts the optimizer's).
 GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 

@@ -34,7 +34,7 @@ from trainer.files import write_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer.data.formats.costs import FormatCost
+    from trainer.data.formats.export import FormatCost
 
 
 def add_stats_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +105,7 @@ def add_formats_arguments(parser: argparse.ArgumentParser) -> None:
 def formats(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write and read the corpus in every format, and print bytes and seconds. It is tokenized first if necessary."""
     from harness.launch.progress import TextProgress
-    from trainer.data.formats.costs import costs
-    from trainer.data.formats.export import Vocabulary
+    from trainer.data.formats.export import Vocabulary, costs
     from trainer.data.pretokenize import padding_id, pretokenize
 
     if arguments.repeats < 1:

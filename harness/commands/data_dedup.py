@@ -172,7 +172,7 @@ def _spark(arguments: argparse.Namespace) -> SparkOptions | None:
         raise InputError(f"--workers {arguments.workers}: allowed: 1 to 256")
     if arguments.engine == "local":
         return None
-    from trainer.data.spark import DEFAULT_TIMEOUT_S
+    from trainer.data.shares import DEFAULT_TIMEOUT_S
     from trainer.data.spark_process import check_installed
 
     if arguments.timeout is not None and not 0 < arguments.timeout <= 86_400:

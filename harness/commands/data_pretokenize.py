@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer.data.corpus import Corpus
     from trainer.data.manifest import Format, Manifest, Pretokenized
     from trainer.data.pretokenize import TokenSource
-    from trainer.data.spark import SparkTokens
+    from trainer.data.shares import SparkTokens
     from trainer.data.tokenizers import TokenizerInfo
 
 # Flat tokens come first, because the other formats are made from them.
@@ -133,7 +133,7 @@ def _spark(arguments: argparse.Namespace, corpus: Corpus, tokenizer: TokenizerIn
         yield None
         return
     from trainer.data import cache
-    from trainer.data.spark import DEFAULT_TIMEOUT_S, SparkTokens
+    from trainer.data.shares import DEFAULT_TIMEOUT_S, SparkTokens
 
     shared = Path(arguments.out) if arguments.out is not None else cache.cache_root() / "spark"
     tokens = SparkTokens(corpus, tokenizer, shared, arguments.master, arguments.timeout or DEFAULT_TIMEOUT_S)

@@ -27,8 +27,7 @@ def add_tokenizer_arguments(parser: argparse.ArgumentParser) -> None:
 def export_tokenizer(arguments: argparse.Namespace, _command: list[str]) -> int:
     """Write the tokenizer as an llm.c file, and print a summary. Raises InputError if ``--out`` exists."""
     from harness.commands.data_needs import given_tokenizer
-    from trainer.data.formats.llmc_tokenizer import write_tokenizer
-    from trainer.data.kept_tokenizer import kept
+    from trainer.data.kept_tokenizer import kept, write_tokenizer
 
     out = Path(arguments.out)
     if expanded(out).exists():

@@ -18,7 +18,7 @@ from harness.launch.progress import announced
 from harness.scenario.plan import Arm, Plan
 from trainer.config import TrainerConfig
 from trainer.errors import InputError, one_line
-from trainer.worker_trial import WorkerTrial, can_have_workers
+from trainer.worker_trial import WorkerTrial
 
 KEY = "data.workers"
 TRIAL = ("-m", "trainer.worker_trial")
@@ -91,7 +91,7 @@ def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
 
 
 def _choose(arm: Arm, start_s: float) -> WorkerChoice:
-    if not can_have_workers(arm.config.data):
+    if arm.config.data.tokenize in ("processes", "pool"):  # A worker cannot start processes.
         return WorkerChoice(0, None)
     with announced(f"choosing data.workers of arm {arm.name}"):
         try:

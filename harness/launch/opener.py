@@ -159,7 +159,6 @@ def open_training(config: TrainerConfig, start: Start) -> OpenTraining:
 def _open_with(batches: Batches, config: TrainerConfig, start: Start) -> OpenTraining:
     from trainer.checkpoint import load, parts_of
     from trainer.compute.build import build_compute
-    from trainer.data.position import epochs_of
     from trainer.evaluate import make_evaluator
 
     prepared, rank = start.prepared, start.rank
@@ -169,8 +168,9 @@ def _open_with(batches: Batches, config: TrainerConfig, start: Start) -> OpenTra
         load(parts_of(compute.parts(), batches.position), start.resumed.states, start.resumed.checkpoint)
     evaluator = None
     if start.evaluates and config.evaluation is not None:
-        epochs = partial(epochs_of, batches.position)
-        evaluator = make_evaluator(config, prepared, compute, start.beat, rank=rank, epochs=epochs)
+        evaluator = make_evaluator(
+            config, prepared, compute, start.beat, rank=rank, epochs=lambda: batches.position.epochs
+        )
     queue = RunQueue(compute_threads=compute.device == "cpu") if start.probes.ledger else None
     queue = queue if queue is not None and queue.available else None
     recorder = start.recorder(compute, queue)
@@ -190,12 +190,13 @@ def make_saver(
         return None
     from trainer import checkpoint_ranks
     from trainer.checkpoint import identity, parts_of
-    from trainer.data.position import epochs_of
 
     about = checkpoints.about or (lambda: {"config": identity(config)})
-    parts, epochs = parts_of(compute.parts(), batches.position), partial(epochs_of, batches.position)
+    parts = parts_of(compute.parts(), batches.position)
     folder, ready, tokenizer = checkpoints.folder, checkpoints.before_rename, checkpoints.tokenizer
-    return checkpoint_ranks.make_saver(config.checkpoint, folder, parts, about, rank, ready, tokenizer, epochs)
+    return checkpoint_ranks.make_saver(
+        config.checkpoint, folder, parts, about, rank, ready, tokenizer, lambda: batches.position.epochs
+    )
 
 
 def close_batches(batches: Batches) -> None:

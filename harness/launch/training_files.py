@@ -19,7 +19,7 @@ from trainer.files import write_text
 
 if TYPE_CHECKING:
     from harness.probes.ledger.threads import RunQueue
-    from trainer.sample import Sample
+    from trainer.evaluate import Sample
     from trainer.telemetry import BatchTrace, Validation
 
 CHECKPOINTS, LOSSES, EVALUATIONS, LOG = "checkpoints", "losses.csv", "evaluations.csv", "log.txt"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from harness.launch.progress import PLAIN_INTERVAL_S, TERMINAL_INTERVAL_S, fitted, is_terminal
 from trainer.errors import InputError, visible
-from trainer.sample import Sample
+from trainer.evaluate import Sample
 from trainer.telemetry import Validation
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainer.data.loader import Batches
     from trainer.data.position import DataPosition
     from trainer.data.prepare import Prepared
-    from trainer.sample import TextSampler
+    from trainer.evaluate import TextSampler
 
 # Optional keys of a checkpoint. tokens_of_all: tokens of all ranks, if ranks receive different numbers of tokens.
 # epochs_are_over: true if a pass of evaluation.every_epochs follows the checkpoint.
@@ -160,7 +160,7 @@ class TrainingState:
 
         Ranks other than rank 0 have no tables.
         """
-        from trainer.sample import TextSampler
+        from trainer.evaluate import TextSampler
 
         first, path = self._ranks.rank.is_first, self._folder
         if resumed:

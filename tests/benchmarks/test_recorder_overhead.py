@@ -19,7 +19,7 @@ from harness.probes.ledger.threads import RunQueue
 from harness.probes.sampler.messages import SamplerSettings
 from harness.probes.sampler.sampler import Sampler
 from trainer import telemetry
-from trainer.compute.injected import InjectedCompute, NoCompute
+from trainer.compute.base import InjectedCompute, NoCompute
 from trainer.config import ComputeInject, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.loop import train

@@ -15,8 +15,8 @@ import torch
 
 from harness.explain.bounds import ended_with_launches
 from trainer import telemetry
+from trainer.compute.base import NoCompute
 from trainer.compute.cuda_timeline import CudaTimeline
-from trainer.compute.injected import NoCompute
 from trainer.telemetry import Kernel
 
 pytestmark = [

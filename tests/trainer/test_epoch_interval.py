@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config import CheckpointConfig, EvaluationConfig
-from trainer.epoch_interval import EpochInterval
+from trainer.data.position import EpochInterval
 from trainer.errors import InputError
 
 

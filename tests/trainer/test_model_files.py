@@ -14,8 +14,7 @@ from trainer.config import ModelConfig, TrainerConfig
 from trainer.devices.estimates import parameters
 from trainer.errors import InputError
 from trainer.model import build_model, resolve_shape, shape_of
-from trainer.model_files import MASKED_ALONE, MASKED_OR_DECODER, model_files, objective_of
-from trainer.transformers_models import build_from_files
+from trainer.model_files import MASKED_ALONE, MASKED_OR_DECODER, build_from_files, model_files, objective_of
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 CONTENTS: dict[str, dict[str, Any]] = {

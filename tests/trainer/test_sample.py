@@ -20,10 +20,10 @@ from trainer.config import TrainerConfig
 from trainer.data.loader import open_batches
 from trainer.data.prepare import prepare
 from trainer.errors import InputError
+from trainer.evaluate import Sample, TextSampler
 from trainer.generate import TokenChoice, generate
 from trainer.loop import train
 from trainer.model_files import objective_of
-from trainer.sample import Sample, TextSampler
 from trainer.trained_model import TrainedModel
 
 STEPS = 6

@@ -32,10 +32,7 @@ _HALF = ("bf16", "pure-bf16", "fp16")  # precisions that the flash kernel suppor
 
 
 def implementation(config: TrainerConfig, device: torch.device) -> str | None:
-    """Return transformers' name for the attention of ``model.attention``. None for ``auto``: transformers chooses.
-
-    Raises InputError if the scenario requires flash attention and the device has no kernel for it.
-    """
+    """Return transformers' name for ``model.attention`` (None: ``auto``). Raises InputError without a flash kernel."""
     attention = config.model.attention
     if attention == "auto":
         return None
@@ -46,10 +43,7 @@ def implementation(config: TrainerConfig, device: torch.device) -> str | None:
 
 
 def kernels(config: TrainerConfig) -> AbstractContextManager[None]:
-    """Return a context for passes of the model.
-
-    With ``model.attention: flash`` torch uses only its flash kernel in it; otherwise the context changes nothing.
-    """
+    """Return a context for passes of the model, in which ``model.attention: flash`` allows only the flash kernel."""
     return _flash_alone() if config.model.attention == "flash" else nullcontext()
 
 
@@ -96,10 +90,7 @@ _look: Any = None
 
 @contextmanager
 def known(several: bool | None) -> Iterator[None]:
-    """Context that tells transformers if rows hold several documents.
-
-    None: transformers checks the positions by itself.
-    """
+    """Context that tells transformers if rows hold several documents; None: transformers checks the positions."""
     global _several
     _several = several
     try:
@@ -126,10 +117,7 @@ def teach_transformers() -> None:
 
 
 def _find(position_ids: torch.Tensor) -> torch.Tensor | None:
-    """Replacement for transformers' function: return the number of each position's document within its row.
-
-    None if every row is one document, and then no mask is needed.
-    """
+    """Return the number of each position's document within its row; None if every row is one document."""
     import torch
 
     if _several is None:

@@ -1,4 +1,4 @@
-"""Defines ``Compute``, the protocol between the training loop and a device, and names the source line that blocks."""
+"""Defines ``Compute``, the protocol between the training loop and a device, and two computes without a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.config import ComputeInject
 from trainer.data.batch import Batch
+from trainer.inject import Injector
 
 if TYPE_CHECKING:
     from trainer.compute.scores import EndingRow, Scores
@@ -25,10 +27,7 @@ class Stateful(Protocol):
 
 
 class Compute(Protocol):
-    """Interface of a device for the loop. The methods that wait for the device say "Block"; the others queue work.
-
-    A subclass inherits methods that do nothing and return None (``NoCompute``).
-    """
+    """Interface of a device for the loop. Methods that wait for the device say "Block"; the others queue work."""
 
     device: str
     asynchronous: bool  # True if the host runs ahead of the device
@@ -62,10 +61,9 @@ class Compute(Protocol):
         return
 
     def kept(self, loss: Loss) -> Loss:
-        """Return ``loss`` without its graph, to keep until it is read. It is a number if its value is known at once.
+        """Return ``loss`` without its graph, to keep until it is read; a number if its value is known at once.
 
-        A tensor that outlives its step, even a small one, splits the memory that the step frees. The next step then
-        needs new pages for what no longer fits.
+        A tensor that outlives its step, even a small one, splits the memory that the step frees.
         """
         return None
 
@@ -73,17 +71,11 @@ class Compute(Protocol):
         """Block until the losses are known, and return each step's mean over its micro-batches."""
 
     def copy_to_host(self, losses: list[Loss], norm: Any) -> Any:
-        """Queue copies of a step's mean loss and of ``norm`` to the host, and return a handle for ``read_copy``.
-
-        ``norm`` None: copy only the loss.
-        """
+        """Queue copies of a step's mean loss, and of ``norm`` unless None, to the host, for ``read_copy``."""
         return None
 
     def read_copy(self, copy: Any, step: int) -> float | None:
-        """Block until ``copy``, of step ``step``, has arrived, and return its mean loss; None without losses.
-
-        Raises FloatingPointError if the copied norm is not finite.
-        """
+        """Block and return the mean loss of ``copy``. Raises FloatingPointError if its norm is not finite."""
         return None
 
     def learning_rate(self) -> float | None:
@@ -91,51 +83,34 @@ class Compute(Protocol):
         return None
 
     def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
-        """Block until the model has been evaluated on ``batches``, which are not trained on. Does not change the model.
-
-        ``beat`` is called after each batch. This is never called if nothing is computed.
-        """
+        """Block and score the model, unchanged, on ``batches``. ``beat`` is called after each batch."""
 
     def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
-        """Block and return the log-likelihood of each row's ending. Does not change the model.
-
-        ``beat`` is called now and then. This is never called if nothing is computed.
-        """
+        """Block and return the log-likelihood of each row's ending. ``beat`` is called now and then."""
 
     def generated(
         self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
     ) -> Generated:
-        """Continue ``prompt`` by at most ``most`` ids (trainer.generate), and block until that is done.
-
-        Does not change the model. Every rank calls it. It is never called for emulated compute or for a user's own
-        model.
-        """
+        """Block and continue ``prompt`` by at most ``most`` ids (trainer.generate). Every rank calls it."""
 
     def drain_to_one_step(self) -> None:
         """Block until the device is at most one step behind: it has done all that was queued before this step."""
         return
 
     def hold_device(self) -> None:
-        """Let the device pause for about as long as the host needs for a step, so that the host gets ahead.
-
-        Does nothing if the host is never ahead, or before the host's time per step is known.
-        """
+        """Let the device pause for about the host's time of a step, if known, so that the host gets ahead."""
         return
 
     def is_lead_settled(self) -> bool:
-        """Return True if the host's lead over the device no longer grows (``compute.host_lead``), or if there is no
-        lead.
-        """
+        """Return True if the host's lead over the device no longer grows (``compute.host_lead``)."""
+        return True
 
     def skipped_steps(self) -> int | None:
         """Block until known: the number of optimizer steps that loss scaling skipped; None without loss scaling."""
         return None
 
     def repeated_rows(self) -> tuple[int, ...] | None:
-        """Return how many of the first 1, 2, 4, ... trained rows had been trained on before.
-
-        None if the compute has losses, because arms are then compared by these.
-        """
+        """Return how many of the first 1, 2, 4, ... rows were trained on before; None if there are losses."""
         return None
 
     def synchronize(self) -> None:
@@ -146,18 +121,78 @@ class Compute(Protocol):
         """Return the compute's parts of a checkpoint by name, such as model and optimizer."""
 
     def end_together(self) -> str | None:
-        """Return the SHA-256 of the parameters after the last step, equal in all ranks; None for a single rank.
-
-        Raises RanksDifferError if the ranks hold different parameters.
-        """
+        """Return the SHA-256 of the parameters, or raise RanksDifferError if ranks differ; None for one rank."""
         return None
 
 
-def call_site(what: str, *inside: str) -> str:
-    """Return the innermost source line that called from outside this file, as in ``trainer/loop.py:49: what``.
+class NoCompute(Compute):
+    """Drops every batch, so that only the input side of a step remains (the data-only control)."""
 
-    ``inside``: further files that are skipped. ``what``: name of the blocking call.
-    """
+    device = "none"
+    asynchronous = False
+    emulated = False
+    parameters: int | None = None
+    attention: str | None = None
+    longest_row: int | None = None
+
+    def to_device(self, batch: Batch) -> Batch:
+        return batch
+
+    def read_losses(self, losses: list[list[Loss]]) -> list[float | None]:
+        return [None] * len(losses)
+
+    def validate(self, batches: Sequence[Batch], beat: Callable[[], None]) -> Scores:
+        raise AssertionError("without a model there is nothing to evaluate")
+
+    def log_likelihoods(self, rows: Sequence[EndingRow], beat: Callable[[], None]) -> list[float]:
+        raise AssertionError("without a model there is nothing to evaluate")
+
+    def generated(
+        self, prompt: Sequence[int], choice: TokenChoice, most: int, vocab_size: int, eos_id: int | None
+    ) -> Generated:
+        raise AssertionError("without a model there is nothing to generate")
+
+    def parts(self) -> dict[str, Stateful]:
+        return {}
+
+
+class InjectedCompute:
+    """Runs another compute and adds the declared costs of training steps on the host's main thread."""
+
+    def __init__(self, inner: Compute, inject: ComputeInject, seed: int, micro_batches: int = 1) -> None:
+        self._inner = inner
+        self._cost = Injector(inject, seed, parts={"forward": micro_batches, "backward": micro_batches})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def begin_step(self, step: int) -> None:
+        self._inner.begin_step(step)
+        self._cost.spend("other")
+
+    def forward(self, batch: Batch) -> Loss:
+        self._cost.spend("forward")
+        return self._inner.forward(batch)
+
+    def backward(self, loss: Loss) -> None:
+        self._cost.spend("backward")
+        self._inner.backward(loss)
+
+    def check_finite(self, norm: Any, step: int) -> None:
+        self._cost.spend("sync")
+        self._inner.check_finite(norm, step)
+
+    def optimizer_step(self) -> None:
+        self._cost.spend("optimizer")
+        self._inner.optimizer_step()
+
+    def read_copy(self, copy: Any, step: int) -> float | None:
+        self._cost.spend("sync")
+        return self._inner.read_copy(copy, step)
+
+
+def call_site(what: str, *inside: str) -> str:
+    """Return the innermost line that called from outside this file and ``inside``: ``trainer/loop.py:49: what``."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, *inside):
         frame = frame.f_back

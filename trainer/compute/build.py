@@ -8,25 +8,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainer.compute.attention import implementation
-from trainer.compute.base import Compute
+from trainer.compute.base import Compute, InjectedCompute, NoCompute
 from trainer.compute.cuda_timeline import CudaTimeline
 from trainer.compute.emulated import build_emulated
-from trainer.compute.injected import InjectedCompute, NoCompute
 from trainer.compute.optimizer import scale_initial_weights
 from trainer.compute.parallel import Parallel
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.errors import InputError
-from trainer.model import build_model, resolve_shape, shape_of
-from trainer.model_files import model_files, objective_of
+from trainer.llmc_model import load_seed
+from trainer.model import Shape, build_model, resolve_shape, shape_of
+from trainer.model_files import build_from_files, model_files, objective_of
 from trainer.ranks import ALONE, Rank, device_of
 from trainer.trained_model import brought_here
 from trainer.user_code import call
 
 if TYPE_CHECKING:
     import torch
-
-    from trainer.model import Shape
 
 
 def build_compute(
@@ -55,10 +53,7 @@ def build_compute(
 
 
 def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
-    """Return the model's dimensions, from which an emulated device computes its times.
-
-    Raises InputError if the model's files or factory do not tell them.
-    """
+    """Return the dimensions that an emulated device takes its times from. Raises InputError if unknown."""
     shape = shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
     if shape is None:
         files = model_files(config.model)
@@ -72,14 +67,9 @@ def emulated_shape(config: TrainerConfig, tokenizer_vocab_size: int) -> Shape:
 def _model(
     config: TrainerConfig, tokenizer_vocab_size: int, device: torch.device, takes_weights: bool
 ) -> torch.nn.Module:
-    """Build the model of the section ``model``, with its attention.
-
-    ``takes_weights``: load the llm.c weights of ``resume`` into it, if the scenario has that section.
-    """
+    """Build the model with its attention; ``takes_weights``: with the llm.c weights of ``resume``, if given."""
     model = _described(config, tokenizer_vocab_size, device)
     if takes_weights and config.resume is not None:
-        from trainer.llmc_model import load_seed
-
         with brought_here(config.resume.llmc, "resume.llmc") as path:
             left_out = load_seed(model, path)
         if left_out:
@@ -102,16 +92,11 @@ def _described(config: TrainerConfig, tokenizer_vocab_size: int, device: torch.d
         return model
     # Raises InputError for a model that the data do not fit.
     shape_of(config.model, tokenizer_vocab_size, config.data.sequence_length)
-    from trainer.transformers_models import build_from_files
-
     return build_from_files(files, config.model, attention)
 
 
 def _own_model(config: TrainerConfig, tokenizer_vocab_size: int) -> torch.nn.Module:
-    """Call the user's model factory and return its model.
-
-    Raises InputError if it fails, or returns no trainable module.
-    """
+    """Call the user's model factory. Raises InputError if it fails, or returns no trainable module."""
     import torch
 
     name = config.model.factory
@@ -150,10 +135,7 @@ def _torch_compute(config: TrainerConfig, build: Callable[[torch.device], torch.
 
 
 def torch_device(name: str, key: str = "compute.device") -> torch.device:
-    """Return the torch device for ``name`` (auto, cpu or cuda); auto is CUDA if there is any.
-
-    Raises InputError, which names ``key``, for missing CUDA.
-    """
+    """Return the torch device for ``name`` (auto, cpu, cuda). Raises InputError, naming ``key``, without CUDA."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():
@@ -174,10 +156,8 @@ _MOST_BYTES = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)  # DEFAULT_MMAP_THR
 def keep_freed_memory() -> bool:
     """Keep freed memory in this process. Return False if the C library is not glibc.
 
-    A step frees its activations and gradients. glibc then returns the top of its heap to the system
-    (``M_TRIM_THRESHOLD``). The next forward pass takes a page fault for every 4 KiB of it, which the kernel must fill
-    with zeros first. Losses do not change. Peak memory hardly changes: a step as large as the last one needs as much
-    again anyway.
+    A step frees its activations and gradients. glibc would return the top of its heap to the system, and the next
+    forward pass would take a page fault for every 4 KiB of it. Losses and peak memory hardly change.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):  # musl has a mallopt that does nothing.

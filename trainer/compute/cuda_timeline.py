@@ -38,10 +38,7 @@ class _Pending(NamedTuple):
 
 
 class CudaTimeline:
-    """Wraps a ``Compute`` on CUDA, and reports to telemetry when the device worked and when the host waited.
-
-    It puts events around everything that the compute queues in a step, and times every call that blocks.
-    """
+    """Wraps a ``Compute`` on CUDA, and reports to telemetry when the device worked and when the host waited."""
 
     asynchronous = True
     emulated = False
@@ -168,10 +165,7 @@ class CudaTimeline:
 
     @contextmanager
     def _blocking(self, what: str, *, ahead: bool = False) -> Iterator[None]:
-        """Time the body, a call named ``what`` that blocks on the device, and report it to telemetry.
-
-        ``ahead``: the device has more work queued than the call waits for.
-        """
+        """Report the body, a call that blocks, as ``what``. ``ahead``: the device has more work queued."""
         site, start_ns = call_site(what, __file__, contextlib.__file__), monotonic_ns()
         self._announced = True
         try:
@@ -187,10 +181,7 @@ class CudaTimeline:
         return self._cuda.Event(enable_timing=True)
 
     def _set_anchor(self) -> tuple[Any, int]:
-        """Return an event that the idle stream has reached, and its time (CLOCK_MONOTONIC, ns).
-
-        It records several events and returns the one whose time has the tightest bounds.
-        """
+        """Return an event that the idle stream reached, and its time (CLOCK_MONOTONIC, ns), tightest of several."""
         best: tuple[int, Any, int] | None = None
         for _ in range(_ANCHOR_TRIES):
             event = self._event()
@@ -205,10 +196,7 @@ class CudaTimeline:
 
 
 class _Audit:
-    """Reports the call site of each call that synchronizes without an announcement by :class:`CudaTimeline`.
-
-    It has no durations, and works only while it is on.
-    """
+    """Reports the call site of each call that synchronizes without an announcement by :class:`CudaTimeline`."""
 
     def __init__(self, cuda: Any, announced: Any) -> None:
         self._cuda, self._announced = cuda, announced

@@ -21,13 +21,12 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from trainer import telemetry
-from trainer.compute.base import call_site
+from trainer.compute.base import NoCompute, call_site
 from trainer.compute.host_lead import HostLead
-from trainer.compute.injected import NoCompute
 from trainer.config import How, KernelDurations, TrainerConfig
 from trainer.data.batch import Batch, InFlight
+from trainer.devices.estimates import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.devices.profiles import DeviceProfile, load_profile, matmul_dtype
-from trainer.devices.roofline import check_memory, kernels, matmul_flops_per_s, tensor_bytes
 from trainer.errors import InputError
 from trainer.files import read_json
 from trainer.inject import spend, wait_until
@@ -47,10 +46,7 @@ _SHOWN_FROM_MS = 0.01  # A copy of a few kilobytes takes nanoseconds over such a
 
 
 class DeviceQueue:
-    """Queue of an emulated device: work runs in order, one piece at a time.
-
-    Reports work and blocking calls to ``telemetry``.
-    """
+    """Queue of an emulated device: work runs in order. Reports work and blocking calls to ``telemetry``."""
 
     def __init__(self, depth: int, launch_us: float = 0.0, how: How = "busy") -> None:
         self._depth = depth
@@ -60,10 +56,7 @@ class DeviceQueue:
         self.lead = HostLead()
 
     def submit(self, name: str, duration_ns: int, kernels: int = 1) -> None:
-        """Queue a piece of work: ``kernels`` kernels that take ``duration_ns`` in total.
-
-        Blocks for the launches, and while the queue is full.
-        """
+        """Queue ``kernels`` kernels of ``duration_ns`` in total. Blocks for launches, and while it is full."""
         now_ns = monotonic_ns()
         while self._ends_ns and self._ends_ns[0] <= now_ns:
             self._ends_ns.popleft()
@@ -91,10 +84,7 @@ class DeviceQueue:
         return self._free_ns
 
     def wait_until(self, done_ns: int, what: str) -> None:
-        """Block until ``done_ns`` (CLOCK_MONOTONIC), the end of some work in the queue.
-
-        ``what``: name of the wait in reports.
-        """
+        """Block until ``done_ns`` (CLOCK_MONOTONIC), and report the wait as ``what``."""
         self._wait(done_ns, what, ahead=True)
 
     def hold(self, duration_ns: int) -> None:
@@ -103,10 +93,7 @@ class DeviceQueue:
         self.lead.held()
 
     def _wait(self, until_ns: int, what: str, *, ahead: bool = False) -> None:
-        """Block until ``until_ns`` and report the wait as ``what``.
-
-        ``ahead``: the device has more work queued than that.
-        """
+        """Block until ``until_ns``, and report it as ``what``. ``ahead``: more work than that is queued."""
         site, start = call_site(what, __file__), monotonic_ns()
         wait_until(until_ns)
         end = monotonic_ns()
@@ -127,10 +114,7 @@ def last_end_ns(free_ns: int, launching: tuple[int, int], duration_ns: int, kern
 
 
 class EmulatedCompute(NoCompute):
-    """Compute of an emulated device: its work takes time by arithmetic, and nothing is computed.
-
-    It has no losses: read_losses blocks, and returns None for each step.
-    """
+    """Compute of an emulated device: its work takes time by arithmetic. It has no losses."""
 
     asynchronous = True
     emulated = True
@@ -289,16 +273,10 @@ COUNTED_ROWS_MAX = 1 << 16  # rows of a run; their digests take about 5 MB
 
 
 class RepeatedRows:
-    """Counts the rows of one run that it has trained on before, by digests of their token ids.
-
-    A batch that is trained four times is cheap to make, and no other figure of an emulated device shows it. Arms
-    without a loss are compared by this count.
-    """
+    """Counts the rows of one run that it has trained on before, by which arms without a loss are compared."""
 
     def __init__(self, *, by_epoch: bool) -> None:
-        """Start counting. ``by_epoch``: a row counts as new in each epoch, because a corpus has each document once an
-        epoch.
-        """
+        """Start counting. ``by_epoch``: a row counts as new in each epoch, as each document of a corpus does."""
         self._by_epoch = by_epoch
         self._seen: set[tuple[int, int]] = set()
         self._rows = self._repeated = 0
@@ -329,10 +307,7 @@ class RepeatedRows:
         return max(0, position.document - 1) // position.per_epoch  # last document with a part in the batch
 
     def _digests(self, batch: Batch) -> list[int]:
-        """Return one 64-bit digest per row: the sum of its ids times random odd numbers, modulo 2**64.
-
-        Equal rows have equal digests.
-        """
+        """Return a 64-bit digest per row: the sum of its ids times random odd numbers, modulo 2**64."""
         import numpy as np
 
         ids = batch.input_ids.numpy()

@@ -37,19 +37,13 @@ _LONGEST_HOLD_NS = 10_000_000_000
 
 
 class HostLead:
-    """Tells if the host's lead over one device has stopped growing since the device was last idle.
-
-    It is updated at every step.
-    """
+    """Tells if the host's lead over one device has stopped growing since the device was last idle."""
 
     def __init__(self) -> None:
         self.device_idle()
 
     def device_idle(self) -> None:
-        """Start again after the host waited for all work.
-
-        The next piece of work does not count as run dry: it finds the device idle anyway.
-        """
+        """Start again after the host waited for all work. The next piece of work finds the device idle."""
         self._begins = True
         self._waited = self._dry = self._held = False
         # number of steps, and of the latest consecutive steps in which the device ran dry
@@ -70,19 +64,12 @@ class HostLead:
         self._waited |= took_ns >= _WAITED_NS
 
     def launched(self, *, dry: bool) -> None:
-        """Record that the host launched work.
-
-        ``dry``: the device's queue was empty, or the device waited for this launch.
-        """
+        """Record a launch. ``dry``: the device's queue was empty, or the device waited for this launch."""
         self._dry |= dry and not self._begins
         self._begins = False
 
     def hold_ns(self, now_ns: int) -> int | None:
-        """Return how long to hold the device before the next step, which begins at ``now_ns``, in nanoseconds.
-
-        None while that would be too early. The first step may be slow, and a device that ran dry in the last step may
-        do so in every step.
-        """
+        """Return how long (ns) to hold the device before the step that begins at ``now_ns``; None if too early."""
         if self._steps < _FEWEST_STEPS or self._running_dry():
             return None
         return round(min(_HOLD * min(self._fastest_ns, now_ns - self._begun_ns), _LONGEST_HOLD_NS))
@@ -97,8 +84,5 @@ class HostLead:
         return self._held or self._waited or self._running_dry() > 1
 
     def _running_dry(self) -> int:
-        """Return the number of consecutive steps, up to the open one, in which the device ran dry.
-
-        Ignores the first step.
-        """
+        """Return the number of consecutive steps, without the first, in which the device ran dry."""
         return self._dry_steps + 1 if self._dry and self._steps > 1 else 0

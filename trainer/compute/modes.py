@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def keep_layer_inputs_alone(model: torch.nn.Module) -> None:
-    """Let each layer keep only its input, and recompute the layer in the backward pass (activation checkpointing).
-
-    Raises InputError if the model does not support it.
-    """
+    """Let each layer keep only its input (activation checkpointing). Raises InputError if it cannot."""
     # its name until transformers 5, and its later name
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     switch: Any = next((getattr(model, name) for name in names if hasattr(model, name)), None)
@@ -59,8 +56,8 @@ def fuse_gelu(model: torch.nn.Module) -> None:
 def loss_function(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
     """Return a function that computes the loss of ``model`` and returns nothing else of its output.
 
-    Every output of a compiled function has a gradient. For unused logits that is an equally large tensor of zeros,
-    which the backward pass fills and reads. It takes 3 % of a step of GPT-2 124M on an H200, and its memory.
+    Every output of a compiled function has a gradient. For unused logits that is an equally large tensor of zeros: 3 %
+    of a step of GPT-2 124M on an H200, and its memory.
     """
 
     def loss(**inputs: torch.Tensor) -> torch.Tensor:
@@ -71,11 +68,7 @@ def loss_function(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
 
 
 def compiled(model: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Return ``model``, a module or a function, compiled by torch.compile.
-
-    It compiles in the first steps, and for each new shape of a batch. Raises InputError if this machine has no
-    compiler.
-    """
+    """Return ``model``, a module or a function, compiled by torch.compile. Raises InputError without a compiler."""
     import torch
     from torch._inductor import config as inductor
 
@@ -109,20 +102,14 @@ MOST_SKIPPED_IN_A_ROW = 32
 
 
 def allowed_precisions(capability: tuple[int, int] | None) -> list[str]:
-    """Return the precisions that a device supports.
-
-    ``capability``: compute capability (major, minor) of CUDA; None for a CPU.
-    """
+    """Return the precisions of a device. ``capability``: that of CUDA (major, minor); None for a CPU."""
     if capability is None:
         return [precision for precision in PRECISIONS if precision != "tf32"]
     return [precision for precision in PRECISIONS if capability >= LEAST_CAPABILITY.get(precision, (0, 0))]
 
 
 def check_precision(precision: str, device: str, capability: tuple[int, int] | None) -> None:
-    """Raise InputError if a device cannot compute in ``precision``. ``device``: its name.
-
-    ``capability``: compute capability (major, minor) of CUDA; None for a CPU.
-    """
+    """Raise InputError if ``device`` cannot compute in ``precision``. ``capability``: as above; None for a CPU."""
     allowed = allowed_precisions(capability)
     if precision in allowed:
         return
@@ -232,10 +219,7 @@ class NormCheck:
         self._in_a_row = 0
 
     def __call__(self, norm: float, step: int) -> None:
-        """Raise FloatingPointError if ``norm`` is not finite.
-
-        With loss scaling, raise only after MOST_SKIPPED_IN_A_ROW such steps in a row.
-        """
+        """Raise FloatingPointError if ``norm`` is not finite: MOST_SKIPPED_IN_A_ROW times in a row with scaling."""
         if math.isfinite(norm):
             self._in_a_row = 0
             return

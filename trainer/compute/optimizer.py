@@ -42,16 +42,14 @@ if TYPE_CHECKING:
 
 
 def schedule_steps(config: TrainerConfig) -> int:
-    """Return the number of optimizer steps over which the schedule runs: the configured one, or that of this
-    training.
-    """
+    """Return the number of optimizer steps over which the schedule runs: the configured one, or this training's."""
     return config.optimizer.schedule_steps or config.warmup_steps + config.steps
 
 
 def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
-    """Return the function for ``LambdaLR`` of torch: from the steps trained here to the factor on the learning rate.
+    """Return torch's ``LambdaLR`` function: from the steps trained here to the factor on the learning rate, 0 to 1.
 
-    The factor is between 0 and 1. The steps of the training that this one continues (``resume``) are added.
+    The steps of the training that this one continues (``resume``) are added.
     """
     optimizer, total = config.optimizer, schedule_steps(config)
     warmup, first_step = optimizer.lr_warmup_steps, config.first_step
@@ -69,10 +67,7 @@ def rate_factor(config: TrainerConfig) -> Callable[[int], float]:
 
 
 def _left(optimizer: OptimizerConfig, step: int, total: int, progress: float) -> float:
-    """Return the share (1 to 0) of the difference between full and final learning rate that is left at ``step``.
-
-    ``total``: steps of the schedule. ``progress``: share of them that is done, without the warmup.
-    """
+    """Return the share (1 to 0) of the difference of full and final learning rate left at ``step`` of ``total``."""
     if optimizer.schedule == "linear":
         return 1 - progress
     if optimizer.schedule == "cosine":  # Loshchilov and Hutter 2017, without restarts
@@ -92,10 +87,7 @@ class GradientClipping:
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], limit: float | None) -> None:
-        """List the parameters once, because walking a module is slow.
-
-        ``limit``: largest allowed norm; None never clips.
-        """
+        """List the parameters once, because walking a module is slow. ``limit``: largest norm; None: any."""
         import torch
 
         self._utils: Any = torch.nn.utils

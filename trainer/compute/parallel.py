@@ -41,10 +41,7 @@ class Parallel:
         join(rank, device)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Wrap ``model`` so that the ranks train it together, and return it.
-
-        Under fsdp each rank then holds a share of every parameter.
-        """
+        """Wrap ``model`` so that the ranks train it together (fsdp: each rank holds a share), and return it."""
         import torch
 
         if self._sharded:
@@ -67,10 +64,7 @@ class Parallel:
         return wrapped
 
     def _shard(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard ``model`` by FSDP2 and return it.
-
-        A layer's parameters are gathered when it runs, all others with the whole model.
-        """
+        """Shard ``model`` by FSDP2. A layer's parameters are gathered when it runs, others with the whole model."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -83,10 +77,7 @@ class Parallel:
         return model
 
     def parts(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """Return the parts of model and ``optimizer`` for a checkpoint.
-
-        Under ddp they are the same as without ranks.
-        """
+        """Return the checkpoint parts of model and ``optimizer``; under ddp those of one process."""
         if not self._sharded:
             return {"model": self._model.module, "optimizer": optimizer}
         return {SHARDED: ShardedPart(self._model, optimizer)}
@@ -112,9 +103,8 @@ class Parallel:
         """
         if not self._checked and not self._sharded and self._begun == self._micro_batches:
             self._checked = True
-            if unused := [
-                name for name, parameter in self._model.module.named_parameters() if _lacks_gradient(parameter)
-            ]:
+            trained = ((name, one) for name, one in self._model.module.named_parameters() if one.requires_grad)
+            if unused := [name for name, parameter in trained if parameter.grad is None]:
                 raise InputError(
                     f"launch.parallel: ddp waits for the gradients of all parameters, and {len(unused)} take no part "
                     f"in the loss ({', '.join(unused[:3])}{', ...' * (len(unused) > 3)}); allowed: fsdp, or such "
@@ -133,9 +123,8 @@ class Parallel:
         return dist.all_reduce(gradients, async_op=True).get_future().then(lambda done: done.value()[0])
 
     def mean_of(self, values: torch.Tensor, *, in_each_step: bool = False) -> torch.Tensor:
-        """Return the mean of ``values`` over ranks.
+        """Return the mean of ``values`` over ranks; within a step, which may have broken off, this rank's values.
 
-        Within a step that broke off it returns this rank's own values, because other ranks may not get there.
         ``in_each_step``: every rank calls it within every step, at the same place, so the mean is always safe.
         """
         import torch.distributed as dist
@@ -148,11 +137,7 @@ class Parallel:
 
     @contextmanager
     def in_a_pass(self) -> Iterator[None]:
-        """Context of an evaluation: no rank leaves it before all have finished.
-
-        So no step waits for another rank's pass. A rank whose pass broke off exchanges nothing more, because the others
-        may not reach the same place.
-        """
+        """Context of an evaluation: no rank leaves it before all have finished, so no step waits for a pass."""
         import torch.distributed as dist
 
         self.within_step = True
@@ -182,10 +167,6 @@ class Parallel:
     def leave(self) -> None:
         """Leave the group. Call it only if nothing failed, because it waits for the other ranks."""
         leave()
-
-
-def _lacks_gradient(parameter: torch.nn.Parameter) -> bool:
-    return parameter.requires_grad and parameter.grad is None
 
 
 SHARDED = "sharded"  # name of this part in a checkpoint

@@ -6,6 +6,7 @@ The model and the random states stay unchanged.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,10 +24,7 @@ Beat = Callable[[], None]
 
 
 class Scores(NamedTuple):
-    """Result of one evaluation pass. ``loss``: mean over ``tokens`` labels.
-
-    ``accuracy``: share of labels predicted right (0 to 1); None without a masked-LM objective.
-    """
+    """Result of a pass: mean ``loss`` over ``tokens`` labels; ``accuracy`` (0 to 1) for a masked LM, else None."""
 
     loss: float
     accuracy: float | None
@@ -44,8 +42,7 @@ def validate(
     """Run ``model`` over ``batches`` and return its scores.
 
     ``score(batch)`` returns the mean loss, and the logits or None. ``masked``: labels are those of their own position
-    (masked LM). Accuracy is then the share of labels with the largest logit. Losses stay on the device until the end of
-    the pass. Their mean is over labels: a batch with fewer of them counts less.
+    (masked LM), and accuracy is the share of labels with the largest logit. The mean loss is over labels.
     """
     import torch
 
@@ -68,20 +65,14 @@ def validate(
 
 
 def _right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the number of correct predictions (argmax equals the label at the same position) as a scalar tensor.
-
-    Ignored labels are not counted.
-    """
+    """Return the number of correct predictions (argmax equals the label, which is not ignored) as a scalar tensor."""
     right: torch.Tensor = ((logits.argmax(dim=-1) == labels) & (labels != IGNORED)).sum()
     return right
 
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Context that keeps ``model`` in eval() without gradients.
-
-    Its end restores the mode of each submodule and the random states.
-    """
+    """Context that keeps ``model`` in eval() without gradients, and restores each submodule and the random states."""
     import torch
 
     training = [part for part in model.modules() if part.training]
@@ -97,9 +88,6 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def untouched_randomness() -> Iterator[None]:
     """Context whose end restores the random states of torch (also of its devices), numpy and ``random``."""
-    import random
-
-    import numpy as np
     import torch
 
     python_state, numpy_state = random.getstate(), np.random.get_state()
@@ -112,10 +100,7 @@ def untouched_randomness() -> Iterator[None]:
 
 
 class EndingRow(NamedTuple):
-    """One ending of a question after its context, as token ids.
-
-    The last ``scored`` ids are the ending, whose likelihood is computed.
-    """
+    """One ending of a question after its context, as token ids. The last ``scored`` ids are the ending."""
 
     ids: NDArray[np.int64]
     scored: int
@@ -131,8 +116,7 @@ def log_likelihoods(
     """Return the sum of the log-probabilities (natural) of each row's scored tokens, in the order of ``rows``.
 
     ``logits_of``: returns the logits of the next ids for ids of shape (rows, positions). Rows of similar length form a
-    batch of at most ``most_ids`` positions with padding, and at least one row. Padding follows a row, so a causal model
-    does not see it. Sums stay on the device until the end.
+    batch of at most ``most_ids`` positions with padding, and at least one row. Padding follows a row.
     """
     import torch
 
@@ -167,10 +151,7 @@ def log_likelihoods(
 
 
 def _groups(rows: Sequence[EndingRow], most_ids: int) -> Iterator[list[int]]:
-    """Yield batches as lists of row numbers, longest rows first, so that the batch with the most memory comes first.
-
-    A batch has at most ``most_ids`` positions with padding, and at least one row.
-    """
+    """Yield batches of row numbers, longest rows first, of at most ``most_ids`` positions but at least one row."""
     group: list[int] = []
     for number in sorted(range(len(rows)), key=lambda number: -len(rows[number].ids)):
         if group and (len(group) + 1) * (len(rows[group[0]].ids) - 1) > most_ids:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.compute import attention
 from trainer.compute.attention import check_separation, known, several_documents, teach_transformers
-from trainer.compute.base import Loss, Stateful
+from trainer.compute.base import Compute, Loss, Stateful
 from trainer.compute.modes import NormCheck, Precision, compiled, fuse_gelu, keep_layer_inputs_alone, loss_function
 from trainer.compute.optimizer import GradientClipping, learning_rate_factors, parameter_groups, rate_factor
 from trainer.compute.parallel import Parallel
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
 
 
 class _Copy(NamedTuple):
-    """Copy of a step's loss and gradient norm to the host.
-
-    ``event``: reached when the copy has arrived; None if it is already there.
-    """
+    """Copy of a step's loss and norm to the host. ``event``: reached when it has arrived; None if it is there."""
 
     values: Any
     event: Any
 
 
-class TorchCompute:
+class TorchCompute(Compute):
     """Compute that trains a transformers model, or a user's own, with AdamW on a torch device."""
 
     emulated = False
@@ -45,10 +42,7 @@ class TorchCompute:
     def __init__(
         self, config: TrainerConfig, model: torch.nn.Module, device: torch.device, parallel: Parallel | None = None
     ) -> None:
-        """Set up model, optimizer and schedule.
-
-        ``parallel``: this rank's link to the ranks that train together; None for one process.
-        """
+        """Set up model, optimizer and schedule. ``parallel``: link to the other ranks; None for one process."""
         import torch
 
         self._torch = torch
@@ -183,10 +177,7 @@ class TorchCompute:
                 raise
 
     def _beyond(self, batch: Batch) -> InputError | None:
-        """Return an error if ids of the user's source lie outside the model's vocabulary, or if its size is unknown.
-
-        None if all ids of ``batch`` are in range.
-        """
+        """Return an error if ids of the user's source lie outside the model's vocabulary, or if its size is unknown."""
         counted = self._torch.where(batch.labels == IGNORED, batch.input_ids, batch.labels)
         smallest, largest = (int(bound) for bound in self._torch.aminmax(self._torch.cat([batch.input_ids, counted])))
         source = f"data.source: {self._source}"
@@ -303,10 +294,7 @@ class TorchCompute:
         return logits
 
     def _own_likelihood(self, row: EndingRow, beat: Callable[[], None]) -> float:
-        """Return the log-likelihood of the ending in ``row`` under a user's own model, by the mean loss of that row.
-
-        The loss is all that such a model must return.
-        """
+        """Return the ending's log-likelihood by the mean loss, which is all that a user's model must return."""
         ids = self._torch.from_numpy(row.ids)[None].to(self._device)
         labels = ids.clone()
         labels[0, : len(row.ids) - row.scored] = IGNORED
@@ -316,26 +304,10 @@ class TorchCompute:
         beat()
         return -float(loss) * row.scored
 
-    def drain_to_one_step(self) -> None:
-        pass  # A CPU is never behind; CudaTimeline does this for CUDA.
-
-    def hold_device(self) -> None:
-        pass
-
-    def is_lead_settled(self) -> bool:
-        return True  # CudaTimeline does this for CUDA.
-
     def skipped_steps(self) -> int | None:
         return None if self._scaling is None else self._scaling.skipped_steps
 
-    def repeated_rows(self) -> tuple[int, ...] | None:
-        return None
-
     def end_together(self) -> str | None:
-        """Return the digest of the parameters that all ranks hold after the last step; None for a single process.
-
-        Raises RanksDifferError if the ranks hold different parameters.
-        """
         if self._parallel is None:
             return None
         return self._parallel.same_parameters()
@@ -362,9 +334,7 @@ def _with_one_label(batch: Batch) -> Batch:
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
-    """Return True if the model's forward has a parameter ``name``, accepts any keyword, or has no readable
-    signature.
-    """
+    """Return True if the model's forward may have a parameter ``name``."""
     try:
         parameters = inspect.signature(model.forward).parameters
     except ValueError:  # Compiled code may have no signature.

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 
 class Arrival(NamedTuple):
-    """Times at which a batch had arrived in this process and was unpacked, CLOCK_MONOTONIC nanoseconds.
+    """Times (CLOCK_MONOTONIC, ns) at which a batch had arrived in this process and was unpacked.
 
-    ``waited``: True if this process waited for the message, so ``arrived_ns`` is its arrival. Otherwise ``arrived_ns``
-    is when the message was read. It comes from the queue, because a process without a core for a while seems to wait.
+    ``waited``: this process waited for the message, so ``arrived_ns`` is its arrival, else the time of reading it. It
+    comes from the queue, because a process without a core for a while seems to wait.
     """
 
     arrived_ns: int
@@ -76,10 +76,7 @@ class Arrivals:
 
 
 def looks_empty(queue: Any) -> Callable[[], bool]:
-    """Return a function that returns True if ``queue`` is empty.
-
-    A call takes a microsecond, a tenth of the queue's own method.
-    """
+    """Return a function that checks if ``queue`` is empty, in a tenth of the time of the queue's own method."""
     if not hasattr(queue, "_reader"):
         return lambda: not queue.qsize()
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Defines ``Batch``, which every data path yields and the training loop consumes, and keeps batches during copies.
+"""Defines ``Batch``, which every data path yields, keeps batches during copies, and repeats some (``data.replay``).
 
 The memory of a batch may be reused as soon as nothing holds it (:mod:`trainer.data.buffers`). An asynchronous copy from
 page-locked memory returns at once and reads it later, without a reference in Python. So :class:`InFlight` holds it.
@@ -7,11 +7,15 @@ page-locked memory returns at once and reads it later, without a reference in Py
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
 
+from trainer import telemetry
 from trainer.data.position import Position
+from trainer.inject import Injector
 from trainer.telemetry import BatchTrace
 
 if TYPE_CHECKING:
@@ -48,10 +52,7 @@ class Batch:
     several_documents: bool | None = None  # True if a row of position_ids holds several documents; None: not computed
 
     def pin_memory(self) -> Batch:
-        """Copy the tensors to page-locked memory, so that the copy to the device can be asynchronous.
-
-        DataLoader's pin thread calls it.
-        """
+        """Copy the tensors to page-locked memory, for asynchronous copies to the device (DataLoader's pin thread)."""
         self.input_ids = self.input_ids.pin_memory()
         self.labels = self.labels.pin_memory()
         if self.attention_mask is not None:
@@ -62,10 +63,7 @@ class Batch:
 
 
 class InFlight:
-    """Holds batches while they are copied to a device, so that their memory is not reused.
-
-    They are in the order in which their copies end.
-    """
+    """Holds batches, in the order in which their copies to a device end, so that their memory is not reused."""
 
     def __init__(self) -> None:
         self._held: deque[tuple[Callable[[], bool], Batch]] = deque()
@@ -78,3 +76,51 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+# Limits of the batches that `data.replay` repeats of a user's source. A repetition of the experiment has 10 or 20 steps
+# (`slice_steps`) and goes through many of the batches, so that repetitions are alike.
+REPEATED_BATCHES = 32
+REPEATED_BYTES = 256 * 2**20  # size of all tensors
+REPEATED_S = 10.0  # time to make them, before the first step
+
+
+class BatchPipeline(Protocol):
+    """Yields batches, each with its position, and None at the end. Only a pipeline over one epoch ends."""
+
+    def next_batch(self) -> Batch | None: ...
+
+
+class RepeatedBatches:
+    """Pipeline that repeats a few batches forever, from ``start`` on, at no cost but declared ones."""
+
+    def __init__(self, batches: Sequence[Batch], injector: Injector, start: Position) -> None:
+        self._batches, self._injector = cycle(batches), injector
+        self._worker, self._made = start.worker, start.batches
+        injector.skip(self._made)
+        for _ in range(self._made % len(batches)):
+            next(self._batches)
+
+    def next_batch(self) -> Batch:
+        """Return the next batch as a new Batch with the same tensors, after its declared costs."""
+        for stage in telemetry.STAGES:
+            if self._injector.cost_ms(stage):
+                with telemetry.span(stage):
+                    self._injector.spend(stage)
+        self._injector.spend("transfer")
+        batch = next(self._batches)
+        self._made += 1
+        return replace(batch, trace=telemetry.take(), position=Position(self._worker, self._made, 0, self._made))
+
+
+def to_repeat(first: BatchPipeline) -> list[Batch]:
+    """Return the first batches of a user's source to repeat; one if all have the same shape, and thus the same time."""
+    batches: list[Batch] = []
+    size, deadline_s = 0, monotonic() + REPEATED_S
+    while len(batches) < REPEATED_BATCHES and size < REPEATED_BYTES and (not batches or monotonic() < deadline_s):
+        batch = first.next_batch()
+        assert batch is not None, "a user's pipeline has no end"
+        batches.append(batch)
+        tensors = batch.input_ids, batch.labels, batch.attention_mask
+        size += sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    return batches if len({batch.input_ids.shape for batch in batches}) > 1 else batches[:1]

@@ -32,10 +32,7 @@ class BatchBuffer:
         mask: NDArray[np.int64] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """Keep the arrays, each of shape (rows, length).
-
-        ``positions``: memory of ``Batch.position_ids``, only for batches of another process.
-        """
+        """Keep arrays of shape (rows, length). ``positions``: only for batches of another process."""
         self.ids, self.labels, self.mask = ids, labels, mask
         self.all = (ids, labels, mask, positions)
         self.flat_ids, self.flat_labels = ids.reshape(-1), labels.reshape(-1)
@@ -43,10 +40,7 @@ class BatchBuffer:
         self._counts: list[int] = []
 
     def count(self) -> None:
-        """Record the reference counts of the arrays while nothing else holds them.
-
-        :attr:`is_free` compares with these.
-        """
+        """Record the reference counts of the arrays while nothing else holds them, for :attr:`is_free`."""
         counts = [getrefcount(array) for array in self._others]
         self._counts = [getrefcount(self.ids), getrefcount(self.labels), *counts]
 
@@ -78,10 +72,7 @@ class BatchBuffers:
     """Reusable buffers in this process's memory. A buffer is allocated when none is free."""
 
     def __init__(self, rows: int, length: int, *, mask: bool = False, pinned: bool = False) -> None:
-        """Set up without memory. ``mask``: buffers also hold an attention mask.
-
-        ``pinned``: page-locked memory for asynchronous copies, which needs CUDA.
-        """
+        """Set up without memory. ``mask``: with an attention mask; ``pinned``: page-locked (needs CUDA)."""
         self._shape, self._mask, self.pinned = (rows, length), mask, pinned
         self._kept: list[BatchBuffer] = []
 

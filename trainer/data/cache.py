@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,7 @@ JOURNAL = ".journal"  # folder with a build's state for resuming; it is not part
 
 
 def cache_root() -> Path:
-    """Return the path of the cache folder, which is not created here.
-
-    It is ``$HARNESS_CACHE``, or ``llm-harness`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
-    """
+    """Return the cache folder: ``$HARNESS_CACHE``, or ``llm-harness`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if chosen := os.environ.get("HARNESS_CACHE"):
         return expanded(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -83,10 +80,7 @@ def _identity(path: Path, stat: os.stat_result) -> tuple[str | int, ...]:
 
 
 def known_digests() -> list[list[str | int]]:
-    """Return the digests that this process has computed, as lists of file identity and sha256.
-
-    :func:`trust` takes them over in another process.
-    """
+    """Return the digests of this process, as lists of file identity and sha256, for :func:`trust` in another."""
     return [[*identity, digest] for identity, digest in _known.items()]
 
 
@@ -107,10 +101,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
-    """Return the JSON value of ``compute()``, from the cache if it was computed before.
-
-    A damaged entry is computed again. ``kind``: name of the fact. ``key``: everything that the value depends on.
-    """
+    """Return the JSON value of ``compute()``, from the cache if an intact entry of ``kind`` and ``key`` has it."""
     name = fingerprint(key)
     path = cache_root() / "facts" / f"{kind}-{name}.json"
     if os.path.lexists(path):
@@ -125,17 +116,16 @@ def remember(kind: str, key: object, compute: Callable[[], Any]) -> Any:
         if path.is_dir():
             remove(path)
     value = compute()
-    content = json.dumps({"value": value, "sha256": _digest_of(kind, name, value)})
-    _guard(path, lambda: write_text(path, content))
+    with _guarded(path):
+        write_text(path, json.dumps({"value": value, "sha256": _digest_of(kind, name, value)}))
     return value
 
 
 def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, *, resumable: bool = False) -> Path:
-    """Return the cached folder ``kind/<key>``.
+    """Return the cached folder ``kind/<key>``; ``build(temporary folder)`` writes it if it is missing or damaged.
 
-    If it is missing or damaged, ``build(temporary folder)`` writes it first. ``key``: everything that the content
-    depends on. ``check(folder)`` raises InputError if the cached content must be built again. ``resumable``: see
-    :func:`create_folder`.
+    ``key``: everything that the content depends on. ``check(folder)`` raises InputError if the cached content must be
+    built again. ``resumable``: see :func:`create_folder`.
     """
     target = cache_root() / kind / fingerprint(key)
 
@@ -153,8 +143,8 @@ def folder(kind: str, key: object, build: Build, check: Check = lambda _: None, 
 def create_folder(target: Path, build: Build, *, resumable: bool = False) -> None:
     """Build a folder next to ``target``, with its digests, and rename it: no reader sees an incomplete folder.
 
-    If another process was faster, its folder stays: both have the same content. ``resumable``: the folder of a killed
-    or interrupted process, with its ``JOURNAL``, is passed to the next ``build``. A failed ``build`` leaves nothing.
+    If another process was faster, its folder stays. ``resumable``: the folder of a killed or interrupted process, with
+    its ``JOURNAL``, is passed to the next ``build``. A failed ``build`` leaves nothing.
     """
     with _partial(target) if resumable else _temporary(target) as temporary:
         if temporary is None:  # Another process has finished it.
@@ -183,13 +173,10 @@ def create_folder(target: Path, build: Build, *, resumable: bool = False) -> Non
 def _temporary(target: Path) -> Iterator[Path]:
     """Yield a new folder next to ``target`` that no other process uses. It is removed in any case."""
     temporary = temporary_path(target)
-
-    def make() -> None:
+    with _guarded(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove(temporary)  # A killed process with the same id may have left it.
         temporary.mkdir()
-
-    _guard(target, make)
     try:
         yield temporary
     finally:
@@ -198,33 +185,16 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path | None]:
-    """Yield a folder next to ``target`` to build in: the one that a killed process started, if there is one.
+    """Yield a folder next to ``target`` to build in, which stays after an interrupt for the next process.
 
-    It stays after an interrupt, for the next process. If another process works in it, or the file system has no locks,
-    yield a temporary folder. Yield None if ``target`` exists by now.
+    If another process works in it, or the file system has no locks, yield a temporary folder. Yield None if ``target``
+    exists by now.
     """
     partial = partial_path(target)
-    opened: list[int] = []
-
-    def take() -> bool:
-        while True:
-            partial.mkdir(parents=True, exist_ok=True)
-            opened[:] = [os.open(partial, os.O_RDONLY)]
-            try:
-                fcntl.flock(opened[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return False
-            try:
-                if partial.stat().st_ino == os.fstat(opened[0]).st_ino:
-                    return True
-            except FileNotFoundError:
-                pass
-            os.close(opened.pop())  # Another process has renamed it meanwhile.
-
-    results: list[bool] = []
+    with _guarded(target):
+        descriptor, is_ours = _taken(partial)
     try:
-        _guard(target, lambda: results.append(take()))
-        if not results[0]:
+        if not is_ours:
             with _temporary(target) as temporary:
                 yield temporary
         elif target.is_dir():
@@ -238,15 +208,29 @@ def _partial(target: Path) -> Iterator[Path | None]:
                 raise
             remove(partial)  # Still there if another process's folder was kept.
     finally:
-        for descriptor in opened:
-            os.close(descriptor)
+        os.close(descriptor)
+
+
+def _taken(partial: Path) -> tuple[int, bool]:
+    """Open the folder ``partial``, made if necessary. Return its descriptor, and True if this process has locked it."""
+    while True:
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return descriptor, False
+        with suppress(FileNotFoundError):
+            if partial.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor, True
+        os.close(descriptor)  # Another process has renamed it meanwhile.
 
 
 def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = False) -> str | None:
     """Return a description of the damage to a folder that :func:`create_folder` made; None if it is intact.
 
-    ``entry``: required kind/key; None for a user's folder, which may be moved or renamed and may lack digests. An
-    additional file is damage (a library may read any name), unless ``may_hold_more``.
+    ``entry``: required kind/key; None for a user's folder, which may lack digests. An additional file is damage (a
+    library may read any name), unless ``may_hold_more``.
     """
     if not folder.is_dir():
         return "not a folder"
@@ -273,24 +257,17 @@ def damage(folder: Path, *, entry: str | None = None, may_hold_more: bool = Fals
 
 
 def _discard_damaged(target: Path, check: Check) -> None:
-    """Remove the cached folder ``target`` if it is damaged, belongs to another key, or fails ``check``.
-
-    Prints a line if so.
-    """
+    """Remove the folder ``target``, with a line, if it is damaged, of another key, or fails ``check``."""
     if not os.path.lexists(target) or _problem(target, check) is None:
         return
-
-    def discard() -> None:
-        with _locked(target.parent):
-            # Check again: another process may have built it meanwhile.
-            if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
-                _report_damage(target, problem, "built again")
-                temporary = temporary_path(target)
-                remove(temporary)
-                target.rename(temporary)
-                remove(temporary)
-
-    _guard(target, discard)
+    with _guarded(target), _locked(target.parent):
+        # Check again: another process may have built it meanwhile.
+        if os.path.lexists(target) and (problem := _problem(target, check)) is not None:
+            _report_damage(target, problem, "built again")
+            temporary = temporary_path(target)
+            remove(temporary)
+            target.rename(temporary)
+            remove(temporary)
 
 
 def _problem(target: Path, check: Check) -> str | None:
@@ -313,10 +290,7 @@ def _write_digests(folder: Path, known: Mapping[str, str]) -> None:
 
 
 def _trust_written(path: Path, digest: str) -> None:
-    """Remember the digest of a large file that was hashed while it was written, so that it need not be read again.
-
-    It waits for the clock's next tick, after which a change would show.
-    """
+    """Remember the digest of a large file hashed while it was written, after the clock's next tick."""
     stat = path.stat()
     if stat.st_size >= _LARGE_BYTES:
         time.sleep(max(max(stat.st_mtime_ns, stat.st_ctime_ns) + _TICK_NS - time.time_ns(), 0) / 1e9)
@@ -354,8 +328,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _guard(place: Path, write: Callable[[], object]) -> None:
+@contextmanager
+def _guarded(place: Path) -> Iterator[None]:
     try:
-        write()
+        yield
     except OSError as error:
         raise cannot_write(error.filename or place, error, _REMEDY) from error

@@ -11,20 +11,20 @@ import numpy as np
 
 from trainer import telemetry
 from trainer.config import DataConfig, DataInject
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, BatchPipeline, RepeatedBatches, to_repeat
 from trainer.data.buffers import BatchBuffers, Buffers
 from trainer.data.engines.base import Encoded, with_end_of_text
-from trainer.data.flat_pipeline import FlatPipeline, flat_pipeline, windows_of
+from trainer.data.flat_pipeline import FlatPipeline, windows_of
 from trainer.data.masking import Masker
 from trainer.data.order import ComputedSampler, EmptyEpochs, IndexSampler, ShardedSampler
 from trainer.data.packing import Document, PaddedRows, make_packer
 from trainer.data.position import Bookmark, Position
 from trainer.data.prepare import Prepared
 from trainer.data.pretokenize import padding_id
-from trainer.data.repeated import BatchPipeline, RepeatedBatches, to_repeat
 from trainer.data.sources import text_source, token_source
 from trainer.data.strategies import by_strategy
 from trainer.data.tokenizers import document_tokens, load_tokenizer
+from trainer.data.user_source import UserPipeline
 from trainer.errors import InputError
 from trainer.inject import Injector
 
@@ -56,12 +56,9 @@ class DataPipeline:
         start: Position = Position(),  # noqa: B008  # a tuple never changes
         buffers: Buffers | None = None,
     ) -> None:
-        """Set up the stages. ``draws``: seed and worker number for the masks.
-
-        ``buffers``: memory for the array paths; None: new memory.
-        """
+        """Set up the stages. ``draws``: seed and worker for the masks. ``buffers``: None for new memory."""
         corpus = prepared.corpus
-        reads_text, scalar = is_text(config), config.access == "scalar"
+        reads_text, scalar = config.path.startswith("text-"), config.access == "scalar"
         self._packed, self._batch_size, self._length = is_packed(config), config.batch_size, config.sequence_length
         self._source: Any
         if reads_text:
@@ -98,10 +95,7 @@ class DataPipeline:
         return self._packer.remainder
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch with its trace; None at the end of a pipeline over one epoch.
-
-        Declared costs are spent inside its stages.
-        """
+        """Return the next batch with its trace, after its declared costs; None at the end of one epoch."""
         self._charged.clear()
         while missing := self._packer.missing_tokens(self._batch_size):
             began = monotonic()
@@ -133,10 +127,7 @@ class DataPipeline:
         return batch
 
     def _read_documents(self, rows: int) -> Any:
-        """Read the next ``rows`` documents and return them tokenized; None at the end of the order.
-
-        They are lists of ids, or Encoded or PaddedRows for zero-copy access.
-        """
+        """Return the next documents: lists of ids, Encoded or PaddedRows; None at the end of the order."""
         with self._span("read"):
             indices = self._order.take(rows)
             for _ in range(self._extra_reads):
@@ -161,10 +152,7 @@ class DataPipeline:
         return with_end_of_text(self._tokenizer.encode_flat(texts), self._eos_id)
 
     def _with_tokens(self, documents: Any) -> Any:
-        """Return the documents that have at least one token.
-
-        Counts all of them for the bookmark and the mean length.
-        """
+        """Return the documents that have a token. Counts all of them for the bookmark and the mean length."""
         if isinstance(documents, PaddedRows):
             has_tokens = documents.mask[:, 0] != 0
             self._bookmark.add(has_tokens)
@@ -196,20 +184,14 @@ class DataPipeline:
         return min(_MOST_ROWS_PER_READ, max(1, round(missing_tokens / tokens_per_document)))
 
     def _look_ahead(self, took_s: float) -> None:
-        """Adapt how many batches' worth of documents one read takes: more if a read is short. Each call costs 0.1 ms.
-
-        ``took_s``: duration of the last read. The batches do not depend on it.
-        """
+        """Read more documents at once if the last read, of ``took_s``, was short. Each call costs 0.1 ms."""
         if took_s < _SHORT_READ_S:
             self._ahead = min(_MOST_AHEAD, self._ahead * 2)
         elif took_s > 3 * _SHORT_READ_S:
             self._ahead = max(_LEAST_AHEAD, self._ahead / 2)
 
     def _count(self, filled: int, tokens: int) -> None:
-        """Count ``filled`` documents with a token and their ``tokens``, for the mean length.
-
-        Raises InputError after too many epochs without a token.
-        """
+        """Count ``filled`` documents with a token. Raises InputError after too many epochs without one."""
         self._empty_epochs.check(filled)
         if self._packed:
             self._documents += filled
@@ -227,10 +209,7 @@ class DataPipeline:
 def training_order(
     config: DataConfig, prepared: Prepared, seed: int, worker: int = 0, workers: int = 1, endless: bool = True
 ) -> IndexSampler:
-    """Return the order of the documents, or windows, to train on: all except those held out.
-
-    ``endless``: False for one epoch. Raises InputError if there are more workers than windows.
-    """
+    """Return the order of all documents (or windows) not held out. Raises InputError with too few windows."""
     if config.shuffle == "windows":
         windows, kept = windows_of(config, prepared)
         if workers > windows:
@@ -266,22 +245,18 @@ def pipeline_of(
         assert every == (0, 1), "the configuration refuses it"
         return DataPipeline(config, prepared, order, injector, marked, draws, start, buffers)
     buffers = buffers or buffers_of(config)
-    return flat_pipeline(config, prepared, order, injector, marked, draws, start, buffers, every)
+    return FlatPipeline(config, prepared, order, injector, marked, draws, start, buffers, every)
 
 
 def buffers_of(config: DataConfig, *, pinned: bool = False) -> BatchBuffers:
-    """Return reusable batch buffers in this process's memory; each is allocated on first use.
-
-    ``pinned``: page-locked memory, which needs CUDA. Paths with ``access: scalar`` use none.
-    """
+    """Return reusable batch buffers, allocated on first use. ``pinned``: page-locked memory, which needs CUDA."""
     return BatchBuffers(config.batch_size, config.sequence_length, mask=not is_packed(config), pinned=pinned)
 
 
 def held_out_batches(config: DataConfig, prepared: Prepared, most: int) -> list[Batch]:
-    """Return the first batches of the held-out documents, at most ``most``. No document comes twice.
+    """Return at most ``most`` batches of the held-out documents, the same on every data path, each document once.
 
-    They are the same on every data path. Declared costs and doses do not apply to them. Raises InputError if no batch
-    has a token to predict.
+    Declared costs and doses do not apply to them. Raises InputError if no batch has a token to predict.
     """
     rows = None if prepared.split is None else prepared.split.held_out_rows()
     if prepared.held_out is not None:
@@ -313,10 +288,7 @@ def make_pipeline(
     start: Position | None = None,
     buffers: Buffers | None = None,
 ) -> BatchPipeline:
-    """Return the endless pipeline of worker ``worker`` of ``workers`` (0 of 1: in this process).
-
-    ``start``: position of the worker in an earlier run, from which it continues.
-    """
+    """Return the endless pipeline of worker ``worker`` of ``workers``, continued from ``start`` if given."""
     start = start or Position(worker)
     if config.source is not None:
         return _of_source(config, prepared.objective == "causal", seed, worker, workers, start)
@@ -337,8 +309,6 @@ def make_pipeline(
 def _of_source(
     config: DataConfig, shifted: bool, seed: int, worker: int, workers: int, start: Position
 ) -> BatchPipeline:
-    from trainer.data.user_source import UserPipeline
-
     injector = Injector(config.inject, seed * 1_000_003 + worker)  # A dose makes the whole batch again.
     assert config.source is not None
     if config.replay:
@@ -351,10 +321,7 @@ def _of_source(
 
 
 def _dosed(config: DataConfig) -> DataInject | None:
-    """Return the declared costs, with those of a dosed stage multiplied by 1 + dose.
-
-    One draw of the jitter covers all repetitions of a batch's work, because a long document is long each time.
-    """
+    """Return the declared costs, with those of a dosed stage times 1 + dose: one draw of jitter for all of them."""
     if config.inject is None:
         return None
     costs = {
@@ -365,10 +332,7 @@ def _dosed(config: DataConfig) -> DataInject | None:
 
 
 class Epoch:
-    """Iterates once over the batches of one epoch, built in this process.
-
-    The last batch may have fewer rows than the others.
-    """
+    """Iterates once over the batches of one epoch, built in this process. The last batch may have fewer rows."""
 
     def __init__(self, config: DataConfig, prepared: Prepared, seed: int) -> None:
         order = training_order(config, prepared, seed, endless=False)
@@ -380,16 +344,8 @@ class Epoch:
 
     @property
     def remainder(self) -> int:
-        """Number of tokens of the epoch that are left over because they fill no row.
-
-        It is final after the last batch.
-        """
+        """Number of tokens of the epoch that fill no row, final after the last batch."""
         return self._pipeline.remainder
-
-
-def is_text(config: DataConfig) -> bool:
-    """Return True if the path reads text, so that it tokenizes in each run."""
-    return config.path.startswith("text-")
 
 
 def is_packed(config: DataConfig) -> bool:

@@ -27,10 +27,7 @@ ENCODERS = {
 
 
 def watch() -> None:
-    """Mark the calls of tokenizer libraries: of imported ones now, of others once they are imported.
-
-    Only calls in this thread are marked, and only while it makes a batch.
-    """
+    """Mark the calls of tokenizer libraries, imported now or later, while this thread makes a batch."""
     making.thread = threading.get_ident()
     for name in ENCODERS:
         _mark(name, sys.modules.get(name))
@@ -94,10 +91,7 @@ class _Local(threading.local):
 
 
 class _Maker:
-    """Context in which the current thread makes this process's batches.
-
-    Only tokenizer calls within it get spans, because a recorder has one stack.
-    """
+    """Context in which the current thread makes batches. Only tokenizer calls within it get spans."""
 
     def __init__(self) -> None:
         self.thread = 0

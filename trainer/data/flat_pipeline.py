@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,48 +37,39 @@ if TYPE_CHECKING:
 MAX_PIECES_OF_A_ROW = 32
 
 
-class EveryNth(NamedTuple):
-    """The batches of one global order that a shard makes: batch ``first``, and every ``of``-th batch after it."""
-
-    first: int = 0
-    of: int = 1
-
-
 class FlatPipeline:
-    """Runs a packed data path over flat tokens in one process, one batch at a time. :func:`flat_pipeline` makes it.
+    """Runs a packed data path over flat tokens in one process, one batch at a time.
 
-    ``opened`` returns the tokens and the plan of rows; it is called while the first batch is read. A dose
-    (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if ``marked`` is
-    False.
+    A dose (``extra_reads``) repeats the reading of each batch inside its span. Nothing is repeated or marked if
+    ``marked`` is False.
     """
 
     def __init__(
         self,
-        opened: Callable[[], tuple[NDArray[Any], RowPlan]],
-        shape: tuple[int, int],
-        per_epoch: int,
+        config: DataConfig,
+        prepared: Prepared,
+        order: IndexSampler,
         injector: Injector,
+        marked: bool,
+        draws: tuple[int, int],
+        start: Position,
         buffers: Buffers,
-        *,
-        masker: Masker | None = None,
-        separated: bool = False,
-        every: EveryNth = EveryNth(),  # noqa: B008  # a tuple never changes
-        extra_reads: int = 0,
-        marked: bool = True,
-        start: Position = Position(),  # noqa: B008  # a tuple never changes
+        every: tuple[int, int],
     ) -> None:
-        """Set up the pipeline. ``shape``: (rows, tokens per row).
-
-        ``per_epoch``: number of the shard's documents (or windows) in an epoch.
-        """
-        self._open, self._rows, self._length = opened, *shape
+        """Set up the stages over ``order``. ``draws``: seed and worker for the masks; ``every``: (offset, stride)."""
+        self._config, self._prepared, self._order, self._start = config, prepared, order, start
+        self._rows, self._length = config.batch_size, config.sequence_length
         self._size = self._rows * self._length
         self._tokens: NDArray[Any] | None = None
         self._plan: RowPlan | None = None
-        self._per_epoch, self._injector, self._buffers = per_epoch, injector, buffers
-        self._masker, self._separated, self._every = masker, separated, every
-        self._skips = self._every.of > 1
-        self._extra_reads, self._marked = extra_reads if marked else 0, marked
+        self._injector, self._buffers, self._every = injector, buffers, every
+        self._per_epoch, self._separated = order.documents_per_epoch, config.documents == "separated"
+        self._extra_reads, self._marked = config.extra_reads if marked else 0, marked
+        self._masker: Masker | None = None
+        if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.
+            self._masker = Masker(prepared.masking, draws[0], 0, every[0] + start.batches * every[1], every[1])
+        elif prepared.masking is not None:
+            self._masker = Masker(prepared.masking, *draws, start.batches)
         self._worker, self._batches = start.worker, start.batches
         self._wide = np.arange(self._size)
         self._narrow: NDArray[Any] = np.empty(0)
@@ -92,15 +83,13 @@ class FlatPipeline:
         return self._plan.remainder if self._plan is not None else 0
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch with its trace; None at the end of a pipeline over one epoch.
-
-        Declared costs are spent inside its stages.
-        """
+        """Return the next batch with its trace, after its declared costs; None at the end of one epoch."""
         injector, span, costs = self._injector, self._span, self._costs
+        first, stride = self._every
         with span("read"):
             plan = self._plan or self._begin()
-            if self._skips:
-                plan.skip(self._skipped())
+            if stride > 1:  # Other workers make the rows between two batches of this one.
+                plan.skip((stride - 1 if self._batches else first) * self._rows)
             stretch = plan.next(self._rows)
             if stretch is not None:
                 buffer = self._buffers.take()
@@ -140,14 +129,13 @@ class FlatPipeline:
         return batch
 
     def _begin(self) -> RowPlan:
-        self._tokens, self._plan = self._open()
-        self._narrow = np.empty(self._size, dtype=self._tokens.dtype)
+        flat, start = open_tokens(self._config, self._prepared), self._start
+        if self._config.shuffle == "windows":
+            self._plan = WindowPlan(flat, self._order, self._length, start.document)
+        else:
+            self._plan = DocumentPlan(flat, self._order, self._length, start.document, start.used)
+        self._tokens, self._narrow = flat.tokens, np.empty(self._size, dtype=flat.tokens.dtype)
         return self._plan
-
-    def _skipped(self) -> int:
-        """Return the number of rows that other workers make before this worker's next batch."""
-        batches = self._every.of - 1 if self._batches else self._every.first
-        return batches * self._rows
 
     def _widen(self, stretch: TokenStretch, ids: NDArray[np.int64]) -> None:
         """Copy the tokens of ``stretch`` into ``ids``, its pieces end to end, as int64."""
@@ -218,10 +206,7 @@ def windows_of(config: DataConfig, prepared: Prepared) -> tuple[int, NDArray[np.
 
 
 def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int, count: int) -> NDArray[np.int64]:
-    """Return the numbers, ascending, of the windows without a token of ``documents``.
-
-    There are ``count`` windows of ``length`` tokens.
-    """
+    """Return the numbers of the windows of ``length`` tokens that have no token of ``documents``, ascending."""
     begins, ends = flat.places[documents], flat.places[documents + 1]
     is_nonempty = ends > begins
     # Add 1 at a document's first window and -1 after its last one: a running sum above 0 marks a window with a part of
@@ -230,46 +215,3 @@ def _windows_without(documents: NDArray[np.int64], flat: FlatTokens, length: int
     np.add.at(change, begins[is_nonempty] // length, 1)
     np.add.at(change, (ends[is_nonempty] - 1) // length + 1, -1)
     return np.flatnonzero(np.cumsum(change[:count]) == 0)
-
-
-def flat_pipeline(
-    config: DataConfig,
-    prepared: Prepared,
-    order: IndexSampler,
-    injector: Injector,
-    marked: bool,
-    draws: tuple[int, int],
-    start: Position,
-    buffers: Buffers,
-    every: tuple[int, int],
-) -> FlatPipeline:
-    """Return the pipeline over the documents (or windows) of ``order``.
-
-    ``every``: (offset, stride) of the batches to make.
-    """
-    length = config.sequence_length
-    masker = None
-    if prepared.masking is not None and config.global_order:  # A batch's masks must not depend on its worker.
-        masker = Masker(prepared.masking, draws[0], 0, every[0] + start.batches * every[1], every[1])
-    elif prepared.masking is not None:
-        masker = Masker(prepared.masking, *draws, start.batches)
-
-    def opened() -> tuple[NDArray[Any], RowPlan]:
-        flat = open_tokens(config, prepared)
-        if config.shuffle == "windows":
-            return flat.tokens, WindowPlan(flat, order, length, start.document)
-        return flat.tokens, DocumentPlan(flat, order, length, start.document, start.used)
-
-    return FlatPipeline(
-        opened,
-        (config.batch_size, length),
-        order.documents_per_epoch,
-        injector,
-        buffers,
-        masker=masker,
-        separated=config.documents == "separated",
-        every=EveryNth(*every),
-        extra_reads=config.extra_reads,
-        marked=marked,
-        start=start,
-    )

@@ -43,35 +43,24 @@ class TokenStretch(NamedTuple):
 
 
 class RowPlan(Protocol):
-    """Plans packed rows over flat tokens, for one epoch or without end.
-
-    Each :class:`TokenStretch` lists the pieces of the flat tokens that fill the requested rows.
-    """
+    """Plans packed rows over flat tokens, for one epoch or without end."""
 
     @property
     def remainder(self) -> int:
         """Number of tokens that are left over because they do not fill a row."""
 
     def next(self, rows: int) -> TokenStretch | None:
-        """Return the pieces of tokens that fill the next ``rows`` rows; fewer rows at the end of one epoch, then
-        None.
-        """
+        """Return the pieces that fill the next ``rows`` rows; fewer rows at the end of one epoch, then None."""
 
     def skip(self, rows: int) -> None:
         """Skip ``rows`` rows, which other workers make."""
 
 
 class DocumentPlan:
-    """Plans rows from documents end to end, in the order of a sampler.
-
-    Tokens that do not fill a row go into the next one.
-    """
+    """Plans rows from documents end to end. Tokens that do not fill a row go into the next one."""
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, document: int = 0, used: int = 0) -> None:
-        """Set up the plan. ``length``: tokens per row.
-
-        ``document``, ``used``: place to resume, as in :class:`trainer.data.position.Position`.
-        """
+        """Set up rows of ``length`` tokens, from the place (``document``, ``used``) of a Position."""
         self._places, self._order, self._length = flat.places, order, length
         self._mean = max(1.0, len(flat.tokens) / max(1, flat.documents))
         if document:
@@ -123,10 +112,7 @@ class DocumentPlan:
         self._first = int(self._end.searchsorted(self._at, "right"))
 
     def _plan(self, missing_tokens: int) -> None:
-        """Take the next documents from the order, for several batches at once, and forget those before the current row.
-
-        ``missing_tokens``: tokens that the next rows still need.
-        """
+        """Take documents for several batches from the order, and forget those before the current row."""
         count = min(_MOST, max(_FEWEST, _BATCHES_AHEAD * round(missing_tokens / self._mean)))
         indices = self._order.take(count)
         self._ended = not len(indices)
@@ -151,16 +137,10 @@ class DocumentPlan:
 
 
 class WindowPlan:
-    """Plans rows from windows of fixed places, one window per row.
-
-    Tokens after the last whole window are never used.
-    """
+    """Plans rows from windows of fixed places, one per row. Tokens after the last whole window are never used."""
 
     def __init__(self, flat: FlatTokens, order: IndexSampler, length: int, window: int = 0) -> None:
-        """Set up the plan. ``order``: order of the windows.
-
-        ``window``: number of windows that an earlier run has used.
-        """
+        """Set up the plan. ``window``: number of windows of ``order`` that an earlier run has used."""
         self._places, self._order, self._length = flat.places, order, length
         if window:
             order.seek(window)
@@ -214,10 +194,7 @@ class WindowPlan:
         self._inner = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(begins_inside)])
 
     def _documents_in(self, sources: Places, places: Places) -> tuple[Places, Places]:
-        """Return the places in the stretch where non-empty documents begin, and the number of these before each window.
-
-        The windows lie at ``sources`` of the flat tokens and at ``places`` of a stretch. The last number is the total.
-        """
+        """Return where documents begin in a stretch of windows, and how many begin before each and in total."""
         first = self._places.searchsorted(sources)
         counts = self._places.searchsorted(sources + self._length) - first
         before = np.cumsum(counts) - counts

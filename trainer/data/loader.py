@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from typing import Any
@@ -20,13 +21,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data.arrivals import Arrival, Arrivals
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, BatchPipeline
 from trainer.data.buffers import Buffers
 from trainer.data.dataset import buffers_of, is_packed, make_pipeline
 from trainer.data.order import dealt_to, shard_of
 from trainer.data.position import DataPosition, Position
 from trainer.data.prepare import Prepared, check_workers
-from trainer.data.repeated import BatchPipeline
 from trainer.data.ring import NotYetError, RingBatches
 from trainer.data.tokenizers import keep_single_threaded
 from trainer.errors import EndedWorkerError, InputError, LostBatchError, in_words
@@ -48,16 +48,10 @@ WorkerInit = Callable[[int], None]
 
 
 class LateBatch:
-    """Waits for the batches of ``workers`` loader workers, at most ``timeout_s`` seconds for each batch.
-
-    The limit counts timed-out waits of ``look_s`` each, not elapsed time, which includes the time of a suspension.
-    """
+    """Waits at most ``timeout_s`` for each batch, counted in timed-out waits, which a suspension does not prolong."""
 
     def __init__(self, workers: int, timeout_s: float, made_again: int = 0) -> None:
-        """Set the limit.
-
-        ``made_again``: batches that each worker makes again and drops before its first one, in a resumed training.
-        """
+        """Set the limit. ``made_again``: batches that each worker of a resumed training drops at first."""
         self._made_again, self._first = made_again, workers if made_again else 0
         self.look_s = timeout_s / math.ceil(timeout_s / _LOOK_S)
         self._workers, self._timeout_s = workers, timeout_s
@@ -67,10 +61,9 @@ class LateBatch:
         self._before: Any = None
 
     def wait(self, iterator: Iterator[Batch | InputError | LostBatchError]) -> Batch | InputError | LostBatchError:
-        """Return the next item of ``iterator``.
+        """Return the next item of ``iterator``, a DataLoader with the timeout ``look_s``.
 
-        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended. DataLoader's timeout must
-        be ``look_s``.
+        Raises LostBatchError if it takes too long, or EndedWorkerError if a worker has ended.
         """
         waited_s, self._limit_s = 0.0, self._timeout_s
         if self._first:
@@ -149,10 +142,7 @@ def _ended(iterator: Any, wait_s: float = 0) -> EndedWorkerError | None:
 
 
 class Batches:
-    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers.
-
-    ``position``: position after the last batch that was received.
-    """
+    """Iterates over batches without end. ``close()``, or leaving the with block, ends its workers."""
 
     def __init__(
         self,
@@ -191,17 +181,11 @@ class Batches:
         return batch.pin_memory() if self._pin else batch
 
     def ended(self, error: Exception) -> EndedWorkerError | None:
-        """Return the error that names the workers that have ended, if ``error`` is torch's message about one.
-
-        None otherwise.
-        """
+        """Return the error that names the workers that have ended, if ``error`` is torch's message about one."""
         return _ended(self._iterator, _ENDING_S) if str(error).startswith(_WORKER) else None
 
     def ended_workers(self) -> EndedWorkerError | None:
-        """Return the error that names the workers that have ended; None if all run.
-
-        Use it for any error, because other errors may hide it.
-        """
+        """Return the error that names the workers that have ended; None if all run."""
         return _ended(self._iterator)
 
     def close(self) -> None:
@@ -230,9 +214,9 @@ def open_batches(
 ) -> Batches:
     """Start the ``config.workers`` workers of ``rank`` and return their batches. Workers begin to prefetch at once.
 
-    ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers it is not
-    called, and the first batch is built on request (a repeated batch is built here). ``start``: position of an earlier
-    run, which these batches then advance. Raises InputError if there are more workers than documents.
+    ``worker_init(worker_id)`` runs first in each worker process and must be picklable. Without workers the first batch
+    is built on request (a repeated batch is built here). ``start``: position of an earlier run, which these batches
+    then advance. Raises InputError if there are more workers than documents.
     """
     start = start or DataPosition(max(1, config.workers))
     keep_single_threaded()
@@ -258,7 +242,7 @@ def open_batches(
             config.workers,
             config.prefetch,
             start_method=config.start_method,
-            worker_init=_WorkerStart(worker_init),
+            worker_init=partial(_start_worker, worker_init),
             seed=seed,
             look_s=late.look_s,
             pinned=pin,
@@ -274,7 +258,7 @@ def open_batches(
         timeout=late.look_s,
         persistent_workers=True,
         multiprocessing_context=config.start_method,
-        worker_init_fn=_WorkerStart(worker_init),
+        worker_init_fn=partial(_start_worker, worker_init),
         generator=torch.Generator().manual_seed(seed),  # Otherwise DataLoader draws from the model's random state.
     )
     iterator = iter(loader)
@@ -293,10 +277,7 @@ class _BatchDataset(IterableDataset[Any]):
         yield from self.batches(worker.id, worker.num_workers)
 
     def batches(self, process: int, workers: int, buffers: Buffers | None = None) -> Iterator[Batch | InputError]:
-        """Yield the batches of loader process ``process`` of ``workers``; an InputError is yielded as the last item.
-
-        ``buffers``: memory for the batches.
-        """
+        """Yield the batches of loader process ``process`` of ``workers``, or an InputError as the last item."""
         # InputError is yielded: an exception that crosses the process boundary gets a traceback in its message.
         role = self._start.role(process)
         shard = _part(self._config, role, workers, self._rank)
@@ -327,17 +308,13 @@ def _at(start: DataPosition, shard: int) -> Position:
     return start.of(shard)._replace(worker=shard)
 
 
-class _WorkerStart:
-    def __init__(self, hook: WorkerInit | None) -> None:
-        self._hook = hook
-
-    def __call__(self, worker: int) -> None:
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
-        torch.set_num_threads(1)  # Packing is too small to share, and the cores belong to the model.
-        keep_single_threaded()
-        if self._hook is not None:
-            self._hook(worker)
+def _start_worker(hook: WorkerInit | None, worker: int) -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
+    torch.set_num_threads(1)  # Packing is too small to share, and the cores belong to the model.
+    keep_single_threaded()
+    if hook is not None:
+        hook(worker)
 
 
 def _send_error(queue: Queue[Any], error: Exception, item: Any) -> None:

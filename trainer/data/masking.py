@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainer.data.batch import IGNORED, Batch
+from trainer.data.engines.libraries import load_auto
+from trainer.data.tokenizers import TokenizerInfo, sentencepiece_model
 from trainer.files import read_json
-
-if TYPE_CHECKING:
-    from trainer.data.tokenizers import TokenizerInfo
 
 PREDICTED = 0.15
 REPLACED, RANDOM = 0.8, 0.1  # shares of the predicted tokens; the others stay
@@ -27,10 +26,7 @@ _MASK_STREAM = 0x6D61736B  # keeps these draws apart from other draws of the sam
 
 @dataclass(frozen=True)
 class Masking:
-    """Token ids for masking: the mask token, and ``kept_ids``, which are never masked.
-
-    It is picklable, so that it can be sent to workers.
-    """
+    """Token ids for masking (picklable): the mask token, and ``kept_ids``, which are never masked."""
 
     mask_id: int  # the tokenizer's own, else the first id beyond the vocabulary
     vocab_size: int  # upper limit of random tokens
@@ -38,10 +34,7 @@ class Masking:
 
 
 def masking_of(info: TokenizerInfo) -> Masking:
-    """Return the ids to mask with for this tokenizer.
-
-    Without a mask token, the first id beyond its vocabulary is used.
-    """
+    """Return the ids to mask with. Without a mask token, the first id beyond the vocabulary is used."""
     own_mask_id = mask_id(info)
     special = {token for token in (info.eos_id, info.bos_id, info.pad_id, own_mask_id) if token is not None}
     return Masking(info.vocab_size if own_mask_id is None else own_mask_id, info.vocab_size, tuple(sorted(special)))
@@ -51,8 +44,6 @@ def mask_id(info: TokenizerInfo) -> int | None:
     """Return the id of the tokenizer's mask token; None if it has none."""
     path = Path(info.location)
     if info.kind == "sentencepiece":
-        from trainer.data.tokenizers import sentencepiece_model
-
         model: Any = sentencepiece_model(info.location)
         ids = [model.piece_to_id(name) for name in _NAMES]
         return next((token for token in ids if token != model.unk_id()), None)
@@ -61,8 +52,6 @@ def mask_id(info: TokenizerInfo) -> int | None:
         added = content.get("added_tokens") if isinstance(content, dict) else None
         ids_of = {token["content"]: int(token["id"]) for token in added or ()}
         return next((ids_of[name] for name in _NAMES if name in ids_of), None)
-    from trainer.data.pretrained import load_auto
-
     own_id = load_auto(info.location).mask_token_id
     return None if own_id is None else int(own_id)
 
@@ -71,10 +60,7 @@ class Masker:
     """Masks the batches of one worker for a masked LM, one after the other. The draws depend on the batch's number."""
 
     def __init__(self, masking: Masking, seed: int, worker: int, batches: int = 0, every: int = 1) -> None:
-        """Set up the random draws. ``batches``: number of the first batch.
-
-        ``every``: difference between the numbers of two batches.
-        """
+        """Set up the draws. ``batches``: number of the first batch; ``every``: from one batch to the next."""
         self._masking, self._key = masking, (_MASK_STREAM, seed, worker)
         self._batches, self._every = batches, every
 

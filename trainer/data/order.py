@@ -13,8 +13,6 @@ a different one, which takes no memory for any number of documents (or windows).
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,9 +20,6 @@ from trainer.errors import InputError
 
 Indices = NDArray[np.int64]
 ROUNDS = 6
-# Multipliers and shifts of splitmix64's finalizer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-# generators"; the constants are Stafford's variant 13).
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _STREAM = 0x6F72646572  # keeps these draws apart from other draws of the same seed
 # Epochs in a row without a token before a pipeline gives up. One is not enough: a small shard may draw only empty
 # documents in one shuffled epoch and real ones in the next.
@@ -32,67 +27,34 @@ EMPTY_EPOCHS = 16
 _ORDERS_AT_ONCE = 1024  # indices computed together: each then takes 0.3 us; alone it takes 100 us
 
 
-def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the number of the shard of a worker, and the number of shards.
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return hashes by splitmix64's finalizer (Steele, Lea and Flood 2014; Stafford's variant 13), a bijection."""
+    hashes = values ^ (values >> np.uint64(30))
+    hashes *= np.uint64(0xBF58476D1CE4E5B9)
+    hashes ^= hashes >> np.uint64(27)
+    hashes *= np.uint64(0x94D049BB133111EB)
+    hashes ^= hashes >> np.uint64(31)
+    return hashes
 
-    The worker is number ``worker`` of ``workers`` in its rank.
-    """
+
+def shard_of(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the number of the shard of a rank's worker, and the number of shards."""
     return rank * workers + worker, ranks * workers
 
 
 def dealt_to(worker: int, workers: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (offset, stride) of the batches that a worker makes in one global order.
-
-    At step k rank r receives batch k x ranks + r, whichever of its workers made it.
-    """
+    """Return (offset, stride) of a worker's batches: at step k rank r receives batch k x ranks + r."""
     return worker * ranks + rank, ranks * workers
 
 
-class IndexSampler(Protocol):
-    """Yields the document indices of one shard, epoch after epoch.
+class IndexSampler:
+    """Yields the document indices of one shard, epoch after epoch. ``epoch``: that of the next index, before the end.
 
-    ``epoch``: epoch of the next index, unless the order has ended.
+    A subclass computes each epoch's order.
     """
 
     epoch: int
     shuffled: bool
-
-    def take(self, count: int) -> Indices:
-        """Return the next indices: 1 to ``count`` of them, because a call never crosses the end of an epoch.
-
-        An empty array means the end; an endless sampler never returns one.
-        """
-
-    @property
-    def documents_per_epoch(self) -> int:
-        """Number of documents of this shard in each epoch."""
-
-    def seek(self, place: int) -> None:
-        """Continue at ``place`` of the shard's endless sequence, counted from 0."""
-
-
-class EmptyEpochs:
-    """Detects an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
-
-    def __init__(self, order: IndexSampler) -> None:
-        self._order, self._since = order, order.epoch
-
-    def check(self, filled: int) -> None:
-        """Record that the last read gave ``filled`` documents with a token.
-
-        Raises InputError after too many epochs without one.
-        """
-        if filled:
-            self._since = self._order.epoch
-        elif self._order.epoch - self._since > EMPTY_EPOCHS:
-            raise InputError(
-                "data.corpus: no document with a token in "
-                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
-            )
-
-
-class _Shard:
-    """Yields the document indices of one shard, epoch after epoch. A subclass computes each epoch's order."""
 
     def __init__(
         self,
@@ -103,10 +65,7 @@ class _Shard:
         endless: bool = True,
         rows: Indices | None = None,
     ) -> None:
-        """Set up the first epoch of shard ``worker`` of ``workers``.
-
-        ``rows``: the indices of the documents; None: 0 to ``documents`` - 1.
-        """
+        """Set up shard ``worker`` of ``workers``. ``rows``: indices of the documents; None: all up to ``documents``."""
         assert 0 <= worker < workers <= documents, (worker, workers, documents)
         self._documents, self._seed, self._rows = documents, seed, rows
         self._worker, self._workers, self._endless = worker, workers, endless
@@ -115,9 +74,11 @@ class _Shard:
 
     @property
     def documents_per_epoch(self) -> int:
+        """Number of documents of this shard in each epoch."""
         return (self._documents - self._worker + self._workers - 1) // self._workers
 
     def take(self, count: int) -> Indices:
+        """Return the next indices of this epoch: 1 to ``count`` of them; an empty array only at the end."""
         if self._position == self.documents_per_epoch and self._endless:
             self._begin(self.epoch + 1)
             self._position = 0
@@ -126,6 +87,7 @@ class _Shard:
         return taken
 
     def seek(self, place: int) -> None:
+        """Continue at ``place`` of the shard's endless sequence, counted from 0."""
         epoch, self._position = divmod(place, self.documents_per_epoch)
         if epoch != self.epoch:
             self._begin(epoch)
@@ -139,7 +101,24 @@ class _Shard:
         raise NotImplementedError
 
 
-class ShardedSampler(_Shard):
+class EmptyEpochs:
+    """Detects an order that gives no document with a token for :data:`EMPTY_EPOCHS` epochs."""
+
+    def __init__(self, order: IndexSampler) -> None:
+        self._order, self._since = order, order.epoch
+
+    def check(self, filled: int) -> None:
+        """Record ``filled`` documents with a token. Raises InputError after too many epochs without one."""
+        if filled:
+            self._since = self._order.epoch
+        elif self._order.epoch - self._since > EMPTY_EPOCHS:
+            raise InputError(
+                "data.corpus: no document with a token in "
+                f"{EMPTY_EPOCHS} epochs of this worker's share; use fewer data.workers or another corpus"
+            )
+
+
+class ShardedSampler(IndexSampler):
     """Yields the document indices of one shard: worker w of n takes every n-th of each epoch, from the w-th on."""
 
     def __init__(
@@ -168,11 +147,8 @@ class ShardedSampler(_Shard):
         return self._indices[self._position : self._position + count]
 
 
-class ComputedSampler(_Shard):
-    """Yields the document indices of one shard, as ShardedSampler does, but in another seeded order.
-
-    Each index is computed on request, without memory per document.
-    """
+class ComputedSampler(IndexSampler):
+    """Yields the document indices of one shard in another seeded order, without memory per document."""
 
     shuffled = True
 
@@ -199,9 +175,8 @@ class Permutation:
 
     A Feistel network over the next power of four is a permutation for any round function (Luby and Rackoff 1988, "How
     to construct pseudorandom permutations from pseudorandom functions"). A result of at least ``size`` is sent through
-    it again until it falls below. That leaves a permutation of the numbers below ``size`` (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains", section 4: cycle walking). ``size`` is more than a quarter of the domain,
-    so a place takes fewer than four passes on average.
+    it again until it falls below (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 4: cycle
+    walking). ``size`` is more than a quarter of the domain, so a place takes fewer than four passes on average.
     """
 
     def __init__(self, size: int, key: tuple[int, ...]) -> None:
@@ -221,13 +196,6 @@ class Permutation:
     def _pass(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self._half, values & self._low
         for key in self._keys:
-            left, right = right, left ^ (_mixed(right + key) & self._low)
+            left, right = right, left ^ (mixed(right + key) & self._low)
         joined: NDArray[np.uint64] = (left << self._half) | right
         return joined
-
-
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * _FIRST
-    values = (values ^ (values >> np.uint64(27))) * _SECOND
-    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
-    return mixed

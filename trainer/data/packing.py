@@ -32,9 +32,7 @@ class Packer(Protocol):
         """Add documents, each with at least one token: lists for a list packer, Encoded or PaddedRows for arrays."""
 
     def missing_tokens(self, rows: int) -> int:
-        """Return an estimate of the tokens to add before ``pack(rows)`` can be called; 0 if that many rows are
-        ready.
-        """
+        """Return an estimate of the tokens to add before ``pack(rows)``; 0 if that many rows are ready."""
 
     def skip(self, tokens: int) -> None:
         """Drop the first ``tokens`` tokens of the first document, which an earlier run has packed."""
@@ -59,10 +57,7 @@ class PaddedRows(NamedTuple):
 
 
 class _Texts(NamedTuple):
-    """Documents that wait for their rows in a padded packer.
-
-    ``begins``: start of each in ``ids``; ``kept``: number of its tokens that fit a row.
-    """
+    """Documents that wait for rows. ``begins``: start of each in ``ids``; ``kept``: tokens that fit a row."""
 
     ids: NDArray[np.uint32]
     begins: Places
@@ -244,10 +239,7 @@ class ScalarPacked(_Packed):
 
 
 class ArrayPacked(_Packed):
-    """Packer of rows with documents end to end that uses NumPy arrays.
-
-    ``separated``: adds position ids that restart at 0 with each document.
-    """
+    """Packer of rows with documents end to end that uses NumPy arrays. ``separated``: with position ids."""
 
     def __init__(self, length: int, buffers: Buffers, *, separated: bool = False) -> None:
         super().__init__(length)
@@ -294,10 +286,7 @@ class ArrayPacked(_Packed):
 
 
 def positions_within(starts: Places, rows: int, length: int) -> torch.Tensor:
-    """Return position ids, (rows, length), that begin at 0 with each document and each row.
-
-    ``starts``: places of document starts in all rows end to end.
-    """
+    """Return position ids, (rows, length), that begin at 0 with each row and at each of ``starts``."""
     size = rows * length
     numbers = _numbers(size)
     is_first = np.zeros(size, dtype=np.bool_)
@@ -318,10 +307,7 @@ def _numbers(count: int) -> Places:
 def make_packer(
     packed: bool, length: int, pad_id: int, buffers: Buffers | None = None, *, separated: bool = False
 ) -> Packer:
-    """Return the packer of a data path.
-
-    It works on arrays if there are ``buffers`` to pack into, else on Python lists.
-    """
+    """Return the packer of a data path, on arrays if there are ``buffers`` to pack into, else on Python lists."""
     if packed:
         return ScalarPacked(length) if buffers is None else ArrayPacked(length, buffers, separated=separated)
     return ScalarPadded(length, pad_id) if buffers is None else ArrayPadded(length, pad_id, buffers)

@@ -7,7 +7,8 @@ loader's queue) are read again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.errors import InputError
@@ -35,10 +36,7 @@ class Position(NamedTuple):
 
     @property
     def epochs(self) -> float | None:
-        """Number of epochs of the shard that batches have used, with fractions.
-
-        None if an epoch's length is unknown.
-        """
+        """Number of epochs of the shard that batches have used, with fractions; None if it is unknown."""
         return self.document / self.per_epoch if self.per_epoch else None
 
 
@@ -78,8 +76,7 @@ class Bookmark:
 class DataPosition:
     """Position of all workers together: the number of received batches, and the latest position of each shard.
 
-    ``positions`` has them by the shard's number among the shards of all ranks. DataLoader takes a batch of each worker
-    in order, so the number received determines the worker of the next batch.
+    DataLoader takes a batch of each worker in order, so the number received determines the worker of the next one.
     """
 
     def __init__(
@@ -89,10 +86,9 @@ class DataPosition:
         positions: Mapping[int, Position] | None = None,
         keeps_state: bool = False,
     ) -> None:
-        """Start after ``received`` batches.
+        """Start after ``received`` batches of ``workers`` (at least 1, for this process).
 
-        ``workers``: at least 1, which also means this process without loader workers. ``keeps_state``: True if each
-        batch carries the state of a user's dataset.
+        ``keeps_state``: True if each batch carries the state of a user's dataset.
         """
         self.workers, self.received, self.keeps_state = workers, received, keeps_state
         self.positions = dict(positions or {})
@@ -104,10 +100,7 @@ class DataPosition:
             self.positions[position.worker] = position
 
     def role(self, process: int) -> int:
-        """Return the number of the worker whose shard loader process ``process`` takes.
-
-        The order of workers then continues.
-        """
+        """Return the worker whose shard loader process ``process`` takes, which continues the order."""
         return (process + self.received) % self.workers
 
     def of(self, part: int) -> Position:
@@ -116,10 +109,7 @@ class DataPosition:
 
     @property
     def epochs(self) -> float | None:
-        """Number of epochs that every worker has completed, with fractions.
-
-        None if the length of an epoch is unknown.
-        """
+        """Number of epochs that every worker has completed, with fractions; None if it is unknown."""
         if len(self.positions) < self.workers:
             return 0.0
         epochs = [position.epochs for position in self.positions.values()]
@@ -135,10 +125,7 @@ class DataPosition:
 
     @classmethod
     def from_state(cls, state: Any, workers: int, keeps_state: bool = False) -> DataPosition:
-        """Return the position that :meth:`state_dict` described.
-
-        Raises InputError if it is damaged or has another number of workers.
-        """
+        """Return the position of :meth:`state_dict`. Raises InputError if it is damaged or of other ``workers``."""
         try:
             positions = [Position(*values) for values in state["positions"]]
             by_worker = {position.worker: position for position in positions}
@@ -152,9 +139,30 @@ class DataPosition:
         return restored
 
 
-def epochs_of(position: DataPosition) -> float | None:
-    """Return the number of epochs that every worker has completed, with fractions.
+_SLACK = 1e-9  # intervals; covers the rounding of the division at the end of an epoch
 
-    None if the length of an epoch is unknown.
-    """
-    return position.epochs
+Epochs = Callable[[], float | None]  # returns the completed epochs; None if their length is unknown
+
+
+class EpochInterval:
+    """Tells after which steps an interval of ``every`` epochs ends, such as for checkpoints or evaluation."""
+
+    def __init__(self, every: float, epochs: Epochs, key: str) -> None:
+        """Count from here. ``epochs``: returns the finished epochs. ``key``: names the interval in an error."""
+        self._every, self._epochs, self._key = every, epochs, key
+        self._counted = self._done()
+
+    def is_over(self) -> bool:
+        """Return True if an interval ended since the last call of :meth:`ends`."""
+        return self._done() > self._counted
+
+    def ends(self) -> bool:
+        """Return True once for the step in which an interval ended. Call it after each step."""
+        previous, self._counted = self._counted, self._done()
+        return self._counted > previous
+
+    def _done(self) -> int:
+        epochs = self._epochs()
+        if epochs is None:
+            raise InputError(f"{self._key}: the length of an epoch of these batches is unknown; give every_steps")
+        return math.floor(epochs / self._every + _SLACK)

@@ -12,24 +12,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config import DataConfig, EvaluationConfig, Objective
 from trainer.data import cache
 from trainer.data.corpus import Corpus, by_row, check_vocabulary, iter_contents, prepare_corpus
 from trainer.data.manifest import Format, check_data, read_manifest
+from trainer.data.masking import Masking, masking_of
 from trainer.data.pretokenize import no_separator, pretokenize, truncation_warning
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
 from trainer.files import read_json
 from trainer.user_code import fingerprint
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.data.masking import Masking
-
 
 DEFAULT_FRACTION = 0.05
 BUCKETS = 1_000_000  # resolution of the fraction
@@ -38,10 +34,7 @@ _TRAINING, _HELD_OUT, _COUNTS = "training.npy", "held_out.npy", "split.json"
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Division of a corpus into training and held-out documents, kept in the cache.
-
-    It is picklable, so that it can be sent to workers.
-    """
+    """Division of a corpus into training and held-out documents, kept in the cache. It is picklable."""
 
     folder: str
     training: int  # documents, including empty ones
@@ -53,10 +46,7 @@ class DocumentSplit:
         return _load(self.folder, _TRAINING)
 
     def held_out_rows(self) -> NDArray[np.int64]:
-        """Return the rows of the held-out documents, ordered by content hash.
-
-        The first ones are the same in any corpus order.
-        """
+        """Return the rows of the held-out documents by content hash: the first are the same in any order."""
         return _load(self.folder, _HELD_OUT)
 
 
@@ -68,10 +58,7 @@ def content_hash(content: str | bytes) -> int:
 
 
 def held_buckets(config: EvaluationConfig, documents: int) -> int:
-    """Return how many of the :data:`BUCKETS` hash buckets are held out.
-
-    Raises InputError if that would be all documents.
-    """
+    """Return how many of the :data:`BUCKETS` hash buckets are held out. Raises InputError for all documents."""
     fraction = DEFAULT_FRACTION if config.fraction is None else config.fraction
     if config.documents is not None:
         if config.documents >= documents:
@@ -84,10 +71,7 @@ def held_buckets(config: EvaluationConfig, documents: int) -> int:
 
 
 def prepare_split(config: EvaluationConfig, corpus: Corpus) -> DocumentSplit:
-    """Divide ``corpus`` into training and held-out documents, once; the cache keeps both.
-
-    Raises InputError if a part has no text.
-    """
+    """Divide ``corpus`` into training and held-out documents, cached. Raises InputError if one part has no text."""
     buckets = held_buckets(config, corpus.documents)
 
     def build(folder: Path) -> None:
@@ -105,8 +89,6 @@ def prepare_split(config: EvaluationConfig, corpus: Corpus) -> DocumentSplit:
 
 
 def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
-    import numpy as np
-
     training: list[int] = []
     held: list[tuple[int, int]] = []
     empty = held_empty = row = 0
@@ -127,18 +109,13 @@ def _write(corpus: Corpus, buckets: int, folder: Path) -> None:
 
 
 def _load(folder: str, name: str) -> NDArray[np.int64]:
-    import numpy as np
-
     rows: NDArray[np.int64] = np.load(Path(folder) / name, allow_pickle=False)
     return rows
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Input that :func:`prepare` has made ready: corpus, tokenizer and files for the loader.
-
-    It is picklable, so that it can be sent to workers.
-    """
+    """Input that :func:`prepare` has made ready: corpus, tokenizer and files. It is picklable."""
 
     corpus: Corpus
     tokenizer: TokenizerInfo
@@ -154,14 +131,9 @@ class Prepared:
         return max(self.tokenizer.vocab_size, 0 if self.masking is None else self.masking.mask_id + 1)
 
     def with_objective(self, objective: Objective) -> Prepared:
-        """Return the same input for a model with ``objective``, with the ids for masking if it needs them.
-
-        A user's source masks its batches itself.
-        """
+        """Return the same input for a model with ``objective``, with the ids for masking if needed."""
         masking = None
         if objective != "causal" and self.tokenizer.kind != "source":
-            from trainer.data.masking import masking_of
-
             masking = masking_of(self.tokenizer)
         held_out = None if self.held_out is None else replace(self.held_out, objective=objective, masking=masking)
         return replace(self, objective=objective, masking=masking, held_out=held_out)
@@ -217,9 +189,7 @@ def _of_corpus(config: DataConfig, corpus: Corpus, tokenizer: TokenizerInfo) -> 
 
 
 def _ready(corpus: Corpus, tokenizer: TokenizerInfo, format: Format, sequence_length: int) -> str | None:
-    """Return the first folder in ``corpus.pretokenized`` that has the format of the data path; None if no folder
-    fits.
-    """
+    """Return the first folder in ``corpus.pretokenized`` that has the data path's format; None without one."""
     required = format, sequence_length if format == "padded" else None, tokenizer.fingerprint, corpus.documents
     for folder in corpus.pretokenized:
         manifest = read_manifest(Path(folder))
@@ -243,9 +213,7 @@ def format_of(config: DataConfig) -> Format | None:
 
 
 def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
-    """Return warnings, a line each: documents are joined without a separator, or cut, or both held out and trained
-    on.
-    """
+    """Return warnings, a line each: documents joined without a separator, cut, or both held out and trained on."""
     if config.source is not None:
         return []
     warnings = []
@@ -263,10 +231,7 @@ def warnings_of(config: DataConfig, prepared: Prepared) -> list[str]:
 
 
 def check_workers(config: DataConfig, prepared: Prepared, ranks: int = 1) -> None:
-    """Raise InputError if there are more shards than documents (those of a user's source are unknown).
-
-    Each loader worker of each rank has a shard of its own; so has a rank without workers.
-    """
+    """Raise InputError if there are more shards (one per worker of each rank) than documents."""
     if config.source is not None:
         return
     corpus, split = prepared.corpus, prepared.split

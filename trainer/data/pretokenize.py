@@ -3,6 +3,7 @@
 *padded*: one document per row, ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), both of fixed length.
 *token-list*: one document per row, ``tokens`` (list<int32>), whole, ending in the end-of-document id if there is one.
 *flat*: the same tokens end to end in a file that is mapped into memory (:mod:`trainer.data.formats.flat`).
+The first two are Parquet (Snappy) with row groups of 1000 documents, fewer if these are long.
 Row i is document i of the corpus. An empty document is a row without a token (padded: mask 0 throughout).
 """
 
@@ -20,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.data import cache
-from trainer.data.corpus import Corpus, check_unchanged
+from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, check_unchanged
 from trainer.data.formats.exchange import document_chunks
-from trainer.data.formats.flat import TOKENS, FlatTokens, TokenJournal, token_type
-from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
+from trainer.data.formats.flat import TOKENS, FlatTokens, TokenJournal, Writer, token_type
 from trainer.data.manifest import (
     MANIFEST,
     MANIFEST_SCHEMA,
@@ -42,6 +42,7 @@ from trainer.files import write_text
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MOST_VALUES = 1 << 24  # values of a row group (64 MiB of int32), unless its last document alone has more
 TokenSource = Callable[[int], TokenGroups]  # first document -> the tokens of all documents from it on
 Progress = Callable[[int, int], object]  # called with the documents and bytes of text done since the last call
 
@@ -74,10 +75,9 @@ def pretokenize(
 ) -> Pretokenized:
     """Tokenize the corpus into ``out`` (default: the cache), unless the same data are there. Return the folder.
 
-    Damaged data in the cache are made again. Other content in ``out`` raises InputError. Memory is bounded.
-    After a kill, the next call continues, with the same result. ``workers``: threads or processes (default: one per
-    core). ``tokens``: source of the tokens if this process does not tokenize. ``progress`` gets the number of further
-    documents and their bytes of text.
+    Damaged data in the cache are made again. Other content in ``out`` raises InputError. Memory is bounded. After a
+    kill, the next call continues. ``workers``: threads or processes (default: one per core). ``tokens``: source of the
+    tokens if this process does not tokenize. ``progress`` gets the number of further documents and their bytes of text.
     """
     expected = _expected(corpus, info, format, sequence_length)
     source = tokens or partial(corpus_groups, corpus, info, workers=workers)
@@ -113,10 +113,7 @@ def groups_of(flat: FlatTokens) -> TokenSource:
 
 
 def check_manifest(folder: Path, corpus: Corpus, info: TokenizerInfo, format: Format, sequence_length: int) -> Manifest:
-    """Return the manifest of ``folder``.
-
-    Raises InputError if a field differs from the expected value, or if files were changed.
-    """
+    """Return the manifest of ``folder``. Raises InputError if a field is not the expected one, or files changed."""
     manifest = read_manifest(folder)
     actual = asdict(manifest)
     for name, value in asdict(_expected(corpus, info, format, sequence_length)).items():
@@ -171,10 +168,7 @@ def _expected(corpus: Corpus, info: TokenizerInfo, format: Format, sequence_leng
 
 
 class _Tally:
-    """Counts documents, tokens and tokens in rows.
-
-    ``longest``: tokens of a padded row; None for formats of whole documents.
-    """
+    """Counts documents, tokens and tokens in rows, which have at most ``longest`` tokens (None: any)."""
 
     def __init__(self, longest: int | None) -> None:
         self.documents = self.empty = self.tokens = self.rows_tokens = 0
@@ -219,6 +213,7 @@ def _write(
         )
     data = to / data_file(expected.format)
     flat = expected.format == "flat"
+    library = "numpy" if flat else "pyarrow"
     manifest = Manifest(
         **asdict(expected),
         corpus=corpus.name,
@@ -228,7 +223,7 @@ def _write(
         rows_tokens=tally.rows_tokens,
         data_bytes=data.stat().st_size,
         data_fingerprint=digests[TOKENS][: cache.FINGERPRINT_LENGTH] if flat else cache.file_fingerprint(data),
-        writer=_library(flat),
+        writer=f"{library} {version(library)}",
         token_type=kind.name if flat else None,
     )
     write_text(to / MANIFEST, json.dumps(asdict(manifest), indent=1) + "\n")
@@ -251,7 +246,100 @@ def _rows_writer(expected: ManifestOrigin, to: Path) -> AbstractContextManager[A
     return PaddedWriter(data, expected.sequence_length, expected.pad_id)
 
 
-def _library(flat: bool) -> str:
-    """Return name and version of the library that writes the tokens."""
-    name = "numpy" if flat else "pyarrow"
-    return f"{name} {version(name)}"
+class _ParquetWriter(Writer):
+    """Collects documents into row groups and writes them. The bounds of row groups depend only on the documents."""
+
+    def __init__(self, path: Path, fields: dict[str, Any], rows: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._schema = pa.schema([(name, pa.list_(kind)) for name, kind in fields.items()])
+        self._file = pq.ParquetWriter(path, self._schema, compression="snappy")
+        self._rows = rows
+        self._held: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
+        self._documents = self._values = 0
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Append documents: their ids end to end, and the length of each."""
+        ids, lengths = self._kept(ids, lengths)
+        ends = np.cumsum(lengths)
+        document = token = 0
+        while document < len(lengths):
+            # The row group ends with the document that makes it full.
+            full = int(np.searchsorted(ends, token + MOST_VALUES - self._values)) + 1
+            stop = min(document + self._rows - self._documents, max(full, document + 1), len(lengths))
+            end = int(ends[stop - 1])
+            self._held.append((ids[token:end], lengths[document:stop]))
+            self._documents += stop - document
+            self._values += end - token
+            document, token = stop, end
+            if self._documents == self._rows or self._values >= MOST_VALUES:
+                self._flush()
+
+    def close(self) -> None:
+        """Write the last row group and the file's end."""
+        if self._documents:
+            self._flush()
+        self._file.close()
+
+    def abandon(self) -> None:
+        self._file.close()
+
+    def _kept(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        return ids, lengths
+
+    def _columns(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> list[Any]:
+        raise NotImplementedError
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        ids = np.concatenate([held_ids for held_ids, _ in self._held])
+        lengths = np.concatenate([held_lengths for _, held_lengths in self._held])
+        self._held, self._documents, self._values = [], 0, 0
+        self._file.write_table(pa.table(self._columns(ids, lengths), schema=self._schema), row_group_size=len(lengths))
+
+
+class TokenListWriter(_ParquetWriter):
+    """Writes a column ``tokens`` (list<int32>) of whole documents."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        super().__init__(path, {"tokens": pa.int32()}, CORPUS_ROW_GROUP)
+
+    def _columns(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> list[Any]:
+        return [_lists(ids.astype(np.int32), np.cumsum(lengths))]
+
+
+class PaddedWriter(_ParquetWriter):
+    """Writes ``input_ids`` (list<int32>) and ``attention_mask`` (list<int8>), rows cut or padded to ``length``."""
+
+    def __init__(self, path: Path, length: int, pad_id: int) -> None:
+        import pyarrow as pa
+
+        rows = max(1, min(CORPUS_ROW_GROUP, MOST_VALUES // length))
+        super().__init__(path, {"input_ids": pa.int32(), "attention_mask": pa.int8()}, rows)
+        self._length, self._pad_id = length, pad_id
+
+    def _kept(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        if not len(lengths) or lengths.max() <= self._length:
+            return ids, lengths
+        kept = np.minimum(lengths, self._length)
+        starts = np.cumsum(lengths) - lengths
+        rows = [ids[start : start + length] for start, length in zip(starts.tolist(), kept.tolist(), strict=True)]
+        return np.concatenate(rows), kept
+
+    def _columns(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> list[Any]:
+        mask = np.arange(self._length) < lengths[:, None]
+        padded = np.full(mask.shape, self._pad_id, np.int32)
+        padded[mask] = ids
+        ends = np.arange(1, len(lengths) + 1) * self._length
+        return [_lists(values.reshape(-1), ends) for values in (padded, mask.view(np.int8))]
+
+
+def _lists(values: NDArray[Any], ends: NDArray[np.int64]) -> Any:
+    import pyarrow as pa
+
+    offsets = np.concatenate([np.zeros(1, np.int32), ends.astype(np.int32)])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

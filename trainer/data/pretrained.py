@@ -14,11 +14,9 @@ from textwrap import shorten
 from urllib.parse import urlsplit
 
 from trainer.data import cache, train_tokenizer
-from trainer.data.auto_tokenizer import carried_code, load_auto
+from trainer.data.engines.libraries import load_auto
 from trainer.errors import InputError
 from trainer.files import expanded
-
-__all__ = ["carried_code", "check_there", "import_tokenizer", "load_auto"]
 
 _KEY = "data.tokenizer.pretrained"
 
@@ -78,10 +76,7 @@ def _has_facts(folder: Path) -> bool:
 
 
 def _import_file(file: Path) -> Path:
-    """Import a tokenizer.json without a tokenizer_config.json into the cache and return its folder.
-
-    Its end-of-text id is that of the special token ``<|endoftext|>``, if there is one.
-    """
+    """Import a tokenizer.json without a tokenizer_config.json. ``<|endoftext|>``, if special, is its end."""
 
     def build(to: Path) -> None:
         from tokenizers import Tokenizer
@@ -130,10 +125,7 @@ def _local_folder(name: str) -> Path | None:
 
 
 def _check_hub_resolves(name: str) -> None:
-    """Raise InputError at once on a machine without a network; the hub's client would retry for most of a minute.
-
-    Behind a proxy nothing is checked, because it resolves names itself.
-    """
+    """Raise InputError at once on a machine without a network (not checked behind a proxy)."""
     if any(os.environ.get(variable) for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return  # the proxy resolves names, so this machine need not
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
@@ -146,10 +138,7 @@ def _check_hub_resolves(name: str) -> None:
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files in ``folder`` that may belong to a tokenizer, sorted.
-
-    Weights, which may be huge, are left out.
-    """
+    """Return the files in ``folder`` that may belong to a tokenizer, sorted, without weights."""
     suffixes = {".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken"}
     files = (path for path in folder.iterdir() if path.is_file() and path.suffix in suffixes)
     return sorted(path for path in files if not path.name.endswith(".index.json"))

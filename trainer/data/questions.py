@@ -51,8 +51,8 @@ def read_jsonl(path: str, key: str, most: int | None, prompt: Prompt | None) -> 
     """Yield the first ``most`` questions of a file (None: all). Blank lines are skipped.
 
     ``key``: name of the file in errors. ``prompt``: ``ctx`` takes that field unchanged, as llm.c does; ``lm-eval``
-    makes the text of the raw fields as lm-evaluation-harness does; None: ctx if the line has it. Raises InputError,
-    one line, for the first line that is no question.
+    makes the text of the raw fields as lm-evaluation-harness does; None: ctx if the line has it. Raises InputError for
+    the first line that is no question.
     """
     count = 0
     for number, line in _lines(path, key):
@@ -106,10 +106,7 @@ def _question(place: str, line: bytes, prompt: Prompt | None) -> TextQuestion:
 
 
 def _label(place: str, label: object) -> int:
-    """Return the label, the number of the right ending.
-
-    HellaSwag's own files have a number, its copy on the hub a digit as text. Raises InputError for anything else.
-    """
+    """Return the number of the right ending, given as a number or a digit. Raises InputError otherwise."""
     if isinstance(label, str) and re.fullmatch("[0-9]", label):
         label = int(label)
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < ENDINGS:
@@ -205,10 +202,7 @@ def _questions(place: str, stream: NDArray[np.uint16], wanted: int, count: int) 
 
 
 def _parts(where: str, stream: NDArray[np.uint16]) -> list[Ids]:
-    """Return the tokens of the context and of each ending, read from ``stream``, where its length precedes each.
-
-    Raises InputError if they do not fill ``stream`` exactly. ``where``: the question's place, for errors.
-    """
+    """Return the tokens of context and endings, each after its length. Raises InputError unless they fill it."""
     parts, offset = [], 0
     for part in range(1 + ENDINGS):
         length = int(stream[offset]) if offset < len(stream) else 0

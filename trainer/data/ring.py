@@ -55,10 +55,7 @@ class NotYetError(RuntimeError):
 
 
 class _Filled(NamedTuple):
-    """A worker's answer: the slot with the batch.
-
-    ``shapes``: shapes of its tensors; ``rest``: values of its other fields.
-    """
+    """A worker's answer: the slot, the shapes of its tensors, and the values of the batch's other fields."""
 
     slot: int
     shapes: tuple[tuple[int, ...] | None, ...]
@@ -149,10 +146,7 @@ class _RingWorker:
         return False
 
     def receive(self, look_s: float) -> Any:
-        """Wait at most ``look_s`` seconds for the worker's next answer, and return it.
-
-        Raises NotYetError if none came, or RuntimeError if the worker has ended.
-        """
+        """Return the worker's next answer. Raises NotYetError after ``look_s``, RuntimeError if it has ended."""
         events = self._poll.poll(0)
         self.waited = not events
         ready = {descriptor for descriptor, _ in events or self._poll.poll(look_s * 1000)}
@@ -184,10 +178,7 @@ class RingBatches:
         look_s: float,
         pinned: bool,
     ) -> None:
-        """Start the workers. ``build``: makes a worker's batches. ``seed``: seeds the workers as DataLoader does.
-
-        ``shape``: (rows, length) of a batch. ``fields``: names of its tensors. ``look_s``: longest wait of one call.
-        """
+        """Start the workers, seeded as by DataLoader. ``shape``: (rows, length); ``look_s``: longest wait."""
         context: Any = get_context(start_method)
         self._look_s, self._next, self._pinned = look_s, 0, pinned
         self.arrival: Arrival | None = None  # arrival of the last batch
@@ -300,10 +291,7 @@ class _Assigned:
         return self._buffers[self.slot]
 
     def fill(self, batch: Batch) -> _Filled | _Whole:
-        """Return the answer that describes ``batch`` to the main process.
-
-        Tensors built outside the slot are copied into it.
-        """
+        """Return the answer for ``batch``, whose tensors are copied into the slot if built elsewhere."""
         tensors = [getattr(batch, field) for field in FIELDS]
         arrays = self.take().all
         for tensor, array in zip(tensors, arrays, strict=True):

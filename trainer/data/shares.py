@@ -1,25 +1,33 @@
-"""Cuts a corpus into shares, runs of consecutive documents, which any machine tokenizes and one machine joins in order.
+"""Pretokenizes on several machines: Spark's executors tokenize shares of a corpus, this process joins them in order.
 
-A share is a folder of flat tokens, renamed when it is whole, under a folder that all machines see. It is encoded by the
-code that a single machine runs (``encoded_groups``).
+A share is a run of consecutive documents: a folder of flat tokens, renamed when it is whole, that all machines see. The
+code of a single machine encodes and joins them, so the result is the same, byte by byte. Only the number of each share
+passes through Spark's driver. Executors need this package and access to the corpus' files.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import filterfalse
 from pathlib import Path
+from typing import Any
 
-from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, parquet
+from trainer.data import cache
+from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, tables
 from trainer.data.formats.flat import PLACES, TOKENS, FlatWriter, open_flat, token_type
-from trainer.data.token_groups import TokenGroup, encoded_groups, text_groups, texts_from
+from trainer.data.spark_process import SparkProcess
+from trainer.data.token_groups import TokenGroup, TokenGroups, encoded_groups, text_groups, texts_from
 from trainer.data.tokenizers import TokenizerInfo
 from trainer.errors import InputError
-from trainer.files import read_json, remove
+from trainer.files import partial_path, read_json, remove
 
 FACTS = "share.json"
 _SHARES = 64  # shares of a corpus, unless they would be larger than the limit or smaller than a row group
@@ -28,10 +36,7 @@ _MOST_DOCUMENTS = 50_000  # documents of a share: the work to repeat when a mach
 
 @dataclass(frozen=True)
 class ShareJob:
-    """Description of the work for executors. All machines see ``folder``.
-
-    ``documents``: number of documents per share.
-    """
+    """Description of the work for executors. All machines see ``folder``."""
 
     corpus: Corpus
     tokenizer: TokenizerInfo
@@ -52,21 +57,14 @@ class ShareJob:
 
 
 def documents_per_share(documents: int, shares: int, most: int) -> int:
-    """Return the number of documents per share, for about ``shares`` shares of whole row groups.
-
-    It is at most ``most``.
-    """
+    """Return the documents per share, at most ``most``, for about ``shares`` shares of whole row groups."""
     even = -(-documents // shares // CORPUS_ROW_GROUP) * CORPUS_ROW_GROUP
     return max(CORPUS_ROW_GROUP, min(even, most))
 
 
 @contextmanager
 def share_folder(place: Path) -> Iterator[Path]:
-    """Context with a temporary folder that gets the name ``place`` at the end.
-
-    If another task has made ``place`` by then, the temporary folder is dropped. A task may be tried twice, on two
-    machines; both make the same content.
-    """
+    """Context with a temporary folder that gets the name ``place``, unless a second try of a task was faster."""
     temporary = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
@@ -81,10 +79,7 @@ def share_folder(place: Path) -> Iterator[Path]:
 
 
 def write_share(job: ShareJob, number: int) -> int:
-    """Tokenize share ``number`` into its folder, on an executor or anywhere else, unless the folder exists.
-
-    Return ``number``. Raises InputError if the folder is not seen, or if the corpus has changed.
-    """
+    """Tokenize share ``number``, unless it is there. Raises InputError if its folder is not seen here."""
     place = job.place(number)
     if place.is_dir():
         return number
@@ -116,10 +111,7 @@ def _write(job: ShareJob, texts: Iterator[list[str]], to: Path) -> int:
 
 
 def read_share(job: ShareJob, number: int, skip: int = 0) -> Iterator[TokenGroup]:
-    """Yield the tokens of share ``number`` without its first ``skip`` documents, a bounded group at a time.
-
-    Raises InputError if the files are not the ones that an executor wrote.
-    """
+    """Yield the tokens of share ``number`` after ``skip`` documents. Raises InputError if files were changed."""
     place = job.place(number)
     flat = open_flat(place, token_type(job.tokenizer.vocab_size))
     try:
@@ -147,10 +139,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def documents(corpus: Corpus, first: int, count: int) -> Iterator[list[str]]:
-    """Yield ``count`` documents from number ``first`` on, as lists of texts of varying length.
-
-    Parquet row groups before ``first`` are not read.
-    """
+    """Yield ``count`` documents from number ``first`` on, in lists. Parquet row groups before are not read."""
     remaining = count
     for texts in _from(corpus, first):
         taken = texts[:remaining]
@@ -168,8 +157,151 @@ def _from(corpus: Corpus, first: int) -> Iterator[list[str]]:
     for name in corpus.files:
         if not Path(name).exists():
             raise InputError(f"{name}: not seen by every machine of the cluster")
-        rows = parquet.open_parquet(name).metadata.num_rows
+        rows = tables.open_parquet(name).metadata.num_rows
         if skip < rows:
-            for table in parquet.tables(name, skip, [corpus.column]):
-                yield table.column(0).to_pylist()
+            for batch in tables.batches(name, "parquet", [corpus.column], skip):
+                yield batch.column(0).to_pylist()
         skip = max(skip - rows, 0)
+
+
+DEFAULT_TIMEOUT_S = 600.0
+_MOST_PARTITIONS = 10_000
+_WAVES = 4  # tasks per core, for a corpus that can only be read from its beginning
+
+
+class SparkTokens:
+    """Yields a corpus' tokens, tokenized by Spark, as a ``TokenSource``. Continues a killed process' work."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: TokenizerInfo,
+        folder: Path,
+        master: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Prepare the job. ``folder``: seen by every machine, for shares until :meth:`close` removes them.
+
+        ``master``: None for the master of Spark's configuration. ``timeout_s``: limit for Spark's start and each share.
+        """
+        if corpus.content == "tokens":
+            raise InputError(f"--engine spark: {corpus.name} holds token ids: there is nothing to tokenize")
+        key = [corpus.fingerprint, corpus.documents, tokenizer.fingerprint, tokenizer.engine, tokenizer.eos_id]
+        self.folder = partial_path(folder.absolute() / f"spark-{cache.fingerprint(key)}")
+        self.job = ShareJob.of(corpus, tokenizer, self.folder)
+        self._master, self._timeout_s = master, timeout_s
+        self._process: SparkProcess | None = None
+        self._lock: int | None = None
+
+    def __call__(self, start: int) -> TokenGroups:
+        """Yield the tokens of all documents from number ``start`` on, share by share as they are finished."""
+        first = start // self.job.documents
+        self._open(range(first, self.job.count))
+        for number in range(first, self.job.count):
+            if not self._is_finished(number):
+                assert self._process is not None, "a driver makes the missing shares"
+                self._process.wait_until(self.job.place(number).is_dir, self._unfinished, "finished no share")
+            yield from read_share(self.job, number, max(start - number * self.job.documents, 0))
+
+    @property
+    def master(self) -> str | None:
+        """Spark's master; None before Spark is ready, or if every share was finished already."""
+        return None if self._process is None else self._process.master
+
+    def close(self, *, keep: bool = False) -> None:
+        """End Spark and remove the shares. ``keep``: leave finished shares for another process to continue with."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        if self._lock is not None:
+            if not (keep and any(map(self._is_finished, range(self.job.count)))):
+                remove(self.folder)
+            os.close(self._lock)
+            self._lock = None
+
+    def _open(self, numbers: Iterable[int]) -> None:
+        """Lock the folder and start Spark for missing shares of ``numbers``. Raises InputError if it is in use."""
+        if self._lock is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(self._lock)
+                self._lock = None
+                raise InputError(f"{self.folder}: another process tokenizes this corpus there; wait for it") from error
+            except OSError:  # A network file system may have no locks.
+                pass
+        if self._process is None and (missing := tuple(filterfalse(self._is_finished, numbers))):
+            self._process = SparkProcess(ShareWork(self.job, missing), self._master, self._timeout_s)
+
+    def _is_finished(self, number: int) -> bool:
+        return self.job.place(number).is_dir()
+
+    def _unfinished(self) -> int:
+        return sum(not self._is_finished(number) for number in range(self.job.count))
+
+
+@dataclass(frozen=True)
+class ShareWork:
+    """Work of the Spark driver's process: the shares ``missing``, by number."""
+
+    job: ShareJob
+    missing: tuple[int, ...]
+    name: str = "harness data pretokenize"
+    java_options: str = ""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return {}
+
+    def run(self, session: Any, report: Callable[..., None]) -> None:
+        """Tokenize the missing shares on executors. Returns when all are finished."""
+        location = Path(self.job.tokenizer.location)
+        session.sparkContext.addFile(str(location), recursive=location.is_dir())
+        missing, parts = list(self.missing), min(len(self.missing), _MOST_PARTITIONS)
+        if (self.job.corpus.format, self.job.corpus.content) != ("parquet", "text"):
+            # Every task reads the corpus from its beginning up to its shares: few tasks with many shares each.
+            parts = min(parts, max(1, session.sparkContext.defaultParallelism) * _WAVES)
+        places = session.range(0, len(missing), 1, parts)
+        places.mapInArrow(task(self.job, missing), "share long").collect()
+
+
+def task(job: ShareJob, missing: list[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return the `mapInArrow` function from indices into ``missing`` to numbers of new shares, which it tokenizes."""
+
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            counts = [write_share(on_executor(job), missing[place]) for place in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_arrays([pa.array(counts, pa.int64())], ["share"])
+
+    return write
+
+
+_here: dict[str, ShareJob] = {}  # jobs of this executor by folder
+
+
+def on_executor(job: ShareJob) -> ShareJob:
+    """Return the job with the tokenizer file that Spark sent here. Raises InputError for another library version."""
+    if job.folder not in _here:
+        from pyspark import SparkFiles
+
+        info = job.tokenizer
+        expected, installed = " ".join(info.engine.split()[:2]), f"{info.library} {_version(info.library)}"
+        if installed != expected:
+            raise InputError(
+                f"an executor has {installed}, this machine {expected}: they may split text differently; install the "
+                "same version on all"
+            )
+        local_job = replace(info, location=SparkFiles.get(Path(info.location).name))
+        _here[job.folder] = replace(job, tokenizer=local_job)
+    return _here[job.folder]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "missing"

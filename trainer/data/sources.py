@@ -9,26 +9,21 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config import DataConfig
+from trainer.data.formats.flat import FlatTokens
+from trainer.data.packing import PaddedRows
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.data.formats.flat import FlatTokens
-    from trainer.data.packing import PaddedRows
 
 Index = Sequence[int]
 
 
 class _Columns:
-    """Opens the named columns of several Parquet files as one table.
-
-    Raises InputError if it has fewer than ``rows`` rows.
-    """
+    """Opens columns of Parquet files as one table. Raises InputError if it has fewer than ``rows`` rows."""
 
     def __init__(self, files: Sequence[str], columns: Sequence[str], rows: int) -> None:
         self._files, self._names, self._rows = tuple(files), list(columns), rows
@@ -67,10 +62,7 @@ class ScalarTextSource:
 
 
 class ZeroCopyTextSource:
-    """Reads text from the value buffers of an Arrow column.
-
-    Finding the few rows one by one is faster than by arrays.
-    """
+    """Reads text from the value buffers of an Arrow column: a few rows, one by one."""
 
     def __init__(self, files: Sequence[str], column: str, rows: int) -> None:
         self._columns, self._column = _Columns(files, [column], rows), column
@@ -116,10 +108,6 @@ class PaddedSource:
 
     def read(self, indices: NDArray[np.int64]) -> PaddedRows:
         """Return input ids and attention mask of the rows ``indices``, each of shape (rows, sequence length)."""
-        import numpy as np
-
-        from trainer.data.packing import PaddedRows
-
         if self._ids is None:
             table = self._columns.open()
             self._ids, self._masks = (self._matrices(table.column(name)) for name in ("input_ids", "attention_mask"))
@@ -141,13 +129,7 @@ class PaddedSource:
 
 
 def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
-    """Return a column of token lists as flat tokens (int32): a view of Arrow's buffer if it is one chunk, else a
-    copy.
-    """
-    import numpy as np
-
-    from trainer.data.formats.flat import FlatTokens
-
+    """Return a column of token lists as flat tokens (int32): a view if it is one chunk, else a copy."""
     table = _Columns([file], [column], rows).open()
     parts = [_list_part(chunk) for chunk in table.column(column).chunks if len(chunk)]
     del table  # Each part can then be freed once it is copied.
@@ -168,7 +150,6 @@ def flat_of_lists(file: str, column: str, rows: int) -> FlatTokens:
 
 
 def _text_part(chunk: Any) -> tuple[NDArray[Any], memoryview]:
-    import numpy as np
     import pyarrow as pa
 
     kind = np.int64 if pa.types.is_large_string(chunk.type) else np.int32
@@ -186,18 +167,12 @@ def _list_part(chunk: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 def text_source(
     config: DataConfig, files: Sequence[str], column: str, rows: int
 ) -> ScalarTextSource | ZeroCopyTextSource:
-    """Return the source of text for ``config.access``: Arrow scalars or value buffers.
-
-    ``rows``: least number of rows.
-    """
+    """Return the source of at least ``rows`` texts for ``config.access``: Arrow scalars or value buffers."""
     return (ScalarTextSource if config.access == "scalar" else ZeroCopyTextSource)(files, column, rows)
 
 
 def token_source(config: DataConfig, folder: str, rows: int) -> ScalarTokenSource | PaddedSource:
-    """Return the source of a pretokenized folder for ``config.access``. ``rows``: least number of rows.
-
-    Zero-copy access to packed rows reads flat tokens instead (:func:`flat_of_lists`).
-    """
+    """Return the source of a pretokenized folder; packed zero-copy rows use :func:`flat_of_lists` instead."""
     files = [str(Path(folder) / "data.parquet")]
     if config.access == "zero-copy":
         assert config.path == "tokens-padded", config.path

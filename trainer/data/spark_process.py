@@ -34,11 +34,7 @@ _MOST_CHARACTERS = 400
 _HOW = "--engine spark"
 _ROOT = str(Path(__file__).parents[2])
 # Defaults. Settings of spark-submit, SPARK_CONF_DIR or PYSPARK_SUBMIT_ARGS take precedence.
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.speculation": "false",
-}
+SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.speculation": "false"}
 # Defaults for executors that are threads of this machine, whose name may not resolve.
 LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
@@ -61,26 +57,17 @@ class SparkWork(Protocol):
 
     @property
     def java_options(self) -> str:
-        """JVM options for ``SPARK_SUBMIT_OPTS``; "" for none.
-
-        They have no effect on a JVM that spark-submit has already started.
-        """
+        """JVM options for ``SPARK_SUBMIT_OPTS``, without effect on a JVM that already runs; "" for none."""
 
     def run(self, session: Any, report: Callable[..., None]) -> None:
-        """Do the work in Spark's ``session``.
-
-        Each call of ``report`` with JSON values is an event and restarts the time limit.
-        """
+        """Do the work in Spark's ``session``. Each ``report`` of JSON values is an event that restarts the limit."""
 
 
 class SparkProcess:
     """Process of a Spark driver, seen from the process that starts it. ``events``: the driver's reports so far."""
 
     def __init__(self, work: SparkWork, master: str | None, timeout_s: float) -> None:
-        """Start the process. ``master``: None for the master of Spark's configuration.
-
-        Raises InputError if PySpark or Java is missing.
-        """
+        """Start the process. ``master``: None for Spark's own setting. Raises InputError if Spark is missing."""
         check_installed()
         self._timeout_s = timeout_s
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # close() closes it
@@ -198,10 +185,7 @@ def _environment(work: SparkWork) -> dict[str, str]:
 
 
 def drive(events: int, parent: int) -> None:
-    """Run the driver's process: read the work from standard input, start Spark, do the work, and exit.
-
-    ``events``: descriptor of the pipe for reports. ``parent``: process with which this one ends.
-    """
+    """Run the driver's process, which ends with ``parent``: read the work from standard input, do it, and exit."""
     die_with_parent(parent)
     with os.fdopen(events, "w") as pipe:
         lock = threading.Lock()
@@ -254,10 +238,7 @@ _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Exit)): (.+)$", re.M
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of a failed Spark job in one line.
-
-    The error of an executor's code lies deep in Spark's message.
-    """
+    """Return the reason of a failed Spark job, which may lie deep in Spark's message, in one line."""
     text = str(error)
     if raised := _RAISED.findall(text):
         return one_line(raised[-1])

@@ -48,10 +48,7 @@ class PerSample:
 
 
 class InThreads:
-    """Engine that divides the documents among threads of this process; each tokenizes its share in one call.
-
-    The libraries release Python's lock while they encode. A forked process starts threads of its own.
-    """
+    """Engine that divides the documents among threads of this process, as the libraries release Python's lock."""
 
     def __init__(self, tokenizer: Engine, threads: int) -> None:
         self.encode = tokenizer.encode
@@ -85,10 +82,7 @@ class InThreads:
 
 
 def even_shares(texts: Sequence[str], count: int) -> list[list[str]]:
-    """Divide ``texts`` into at most ``count`` lists, in order, of about equal numbers of characters.
-
-    No list is empty.
-    """
+    """Divide ``texts`` into at most ``count`` lists, in order, of about equal numbers of characters, none empty."""
     shares: list[list[str]] = []
     total, offset, share = sum(map(len, texts)), 0, -1
     for text in texts:
@@ -107,10 +101,7 @@ class _Worker(NamedTuple):
 
 
 class InProcesses:
-    """Engine that divides the documents among processes; each tokenizes its share in one call.
-
-    ``is_pool``: the processes are started once and serve every batch; otherwise each batch starts and ends them.
-    """
+    """Engine that divides the documents among processes. ``is_pool``: these are kept for all batches."""
 
     def __init__(self, tokenizer: Engine, processes: int, *, is_pool: bool, timeout_s: float) -> None:
         self.encode = tokenizer.encode
@@ -162,10 +153,7 @@ class InProcesses:
             raise _ended(worker) from error
 
     def _answer(self, worker: _Worker) -> Any:
-        """Return the tokens that ``worker`` sent.
-
-        Raises the InputError that it sent, or LostBatchError if it has ended or takes too long.
-        """
+        """Return the tokens that ``worker`` sent, or raise its InputError, or LostBatchError if it is gone or late."""
         try:
             if not worker.connection.poll(self._timeout_s):
                 raise LostBatchError(
@@ -187,9 +175,7 @@ def _ended(worker: _Worker) -> LostBatchError:
 
 
 def _serve(connection: Connection, tokenizer: Engine, parent: int) -> None:
-    """Run a worker process: tokenize the parent's requests until its end of the pipe is closed or the parent has
-    ended.
-    """
+    """Run a worker process: tokenize requests until the parent or its end of the pipe is gone."""
     die_with_parent(parent)  # The check below cannot run while the process is suspended.
     while os.getppid() == parent:
         # A worker that was forked later also holds the parent's end of this pipe, which may keep it open.

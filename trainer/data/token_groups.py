@@ -22,18 +22,18 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from errno import ENOMEM
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data.corpus import CORPUS_ROW_GROUP, Corpus, iter_encoded, iter_texts
 from trainer.data.engines.base import Encoded, Engine, concatenated, utf8_bytes, with_end_of_text
 from trainer.data.engines.libraries import Slow
+from trainer.data.formats.flat import token_type
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer
 from trainer.errors import InputError
 from trainer.lifetime import die_with_parent
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 GROUP_BYTES = 1 << 20  # text of a group: 10 ms of the fastest engine, and 120 MB of memory in tokenizers
 LONG_CHARACTERS = 2 << 20  # length beyond which a document is encoded in parts
@@ -69,10 +69,7 @@ TokenGroups = Iterator[TokenGroup]
 
 
 def corpus_groups(corpus: Corpus, info: TokenizerInfo, start: int = 0, workers: int | None = None) -> TokenGroups:
-    """Yield the tokens of the corpus' documents from number ``start`` on, in groups.
-
-    ``workers``: see :func:`encoded_groups`.
-    """
+    """Yield the tokens of the corpus' documents from number ``start`` on, by :func:`encoded_groups`."""
     if corpus.content == "tokens":
         return _stored_from(corpus, info, start)
     return encoded_groups(text_groups(texts_from(corpus, start)), info, workers)
@@ -207,12 +204,7 @@ def _encode(engine: Engine, info: TokenizerInfo, group: TextGroup) -> TokenGroup
 
 
 def _stored(ids: Encoded, info: TokenizerInfo, text_bytes: int) -> TokenGroup:
-    """Return ``ids`` in the stored type, with the end-of-text id after each document.
-
-    Raises InputError for an id outside the vocabulary.
-    """
-    from trainer.data.formats.flat import token_type
-
+    """Return ``ids`` in the stored type with end-of-text ids. Raises InputError for an id outside the vocabulary."""
     if len(ids.ids) and (largest := int(ids.ids.max())) >= info.vocab_size:
         raise InputError(
             f"data.tokenizer: {info.location} gave the id {largest}, outside of its vocabulary of {info.vocab_size:,}"
@@ -246,8 +238,6 @@ def texts_from(corpus: Corpus, start: int) -> Iterator[list[str]]:
 
 def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups:
     """Yield the documents of a corpus of token ids without the first ``start``. Each ends in one end-of-text id."""
-    import numpy as np
-
     for encoded in iter_encoded(corpus, eos_id=info.eos_id):
         skipped = min(start, len(encoded.lengths))
         start -= skipped
@@ -259,8 +249,6 @@ def _stored_from(corpus: Corpus, info: TokenizerInfo, start: int) -> TokenGroups
 
 def encode_long(engine: Engine, text: str) -> Encoded:
     """Return the ids of one long document, the same as ``engine.encode_flat([text])``."""
-    import numpy as np
-
     parts = []
     start = 0
     for end in _ends(engine, text):
@@ -282,10 +270,7 @@ def _ends(engine: Engine, text: str) -> Iterator[int]:
 
 
 def _places(text: str, start: int) -> Iterator[int]:
-    """Yield characters at which a part may end: single line ends, then single spaces.
-
-    They lie from ``start`` on, within a part's length. At most ENDS_TRIED of each kind are tried.
-    """
+    """Yield at most ENDS_TRIED single line ends from ``start`` on, then single spaces, where a part may end."""
     for separator in ("\n", " "):
         place = start - 1
         for _ in range(ENDS_TRIED):

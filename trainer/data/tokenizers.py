@@ -19,8 +19,9 @@ from trainer.config import TokenizerConfig, TrainTokenizer
 from trainer.data import cache, pretrained, train_tokenizer
 from trainer.data.corpus import Corpus, check_vocabulary
 from trainer.data.engines.base import Engine
-from trainer.data.engines.choose import AS_TEXT, EngineProof, check_no_special_tokens, check_template, choose
-from trainer.data.engines.libraries import OTHERS, Fast, SentencePiece, Slow, TextCodec
+from trainer.data.engines.choose import AS_TEXT, check_no_special_tokens, check_template, choose
+from trainer.data.engines.libraries import OTHERS, Fast, SentencePiece, Slow, TextCodec, load_auto
+from trainer.data.engines.proof import Proof
 from trainer.data.manifest import read_manifest
 from trainer.errors import InputError
 from trainer.files import expanded
@@ -44,7 +45,7 @@ class TokenizerInfo:
     pad_id: int | None
     fingerprint: str  # hash of the tokenizer's content
     engine: str  # library and version that encodes; another version may split text differently
-    proof: EngineProof | None = None  # proof that ``engine`` gives the ids of the tokenizer's own library
+    proof: Proof | None = None  # proof that ``engine`` gives the ids of the tokenizer's own library
 
     @property
     def library(self) -> str:
@@ -53,11 +54,7 @@ class TokenizerInfo:
 
 
 def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return the tokenizer, found, trained or imported, with the engine that ``config`` requires.
-
-    All is cached, so a second call is cheap. Raises InputError if the corpus holds token ids that the tokenizer does
-    not have.
-    """
+    """Return the tokenizer and its engine, cached. Raises InputError if the corpus has ids that it lacks."""
     keep_single_threaded()
     if corpus.pretokenized:
         info = _of_pretokenized(config, corpus, Path(corpus.pretokenized[0]))
@@ -68,10 +65,7 @@ def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
 
 
 def _of_pretokenized(config: TokenizerConfig, corpus: Corpus, folder: Path) -> TokenizerInfo:
-    """Return the tokenizer of the tokens in ``folder``: the given one, or else the one stored there.
-
-    Raises InputError if there is none, or if the given one did not make the tokens.
-    """
+    """Return the tokenizer of the tokens in ``folder``. Raises InputError without one, or if another is given."""
     manifest = read_manifest(folder)
     if config.train is None:
         info = _named(config, corpus)
@@ -139,14 +133,11 @@ def _engine(info: TokenizerInfo, library: str, *, special_as_text: bool) -> Any:
         return SentencePiece(sentencepiece_model(info.location))
     if info.location.endswith(".json"):
         return Fast(info.location, special_as_text=special_as_text)
-    return Slow(pretrained.load_auto(info.location))
+    return Slow(load_auto(info.location))
 
 
 def _with_engine(info: TokenizerInfo, config: TokenizerConfig, corpus: Corpus) -> TokenizerInfo:
-    """Return ``info`` with the engine and the policy on special tokens that ``config`` requires.
-
-    Raises InputError if its library cannot follow the policy, or the corpus violates it.
-    """
+    """Return ``info`` with engine and policy of ``config``. Raises InputError if these cannot be followed."""
     policy, own_library = config.special_tokens_in_text, info.library
     fixed = _FIXED_POLICY.get(own_library, policy)
     if policy not in (None, "refuse", fixed):
@@ -178,20 +169,14 @@ def keep_single_threaded() -> None:
 
 
 def engine(kind: str, location: str) -> str:
-    """Return the tokenizer's native library and its installed version, such as ``tokenizers 0.21.0``.
-
-    The library is not imported.
-    """
+    """Return the tokenizer's native library, not imported, and its version, such as ``tokenizers 0.21.0``."""
     fast = location.endswith(".json")
     library = "sentencepiece" if kind == "sentencepiece" else "tokenizers" if fast else "transformers"
     return f"{library} {version(library)}"
 
 
 def info_of(kind: str, folder: Path) -> TokenizerInfo:
-    """Return the description of the tokenizer in ``folder``, by its facts.json.
-
-    Raises InputError if that is damaged.
-    """
+    """Return the description of the tokenizer in ``folder``, by its facts.json. Raises InputError if it is damaged."""
     facts = train_tokenizer.read_facts(folder)
     location = str(folder / (facts.location or "tokenizer.json"))
     kind = "sentencepiece" if location.endswith(".model") else kind
@@ -250,10 +235,7 @@ def sentencepiece_model(location: str) -> Any:
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of a tokenizer that represent no text.
-
-    ``unknown``: id of unknown text; None if the tokenizer falls back to bytes.
-    """
+    """Ids of a tokenizer that represent no text; ``unknown``: that of unknown text, None if it uses bytes."""
 
     ids: frozenset[int]
     unknown: int | None
@@ -273,7 +255,7 @@ def _listed_special_ids(info: TokenizerInfo) -> tuple[Iterable[int], int | None]
         pieces = range(model.get_piece_size())
         return [piece for piece in pieces if model.is_control(piece) or model.is_unknown(piece)], int(model.unk_id())
     if not info.location.endswith(".json"):
-        tokenizer = pretrained.load_auto(info.location)
+        tokenizer = load_auto(info.location)
         return tokenizer.all_special_ids, tokenizer.unk_token_id
     import tokenizers
 

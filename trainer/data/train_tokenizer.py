@@ -72,10 +72,7 @@ def save(tokenizer: Any, folder: Path) -> None:
 
 
 def sample(corpus: Corpus, characters: int) -> Iterator[str]:
-    """Yield every k-th document of the corpus, about ``characters`` characters in total.
-
-    The beginning stands for a very long document.
-    """
+    """Yield every k-th document, or the beginning of a very long one: about ``characters`` in total."""
     total = sum(min(len(text), _LONGEST_CHARACTERS) for texts in iter_texts(corpus) for text in texts)
     stride = max(1, -(-total // characters))
     index = 0
@@ -107,10 +104,7 @@ def write_facts(
     location: str | None = None,
     fingerprint: str | None = None,
 ) -> None:
-    """Write facts.json into ``folder``.
-
-    Raises InputError if ``vocabulary`` is empty or an id is too large for a model.
-    """
+    """Write facts.json into ``folder``. Raises InputError if ``vocabulary`` is empty or an id is too large."""
     largest = largest_id(vocabulary, location or "the tokenizer")
     facts = TokenizerFacts(
         vocab_size=largest + 1,  # Ids may have gaps: the embedding must hold the largest one.
@@ -124,10 +118,7 @@ def write_facts(
 
 
 def largest_id(vocabulary: dict[str, int], name: str) -> int:
-    """Return the largest id of ``vocabulary``.
-
-    Raises InputError, with ``name``, if it is empty or the id is too large for a model.
-    """
+    """Return the largest id of ``vocabulary``. Raises InputError, with ``name``, if it is empty or too large."""
     if not vocabulary:
         raise InputError(f"data.tokenizer: the vocabulary of {name} is empty")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
@@ -222,8 +213,8 @@ def _commonest_characters(texts: Iterator[str], most: int) -> list[str]:
 class WithoutGiants:
     """Iterates over texts without their giant words (over LONGEST_WORD_BYTES); ``left_out`` counts these.
 
-    Each merge that training tries goes through the whole word, so its time grows with the square of a word's length. A
-    word of 200,000 letters (a genome, an encoded picture) takes 8 to 14 s, fifty of them minutes. Encoding is linear.
+    Training time grows with the square of a word's length: a word of 200,000 letters (a genome, an encoded picture)
+    takes 8 to 14 s. Encoding is linear.
     """
 
     def __init__(self, texts: Iterable[str], tokenizer: Any) -> None:
@@ -257,10 +248,7 @@ def _may_hold_a_giant(text: str) -> bool:
 
 
 def trained_sentencepiece(corpus: Corpus, vocab_size: int) -> str:
-    """Return the path of the SentencePiece unigram model for this corpus and size, trained once.
-
-    Raises InputError if training fails.
-    """
+    """Return the path of the cached unigram model for this corpus and size. Raises InputError if training fails."""
 
     def check(folder: Path) -> None:
         if not (folder / MODEL).is_file():

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,23 +37,27 @@ from torch.utils.data._utils import worker as torch_worker
 from trainer import telemetry
 from trainer.config import DataConfig
 from trainer.data import encoders
-from trainer.data.batch import Batch
+from trainer.data.batch import IGNORED, Batch
 from trainer.data.position import Position
-from trainer.data.user_batch import KEY, as_batch
 from trainer.errors import InputError
 from trainer.inject import Injector
 from trainer.user_code import call, failed
 
+KEY = "data.source"
+ALLOWED = (
+    "a mapping with input_ids (and labels, attention_mask), a pair (inputs, targets) with targets one ahead, "
+    "or one tensor of ids; each of shape (samples, sequence)"
+)
+ACCEPTED = ("input_ids", "labels", "attention_mask")
+# Outputs of tokenizers that no model takes. They are dropped.
+LEFT_OUT = ("special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length")
 # Batches of indices drawn at once, so that the random states change once for all. A batch of 8 takes 300 bytes.
 MOST_DRAWN = 100_000
 
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a user's dataset. ``begin`` starts an epoch and yields the indices of each of its batches.
-
-    ``batches``: number of batches in an epoch; None if it is unknown or the order is endless.
-    """
+    """Order of a user's dataset. ``begin`` yields the indices of each batch of an epoch of ``batches``, if known."""
 
     begin: Callable[[], Iterator[list[Any]]]
     batches: int | None
@@ -60,10 +65,7 @@ class Order:
 
 @dataclass(frozen=True)
 class UserSource:
-    """Data source that the user's function returned.
-
-    ``order``: None for an iterable dataset, which has an order of its own.
-    """
+    """Data source that the user's function returned. ``order``: None for an iterable dataset."""
 
     dataset: Any
     order: Order | None
@@ -107,7 +109,7 @@ def _of_loader(loader: DataLoader[Any]) -> UserSource:
         return UserSource(loader.dataset, None, loader.collate_fn, loader.batch_size, loader.drop_last, start)
     if loader.batch_sampler is None:  # Each item is a batch.
         order = Order(lambda: ([index] for index in loader.sampler), _length_of(loader.sampler))
-        return UserSource(loader.dataset, order, _only, None, worker_init=loader.worker_init_fn)
+        return UserSource(loader.dataset, order, itemgetter(0), None, worker_init=loader.worker_init_fn)
     sampler = loader.batch_sampler
     order = Order(lambda: iter(sampler), _length_of(sampler))
     return UserSource(loader.dataset, order, loader.collate_fn, None, worker_init=loader.worker_init_fn)
@@ -120,15 +122,8 @@ def _length_of(sampler: Any) -> int | None:
         return None
 
 
-def _only(items: list[Any]) -> Any:
-    return items[0]
-
-
 class Randomness:
-    """Context with a random state of its own for torch, numpy and Python's ``random``.
-
-    Draws within it are the same in every process, regardless of earlier draws. The next ``with`` continues them.
-    """
+    """Context with its own random states, the same in every process; the next ``with`` continues them."""
 
     def __init__(self, seed: int) -> None:
         self._others = _random_states()
@@ -147,10 +142,7 @@ class Randomness:
         _set_random_states(self._others)
 
     def pass_on(self) -> None:
-        """Make the context's states of numpy and ``random`` the current ones outside.
-
-        The user's code may have seeded them.
-        """
+        """Make the context's states of numpy and ``random``, which the user's code may have seeded, current."""
         _set_random_states((torch.random.get_rng_state(), *self._own[1:]))
 
 
@@ -179,10 +171,7 @@ class UserPipeline:
         shifted: bool = True,
         start: Position = Position(),  # noqa: B008  # a tuple never changes
     ) -> None:
-        """Open the source. ``shifted``: True if the model shifts the labels, False for a masked-LM.
-
-        ``start``: position to continue from.
-        """
+        """Open the source. ``shifted``: False for a masked-LM. ``start``: position to continue from."""
         assert config.source is not None
         self._name, self._seed = config.source, seed
         self._worker, self._workers = worker, workers
@@ -218,11 +207,7 @@ class UserPipeline:
             self._resume(start)
 
     def _resume(self, start: Position) -> None:
-        """Continue where an earlier run stopped, at ``start``.
-
-        If the dataset has ``load_state_dict``, its own state is restored. Otherwise the batches up to there are made
-        again and dropped.
-        """
+        """Continue at ``start``: restore the dataset's state, or make the batches up to there again."""
         dataset = self._source.dataset
         self._injector.skip(start.batches, more=1 + self._extra)
         if start.state is not None and self._source.order is None and hasattr(dataset, "load_state_dict"):
@@ -248,10 +233,7 @@ class UserPipeline:
         telemetry.take()  # Discard the spans of the dropped batches.
 
     def _after(self) -> Position:
-        """Return the position after the batch just made.
-
-        It counts batches, because the user's documents are unknown.
-        """
+        """Return the position after the batch just made, in batches: the user's documents are unknown."""
         self._batches += 1
         order, state = self._source.order, None
         if self._saves:
@@ -260,10 +242,7 @@ class UserPipeline:
         return Position(self._worker, self._batches, 0, self._batches, per_epoch, state, self._saves)
 
     def _begin_worker(self, seed: int, reseed: bool = False) -> None:
-        """Set up this process as a worker of a DataLoader. ``get_worker_info`` then returns the user's dataset.
-
-        It also calls the user's worker_init_fn. ``reseed``: also seed torch, numpy and ``random`` with ``seed``.
-        """
+        """Set up this process as a DataLoader's worker of the dataset. ``reseed``: also seed as it does."""
         if reseed:  # same seeding as torch.utils.data._utils.worker
             torch.manual_seed(seed)
             random.seed(seed)
@@ -362,3 +341,63 @@ class UserPipeline:
             yield from chunk
             if len(chunk) < at_once:
                 return
+
+
+def as_batch(made: Any, name: str, sequence_length: int, shifted: bool = True) -> Batch:
+    """Return what the user's collate function ``made`` as a Batch. Raises InputError for an unknown form.
+
+    ``name``: the user's source, for errors. ``shifted``: False for a masked-LM, whose labels are taken unchanged.
+    """
+    if isinstance(made, Batch):
+        return made
+    if not shifted and not (hasattr(made, "keys") and made.get("labels") is not None):
+        raise InputError(
+            f"{KEY}: {name} masks no tokens: with model.objective masked its batches must be mappings with input_ids "
+            "and labels (-100 where nothing is predicted), as DataCollatorForLanguageModeling gives them"
+        )
+    ids, labels, mask = _parts(made, name)
+    if ids.dim() != 2 or labels.shape != ids.shape or ids.is_floating_point():
+        form = f"{ids.dtype} {tuple(ids.shape)}, labels {tuple(labels.shape)}".replace("torch.", "")
+        raise InputError(f"{KEY}: {name} gives ids of {form}; allowed: {ALLOWED}")
+    if ids.shape[1] > sequence_length:
+        raise InputError(
+            f"data.sequence_length: {sequence_length}, but {name} gives sequences of {ids.shape[1]}: give that"
+        )
+    trained = int(((labels[:, 1:] if shifted else labels) != IGNORED).sum())
+    masked = mask is not None and (not shifted or _is_needed(mask, labels))
+    return Batch(ids.long(), labels.long(), mask, ids.numel(), trained, ids.shape[0], masked=masked, shifted=shifted)
+
+
+def _is_needed(mask: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Return True if a causal model's loss depends on the mask: padding precedes text or a label."""
+    padding = mask[:, :-1] == 0
+    return bool((padding & ((mask[:, 1:] != 0) | (labels[:, 1:] != IGNORED))).any())
+
+
+def _parts(made: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    if isinstance(made, Mapping) or hasattr(made, "keys"):
+        ids, labels, mask = (made.get(key) for key in ("input_ids", "labels", "attention_mask"))
+        if isinstance(ids, torch.Tensor):
+            if unknown := [str(key) for key in made.keys() if key not in ACCEPTED + LEFT_OUT]:  # noqa: SIM118
+                raise InputError(
+                    f"{KEY}: {name} gives batches with {', '.join(unknown)}, which are not supported; accepted: "
+                    f"{', '.join(ACCEPTED)}; left out: {', '.join(LEFT_OUT)}"
+                )
+            for key, value in (("labels", labels), ("attention_mask", mask)):
+                if value is not None and not (isinstance(value, torch.Tensor) and value.shape == ids.shape):
+                    shape = tuple(getattr(value, "shape", ())) or type(value).__name__
+                    raise InputError(
+                        f"{KEY}: {name} gives {key} of {shape}; allowed: that of its ids, {tuple(ids.shape)}"
+                    )
+            if labels is None:
+                labels = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
+            return ids, labels, mask
+        raise InputError(f"{KEY}: {name} gives batches with {', '.join(map(str, made))}; allowed: {ALLOWED}")
+    if isinstance(made, torch.Tensor):
+        return made, made, None
+    if isinstance(made, list | tuple) and len(made) == 2 and all(isinstance(part, torch.Tensor) for part in made):
+        ids, targets = made
+        # targets[:, t] is predicted from t, but labels[:, t] from t - 1, so the last target is left out.
+        ignored = torch.full_like(targets[:, :1], IGNORED)
+        return ids, torch.cat([ignored, targets[:, :-1]], dim=1), None
+    raise InputError(f"{KEY}: {name} gives batches of type {type(made).__name__}; allowed: {ALLOWED}")

@@ -21,10 +21,7 @@ from trainer.user_code import find, own_files
 
 
 def main(key: str | None = None, name: str = "") -> int:
-    """Try the source on standard input once, or only import ``name``, a value of ``key``.
-
-    Print the result as JSON and end the process.
-    """
+    """Try the source on standard input once, or only import ``name``, a value of ``key``. Print JSON and exit."""
     folder = Path.cwd()  # The user's code may change it.
     out = os.dup(1)
     os.dup2(2, 1)

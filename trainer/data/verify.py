@@ -33,9 +33,7 @@ Shown = Callable[[str, int], AbstractContextManager[Progress]]  # (stage, its do
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Result of a verification: counts of what was compared, and the first difference (None: everything is
-    identical).
-    """
+    """Result of a verification: counts of what was compared, and the first difference (None: all is identical)."""
 
     documents: int
     empty: int  # documents without a token, skipped by every path
@@ -148,7 +146,7 @@ def _compare_documents(
 def _compare_epoch(
     name: str, config: DataConfig, prepared: Prepared, whole: Pretokenized, padded_tokens: int, progress: Progress
 ) -> tuple[int, int]:
-    """Compare the batches of one epoch of a data path with a simple construction from ``whole``, the token lists.
+    """Compare the batches of one epoch with a simple construction from ``whole``, the token lists.
 
     Return (batches compared, remainder in tokens at its end). Raises _DifferenceError at the first difference.
     ``padded_tokens``: expected tokens of a padded path.

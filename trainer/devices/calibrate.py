@@ -72,9 +72,7 @@ class Rate(NamedTuple):
 
 
 def measure(threads: int, effort: Effort) -> dict[str, Rate]:
-    """Return the rates of this CPU with ``threads``: fp32 and bf16 products (best layout and size), and a memory
-    copy.
-    """
+    """Return the rates of this CPU with ``threads``: fp32 and bf16 products (the best), and a memory copy."""
     import torch
 
     threads_before = torch.get_num_threads()
@@ -113,10 +111,7 @@ def _copy(size_bytes: int) -> Work:
 
 
 def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
-    """Return the product with the fastest layout and size.
-
-    A product is skipped if it would take over :data:`LONGEST_S`, by the time of its layout at the last size.
-    """
+    """Return the fastest product. One is skipped if it would take over :data:`LONGEST_S`, by its layout's last time."""
     rates: list[tuple[float, Work]] = []
     seconds: dict[int, tuple[int, float]] = {}  # key: layout; value: the last size and its time
     for size in sorted(effort.sizes):
@@ -132,11 +127,7 @@ def _best(products: Callable[[int], Iterator[Work]], effort: Effort) -> Work:
 
 
 def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Rate]:
-    """Return the rate of each computation in ``works``.
-
-    They are timed in turn, round by round, so that other load affects all. Rounds continue until the cores are free or
-    the time limit has passed.
-    """
+    """Return the rate of each computation, timed in turn until the cores are free or the time limit has passed."""
     timings: dict[str, list[Timing]] = {name: [] for name in works}
     start = time.perf_counter()
     rounds = 0
@@ -151,10 +142,7 @@ def _rates(works: dict[str, Work], effort: Effort, threads: int) -> dict[str, Ra
 
 
 def rate_of(work: Work, timings: list[Timing], threads: int) -> Rate:
-    """Return the rate by the median of the fastest timings.
-
-    ``threads``: number of threads, for the share of waiting.
-    """
+    """Return the rate by the median of the fastest timings. ``threads``: their number, for the share of waiting."""
     kept = sorted(timings)[:FASTEST]
     waited = sum(timing.waited_s for timing in kept) / (threads * sum(timing.wall_s for timing in kept))
     return Rate(work.amount / median(timing.wall_s for timing in kept), work.what, len(timings), waited)
@@ -182,20 +170,19 @@ EFFORT = Effort()
 
 
 def calibrate(threads: int, effort: Effort | None = None) -> DeviceProfile:
-    """Measure this CPU with ``threads`` threads of torch, and return the profile, which replaces a cached one.
-
-    It takes seconds.
-    """
+    """Measure this CPU with ``threads`` threads of torch, for seconds, and return and cache the profile."""
     content = _content(threads, measure(threads, effort or EFFORT))
     profile = DeviceProfile.model_validate(content)
-    _store(profile_path(threads), yaml.safe_dump(content, sort_keys=False, width=120))
+    path = profile_path(threads)
+    try:
+        write_text(path, yaml.safe_dump(content, sort_keys=False, width=120))
+    except OSError as error:
+        raise cannot_write(path, error, "HARNESS_CACHE=DIR chooses another cache") from error
     return profile
 
 
 def cpu_profile(threads: int) -> DeviceProfile | None:
-    """Return the cached profile of this CPU with ``threads`` of this torch; None if it was not measured or is
-    damaged.
-    """
+    """Return the cached profile of this CPU with ``threads`` of this torch; None if there is no intact one."""
     path = profile_path(threads)
     try:
         return read_profile(path) if path.is_file() else None
@@ -209,10 +196,7 @@ def not_calibrated(threads: int) -> str:
 
 
 def profile_path(threads: int) -> Path:
-    """Return the path of the cached profile of this CPU.
-
-    It depends on the CPU, its cores, ``threads`` and torch's version.
-    """
+    """Return the path of the profile of this CPU, its cores, ``threads`` and torch's version in the cache."""
     key = [cpu_identity(), core_count(), threads, importlib.metadata.version("torch")]
     return cache_root() / "profiles" / f"cpu-{fingerprint(key)}.yaml"
 
@@ -283,19 +267,9 @@ def _disturbed(rates: dict[str, Rate]) -> list[str]:
     ]
 
 
-def _store(path: Path, text: str) -> None:
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise cannot_write(path, error, "HARNESS_CACHE=DIR chooses another cache") from error
-
-
 @dataclass(frozen=True)
 class ProfileFacts:
-    """Facts of a device's profile for one precision.
-
-    Without a profile or peak there is only ``profile_reason``, which says why.
-    """
+    """Facts of a device's profile for one precision. Without a peak there is only ``profile_reason``."""
 
     profile: str | None = None  # name of the profile
     profile_reason: str | None = None  # reason for a missing profile
@@ -307,10 +281,7 @@ class ProfileFacts:
 
 
 def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads: int) -> ProfileFacts:
-    """Return the facts of the device called ``device_name``, or of this CPU with ``threads``.
-
-    Without a known peak they have only the reason, and MFU stays null.
-    """
+    """Return the facts of the device called ``device_name``, or of this CPU with ``threads``."""
     profile = cpu_profile(threads) if device_is_cpu else find_profile(device_name)
     if profile is None:
         names = ", ".join(profile_names())
@@ -320,10 +291,7 @@ def profile_facts(device_name: str, device_is_cpu: bool, precision: str, threads
 
 
 def facts_of(profile: DeviceProfile, precision: str) -> ProfileFacts:
-    """Return the facts of ``profile`` for one precision, for example of an emulated device.
-
-    Without a peak they have only the reason.
-    """
+    """Return the facts of ``profile`` for one precision; without a peak only the reason."""
     dtype = matmul_dtype(precision)
     try:
         peak = profile.peak_flops_per_s(dtype)

@@ -32,10 +32,7 @@ class _ProfileLoader(yaml.SafeLoader):
     """Loader of YAML that accepts safe tags only. A repeated key is an error (PyYAML silently takes the last)."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the mappings of ``<<`` into ``node``. Raises an error if that is too large or a cycle.
-
-        Each mapping may merge others, so a few lines could expand to a billion keys.
-        """
+        """Merge the mappings of ``<<`` into ``node``, unless that is a cycle or expands to too many keys."""
         for key, value in node.value:
             if key.tag == MERGE and value is node:
                 message = "an alias refers to a mapping that contains it (cycle)"
@@ -121,10 +118,7 @@ def problem(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
-    """Return the allowed keys of the section at ``place``.
-
-    Empty if it is no section or its keys are free, as dtypes are.
-    """
+    """Return the allowed keys of the section at ``place``; empty if it is none or has free keys, as dtypes are."""
     section: type[BaseModel] | None = model
     inside_table = False
     for part in place:
@@ -144,9 +138,7 @@ def _allowed(model: type[BaseModel], place: list[str]) -> list[str]:
 
 
 def _keys(content: Any, path: Path) -> Iterator[str]:
-    """Yield every key in ``content``, in the order of the file. Raises InputError if aliases make it too large or
-    cyclic.
-    """
+    """Yield every key in ``content``, in order. Raises InputError if aliases make it too large or cyclic."""
     count = 0
     waiting: list[tuple[str | None, Any]] = [(None, content)]
     while waiting:
@@ -316,10 +308,7 @@ def is_file_name(name: str) -> bool:
 
 
 def load_profile(name: str) -> DeviceProfile:
-    """Load a shipped profile by name, or a YAML file by path (with a ``/``, or ending in .yaml).
-
-    Raises InputError if there is none.
-    """
+    """Load a shipped profile by name, or a YAML file by path. Raises InputError if there is none."""
     if is_file_name(name):
         return read_profile(expanded(name))
     names = profile_names()

@@ -32,7 +32,7 @@ from tests.trainer.data.conftest import make_texts, write_parquet
 from tests.trainer.questions import FILE
 from trainer import checkpoint_folder
 from trainer.errors import InputError
-from trainer.sample import Sample
+from trainer.evaluate import Sample
 
 SCENARIO = """\
 name: small

@@ -17,9 +17,8 @@ from trainer.compute.build import build_compute
 from trainer.compute.emulated import DeviceQueue, EmulatedCompute, assumptions, last_end_ns
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
-from trainer.devices.estimates import flops_per_token, parameters
+from trainer.devices.estimates import flops_per_token, kernels, parameters
 from trainer.devices.profiles import load_profile
-from trainer.devices.roofline import kernels
 from trainer.errors import InputError
 from trainer.loop import train
 from trainer.model import resolve_shape
@@ -108,7 +107,7 @@ def test_the_loop_blocks_where_cuda_would(log: Log) -> None:
         "value of the gradient norm",
         "values of the losses",
     ]
-    assert all(call.site.startswith("trainer/readings.py:") for call in log.calls)
+    assert all(call.site.startswith("trainer/loop.py:") for call in log.calls)
     for kernel in log.kernels:
         assert kernel.end_ns - kernel.start_ns == pytest.approx(fixed.get(f"{kernel.name}_ms", 0) * MS)
 

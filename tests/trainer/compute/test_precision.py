@@ -21,9 +21,8 @@ from trainer.compute.torch_compute import TorchCompute
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch
 from trainer.devices.calibrate import facts_of
-from trainer.devices.estimates import footprint
+from trainer.devices.estimates import footprint, kernels
 from trainer.devices.profiles import DeviceProfile, load_profile
-from trainer.devices.roofline import kernels
 from trainer.errors import InputError
 from trainer.model import resolve_shape
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer.config import TokenizerConfig
-from trainer.data import pretrained
 from trainer.data.corpus import Corpus
+from trainer.data.engines import libraries
 from trainer.data.tokenizers import prepare_tokenizer
 from trainer.errors import InputError
 
@@ -53,7 +53,7 @@ def test_code_of_a_folder_is_never_run_and_nobody_is_asked(
     assert f"{folder} carries code of its own ({file}: evil.Evil)" in line
     assert "\n" not in line
     with pytest.raises(InputError, match="carries code of its own"):  # what a run does with a slow one
-        pretrained.load_auto(str(folder))
+        libraries.load_auto(str(folder))
     assert not asked
     assert not mark.exists()
 

@@ -14,12 +14,11 @@ from tests.trainer.data.test_packing import assert_same
 from trainer import telemetry
 from trainer.compute.torch_compute import TorchCompute
 from trainer.config import DataConfig, DataInject, TrainerConfig
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, RepeatedBatches
 from trainer.data.dataset import DataPipeline, Epoch, make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.order import ShardedSampler
 from trainer.data.prepare import prepare
-from trainer.data.repeated import RepeatedBatches
 from trainer.inject import Injector
 from trainer.model import build_model, resolve_shape
 

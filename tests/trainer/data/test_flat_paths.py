@@ -25,8 +25,7 @@ from tests.trainer.data.test_position import batches_of
 from trainer import telemetry
 from trainer.config import CorpusConfig, DataConfig, DataInject, EvaluationConfig, TokenizerConfig, TrainerConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.buffers import BatchBuffers
-from trainer.data.dataset import Epoch, make_pipeline
+from trainer.data.dataset import Epoch, make_pipeline, pipeline_of
 from trainer.data.flat_pipeline import MAX_PIECES_OF_A_ROW, FlatPipeline
 from trainer.data.flat_plan import DocumentPlan
 from trainer.data.formats.flat import FlatTokens
@@ -230,11 +229,14 @@ def test_few_long_and_many_short_documents_are_copied_alike(
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
-def test_ids_of_a_large_vocabulary_are_widened_unsigned(kind: type) -> None:
+def test_ids_of_a_large_vocabulary_are_widened_unsigned(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
     tokens = np.array([np.iinfo(kind).max, 1, 2, np.iinfo(kind).max - 1, 3, 4], dtype=kind)
-    plan = DocumentPlan(FlatTokens(tokens, np.array([0, 2, 2, 6])), ShardedSampler(3, 0, False), 3)
-    pipeline = FlatPipeline(lambda: (tokens, plan), (2, 3), 3, Injector(None, 0), BatchBuffers(2, 3))
-    batch = pipeline.next_batch()
+    flat = FlatTokens(tokens, np.array([0, 2, 2, 6]))
+    monkeypatch.setattr("trainer.data.flat_pipeline.open_tokens", lambda *_: flat)
+    config = make_config(path="tokens-mmap", sequence_length=3, batch_size=2)
+    batch = pipeline_of(config, prepare(config), ShardedSampler(3, 0, False), Injector(None, 0)).next_batch()
     assert batch is not None
     assert batch.input_ids.tolist() == tokens.reshape(2, 3).tolist()
     assert batch.labels.tolist() == [[IGNORED, 1, IGNORED], tokens[3:].tolist()]

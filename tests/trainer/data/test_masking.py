@@ -18,7 +18,7 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.dataset import make_pipeline
 from trainer.data.masking import Masker, Masking, mask_id, masking_of
 from trainer.data.prepare import Prepared, prepare
-from trainer.data.user_batch import as_batch
+from trainer.data.user_source import as_batch
 from trainer.errors import InputError
 
 MASK, VOCABULARY, END = 99, 90, 7

@@ -14,12 +14,11 @@ from torch.utils.data import IterableDataset
 
 from tests.trainer.data.test_packing import assert_same
 from trainer.config import DataConfig, DataInject
-from trainer.data.batch import Batch
+from trainer.data.batch import Batch, BatchPipeline
 from trainer.data.dataset import make_pipeline
 from trainer.data.loader import open_batches
 from trainer.data.position import Bookmark, DataPosition, Position
 from trainer.data.prepare import prepare
-from trainer.data.repeated import BatchPipeline
 from trainer.errors import InputError
 from trainer.inject import Injector
 

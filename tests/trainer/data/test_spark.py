@@ -26,8 +26,7 @@ from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data.corpus import Corpus, prepare_corpus
 from trainer.data.manifest import Format, Pretokenized
 from trainer.data.pretokenize import pretokenize
-from trainer.data.shares import documents, read_share, write_share
-from trainer.data.spark import ShareWork, SparkTokens, task
+from trainer.data.shares import ShareWork, SparkTokens, documents, read_share, task, write_share
 from trainer.data.spark_process import SparkProcess, check_installed, is_local, reason_of
 from trainer.data.tokenizers import TokenizerInfo, prepare_tokenizer
 from trainer.errors import InputError
@@ -171,7 +170,7 @@ def test_a_spark_that_does_not_start_leaves_no_folder(
         def __init__(self, *_: object) -> None:
             raise InputError("--engine spark: Spark was not ready")
 
-    monkeypatch.setattr("trainer.data.spark.SparkProcess", Unreachable)
+    monkeypatch.setattr("trainer.data.shares.SparkProcess", Unreachable)
     tokens = SparkTokens(corpus, info, tmp_path)
     with pytest.raises(InputError, match="was not ready"):
         list(tokens(0))

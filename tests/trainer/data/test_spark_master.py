@@ -131,7 +131,7 @@ import sys
 from pathlib import Path
 from trainer.config import CorpusConfig, TokenizerConfig
 from trainer.data.corpus import prepare_corpus
-from trainer.data.spark import SparkTokens
+from trainer.data.shares import SparkTokens
 from trainer.data.tokenizers import prepare_tokenizer
 
 corpus = prepare_corpus(CorpusConfig(path=sys.argv[1]))

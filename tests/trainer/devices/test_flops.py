@@ -18,8 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.config import ModelConfig
 from trainer.devices.estimates import flops_per_token, lookups, parameters
 from trainer.model import build_model, resolve_shape, shape_of
-from trainer.model_files import model_files
-from trainer.transformers_models import build_from_files
+from trainer.model_files import build_from_files, model_files
 
 LENGTH, ROWS = 48, 2
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}

@@ -11,8 +11,7 @@ from trainer.compute.modes import keep_layer_inputs_alone
 from trainer.config import TrainerConfig
 from trainer.devices.estimates import footprint, is_tied, parameters
 from trainer.model import Shape, build_model, shape_of
-from trainer.model_files import model_files
-from trainer.transformers_models import build_from_files
+from trainer.model_files import build_from_files, model_files
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 192}
 MODELS: dict[str, dict[str, Any]] = {

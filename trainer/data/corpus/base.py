@@ -31,10 +31,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """Files or folders under the corpus' path that are skipped for the same reason.
-
-    ``names``: the first few of them.
-    """
+    """Files or folders under the corpus' path that are skipped for one reason, with the first few ``names``."""
 
     reason: Reason
     count: int
@@ -43,10 +40,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: its files, how to read them, and the counts of a check.
-
-    Only the first ``documents`` are used, in the order of files and rows. It is picklable.
-    """
+    """A corpus (picklable): its files, how to read them, and the counts of a check, of the first ``documents`` rows."""
 
     name: str
     files: tuple[str, ...]  # absolute paths, or URLs

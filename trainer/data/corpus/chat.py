@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.corpus.base import MOST_CHARACTERS, ChatTemplate
+from trainer.data.engines.libraries import load_auto
 from trainer.errors import InputError, one_line
 from trainer.files import expanded
 
@@ -22,10 +23,9 @@ _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}\n"
 
 
 def load_template(location: str) -> ChatTemplate:
-    """Return the chat template in ``location``: a Jinja file, or a tokenizer's folder.
+    """Return the chat template in ``location``: a Jinja file, or a tokenizer's folder, with its special tokens.
 
-    The special tokens come from the tokenizer in the same folder. Raises InputError if there is no template, or if it
-    names a special token whose value is unknown.
+    Raises InputError if there is no template, or if it names a special token whose value is unknown.
     """
     path = expanded(location).absolute()
     if not path.exists():
@@ -39,10 +39,7 @@ def load_template(location: str) -> ChatTemplate:
 
 
 def _special_tokens(location: str, folder: Path, config: dict[str, Any], source: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, token) of each special token in tokenizer_config.json, even if the template does not use it.
-
-    Loads the tokenizer if the template ``source`` uses one that is not there. Raises InputError if that fails.
-    """
+    """Return (name, token) of each special token, loading the tokenizer if the template ``source`` needs one."""
     used = set(re.findall(r"\w+", source))
     missing = [name for name in _TOKENS if name in used and name not in config]
     if missing:
@@ -57,8 +54,6 @@ def _special_tokens(location: str, folder: Path, config: dict[str, Any], source:
 
 
 def _of_tokenizer(location: str, folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    from trainer.data.auto_tokenizer import load_auto
-
     remedy = f"give the tokenizer's folder, or put a {_CONFIG} with it (null: none) next to the template"
     problem = f"{KEY}: {location} names {', '.join(names)}, and"
     if not any((folder / name).is_file() for name in (_CONFIG, _TOKENIZER)):

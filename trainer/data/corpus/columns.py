@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.corpus import arrow, jsonl, parquet, places, text
+from trainer.data.corpus import jsonl, places, tables, text
 from trainer.data.corpus.base import Content, Format, Split, first_line
 from trainer.data.formats.exchange import document_chunks
 from trainer.data.manifest import MANIFEST, Pretokenized, read_manifest
@@ -70,10 +70,7 @@ def _read(folder: Path) -> Pretokenized | None:
 
 
 def content_of(name: str, format: Format, column: str) -> Content:
-    """Return the content of the file's column: text, token ids or chats.
-
-    Raises InputError for a missing column or another type.
-    """
+    """Return the column's content. Raises InputError for a missing column or another type."""
     if format == "text":
         return "text"
     if format == "jsonl":
@@ -87,7 +84,7 @@ def content_of(name: str, format: Format, column: str) -> Content:
 
 def column_type(name: str, format: Format, column: str) -> Any:
     """Return the Arrow type of a Parquet or Arrow file's column. Raises InputError if it is missing or occurs twice."""
-    schema = (parquet if format == "parquet" else arrow).schema(name)
+    schema = tables.schema(name, format)
     try:
         names = schema.names
     except UnicodeDecodeError as error:
@@ -105,7 +102,7 @@ def has_mask(name: str, format: Format) -> bool:
         return False
     if format == "jsonl":
         return jsonl.has(name, MASK)
-    return MASK in (parquet if format == "parquet" else arrow).schema(name).names
+    return MASK in tables.schema(name, format).names
 
 
 def read(
@@ -113,8 +110,7 @@ def read(
 ) -> Iterator[Any]:
     """Yield the documents in order: Arrow arrays of strings or lists of integers, or lists of lists of messages.
 
-    Every array is validated (offsets, UTF-8), so that no damaged data reach a tokenizer. ``masked``: leave out token
-    ids whose mask is 0.
+    Every array is validated (offsets, UTF-8). ``masked``: leave out token ids whose mask is 0.
     """
     if format == "text":
         yield from text.read(name, split)
@@ -133,10 +129,7 @@ def read(
 
 
 def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
-    """Yield (token ids, masks) of a file, block by block, as Arrow arrays of the same rows.
-
-    ``column``: the token ids. The masks are in column :data:`MASK`: 1 for a token, 0 for padding.
-    """
+    """Yield (token ids, masks: 1 for a token, 0 for padding) of a file by blocks, as Arrow arrays of the same rows."""
     if format == "jsonl":  # Both columns are read in the same blocks.
         yield from zip(jsonl.read(name, column, "tokens"), jsonl.read(name, MASK, "tokens"), strict=True)
     else:
@@ -144,17 +137,14 @@ def _pairs(name: str, format: Format, column: str) -> Iterator[Sequence[Any]]:
 
 
 def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[list[Any]]:
-    """Yield one list of Arrow arrays per record batch, in the order of ``columns``.
-
-    ``columns``: the required content of each column. Raises InputError for a column of another type or a damaged file.
-    """
+    """Yield an Arrow array per column and record batch. Raises InputError for another content or a damaged file."""
     import pyarrow as pa
 
     for column, content in columns.items():
         kind = column_type(name, format, column)
         if _content(kind) != content:
             raise InputError(f"{name}: column {column!r} is {kind}, not {_KINDS[content]}")
-    for batch in parquet.batches(name, list(columns)) if format == "parquet" else arrow.batches(name):
+    for batch in tables.batches(name, format, list(columns)):
         arrays = []
         for column in columns:
             values = batch.column(batch.schema.get_field_index(column))
@@ -167,11 +157,7 @@ def _tables(name: str, format: Format, columns: dict[str, Content]) -> Iterator[
 
 
 def _unmasked(name: str, first: int, ids: Any, mask: Any) -> Any:
-    """Return the lists of ``ids`` without the ids whose mask is 0. ``first``: the row of the first list, for messages.
-
-    Raises InputError unless ``mask`` has a 0 or 1 for each id.
-    """
-    import numpy as np
+    """Return the lists of ``ids`` without the ids whose mask is 0. Raises InputError unless each has a 0 or 1."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -62,10 +62,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Matched:
-    """Files that match a path, folder, glob or URL, in order. ``folder``: the searched folder, if any.
-
-    ``pattern``: True for a folder or a glob.
-    """
+    """Files that match a path, folder, glob or URL, in order. ``pattern``: True for a folder or a glob."""
 
     files: tuple[str, ...]
     folder: str | None = None
@@ -96,10 +93,7 @@ def find(pattern: str) -> Matched:
 
 
 def matching(pattern: str, key: str) -> Matched:
-    """Return the file ``pattern``, or the files that it matches as a glob. Raises InputError if there is no file.
-
-    ``key``: scenario key of the pattern, for errors.
-    """
+    """Return the file ``pattern``, or the files that it matches. Raises InputError, naming ``key``, without one."""
     path = expanded(pattern)
     check_utf8(str(path.absolute()), key)
     if path.is_file():
@@ -129,10 +123,7 @@ def matching(pattern: str, key: str) -> Matched:
 
 
 def _expanded_glob(folder: str, parts: tuple[str, ...], above: frozenset[str], key: str) -> Iterator[str]:
-    """Yield the matches of a glob in ``folder``, as Python's ``glob`` does. That one never ends if links form loops.
-
-    ``parts``: parts of the pattern. ``above``: the folders on the path to this one, by their own names.
-    """
+    """Yield a glob's matches in ``folder``, also with links in loops; ``above``: real folders on the path."""
     first, rest = parts[0], parts[1:]
     if first != "**" and not set(_WILD) & set(first):
         name = os.path.join(folder, first)  # noqa: PTH118
@@ -179,10 +170,7 @@ def _is_output(names: Collection[str]) -> bool:
 
 
 def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
-    """Return the kind of the entry ``name``: file, folder or special (such as a pipe). Links are followed.
-
-    Raises InputError for a broken link.
-    """
+    """Return the kind of the entry ``name``, following links. Raises InputError for a broken link."""
     check_utf8(name, key)
     try:
         mode = os.stat(name).st_mode  # noqa: PTH116
@@ -198,10 +186,7 @@ def _kind(name: str, key: str) -> Literal["file", "folder", "special"]:
 
 
 def _once(names: Iterable[str], root: Path, tally: Tally) -> tuple[str, ...]:
-    """Return each file once, in the order of paths, and count its other names in ``tally``.
-
-    A file is returned under its own name (not a link's) if it has one below ``root``.
-    """
+    """Return each file once, in the order of paths, under its own name (not a link's) if that is below ``root``."""
     real_root = os.path.realpath(root)
     files: dict[str, str] = {}
     folders: dict[str, str] = {}  # resolved folder names; resolving every file would take ten times as long
@@ -239,10 +224,7 @@ def _empty(folder: str, tally: Tally) -> InputError:
 
 
 def _below(root: Path, tally: Tally) -> Iterator[str]:
-    """Yield all files below the folder ``root`` that are not hidden, and count the others in ``tally``.
-
-    A folder with two names is searched once.
-    """
+    """Yield all files below ``root`` that are not hidden, and count the others. A folder with two names counts once."""
     visited: set[str] = set()
     folders, linked = [str(root)], list[str]()
     while folders or linked:  # Linked folders come last, so that a file's own name precedes its other names.
@@ -267,10 +249,7 @@ def _below(root: Path, tally: Tally) -> Iterator[str]:
 
 
 def _without_outputs(names: Collection[str], tally: Tally) -> list[str]:
-    """Return the names that lie outside this package's output folders below the searched folder.
-
-    The searched folder itself is never excluded. ``tally`` counts each excluded folder once.
-    """
+    """Return the names outside this package's output folders below the searched folder; ``tally`` counts these."""
     inside: dict[str, set[str]] = {}
     for name in names:
         path = PurePosixPath(name)
@@ -302,7 +281,7 @@ def _remote(url: str) -> Matched:
             names = []
             for info in below:
                 relative = PurePosixPath(info.path).relative_to(root)
-                if info.type == fs.FileType.File and _is_hidden(relative.parts):
+                if info.type == fs.FileType.File and any(part.startswith((".", "_")) for part in relative.parts):
                     tally.add("hidden", str(relative))
                 elif info.type == fs.FileType.File:
                     names.append(str(relative))
@@ -326,7 +305,3 @@ def _remote(url: str) -> Matched:
                 tally.add("folder", info.path)
     files = sorted(places.url_of(scheme, info.path) for info in infos if info.type == fs.FileType.File)
     return Matched(tuple(files), tally=tally, pattern=True)
-
-
-def _is_hidden(parts: Iterable[str]) -> bool:
-    return any(part.startswith((".", "_")) for part in parts)

@@ -19,19 +19,10 @@ COMPRESSED = (".gz", ".zst", ".bz2")
 # Suffixes of archives and of compressions that are not read.
 _PACKED = (".xz", ".lzma", ".lz4", ".br", ".snappy", ".sz", ".z", ".zip", ".7z", ".rar", ".tar", ".tgz")
 SUFFIXES: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+    **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
 }
 _TABLES: tuple[Format, ...] = ("parquet", "arrow", "jsonl")
 _PEEKED = 4096  # bytes read of a file whose name does not give its format
@@ -41,10 +32,7 @@ _STATE, _SPLITS, _INFO = "state.json", "dataset_dict.json", "dataset_info.json" 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Files of a corpus, in order, and their common format. :func:`choose` makes it.
-
-    ``rows``: number of rows of the whole split by ``dataset_info.json``; None if unknown.
-    """
+    """Files of a corpus, in order, and their common format; ``rows``: those of the whole split, if known."""
 
     files: tuple[str, ...]
     format: Format
@@ -79,10 +67,7 @@ def choose(pattern: str, asked: Literal["auto"] | Format, column: str) -> Chosen
 
 
 def by_name(name: str) -> Format | None:
-    """Return the format by the suffix of the file's name, without that of a compression.
-
-    None if the suffix is unknown.
-    """
+    """Return the format by the suffix of the file's name, without that of a compression; None if it is unknown."""
     path = PurePosixPath(name.lower())
     if path.suffix in COMPRESSED:
         inner = SUFFIXES.get(path.with_suffix("").suffix)
@@ -91,10 +76,7 @@ def by_name(name: str) -> Format | None:
 
 
 def format_of(name: str) -> Format:
-    """Return the format by the file's name or, if that is unknown, its first bytes.
-
-    Raises InputError if both are unknown.
-    """
+    """Return the format by the file's name, else by its first bytes. Raises InputError if both are unknown."""
     return by_name(name) or _by_content(name)
 
 
@@ -178,10 +160,7 @@ def _relative(name: str, matched: Matched) -> str:
 
 
 def _holds_rows(name: str, column: str) -> bool:
-    """Return True if the first line of a .json file is an object with ``column``.
-
-    The file is then read as JSON Lines.
-    """
+    """Return True if the first line of a .json file is an object with ``column``: the file is JSON Lines."""
     with open_stream(name) as stream:
         head = read_bytes(name, stream, _FIRST_ROW)
     first = next((line for line in head.split(b"\n") if line.strip()), b"")
@@ -200,10 +179,7 @@ def _mixed(pattern: str, formats: Sequence[Format]) -> InputError:
 
 
 def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
-    """Return the data files, in order, of a dataset that ``save_to_disk`` wrote; None for any other folder.
-
-    Raises InputError for a folder of several splits.
-    """
+    """Return the data files that ``save_to_disk`` wrote, or None. Raises InputError for several splits."""
     files = matched.files
     join = "/".join if places.is_remote(folder) else lambda parts: str(PurePosixPath(*parts))
     if (splits := join((folder, _SPLITS))) in files:
@@ -239,10 +215,7 @@ def _saved_to_disk(folder: str, matched: Matched) -> Chosen | None:
 
 
 def _rows_of_split(info: str, split: object) -> int | None:
-    """Return the number of rows of ``split`` by the file ``info``, a ``dataset_info.json``.
-
-    None if unknown, as for ``train[:10%]``.
-    """
+    """Return the rows of ``split`` by ``info``, a ``dataset_info.json``; None if unknown, as for ``train[:10%]``."""
     content = _json(info)
     splits = content.get("splits") if isinstance(content, dict) else None
     facts = splits.get(split) if isinstance(splits, dict) else None

@@ -19,11 +19,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def content(name: str, column: str) -> Content:
-    """Return the column's content: text, token ids or chats.
-
-    The first row with a value (no null, no empty list) decides. Raises InputError for a row without the column or with
-    another type.
-    """
+    """Return the column's content, by the first row with a value. Raises InputError for another or a missing one."""
     keys: list[str] = []
     lists = False
     for block in text.blocks(name):
@@ -51,10 +47,7 @@ def has(name: str, column: str) -> bool:
 
 
 def read(name: str, column: str, content: Content) -> Iterator[Any]:
-    """Yield the values of a column in order, as Arrow arrays of strings or of lists of int64.
-
-    Chats are lists of messages instead.
-    """
+    """Yield a column's values in order: Arrow arrays of strings or of lists of int64, or lists of messages."""
     row = 0
     for block in text.blocks(name):
         values = None if content == "chat" else _parsed(block, column, content)
@@ -82,10 +75,7 @@ def rows(name: str) -> Iterator[list[bytes]]:
 
 
 def _parsed(block: bytes, column: str, content: Content) -> Any:
-    """Return the column of ``block`` as an Arrow array.
-
-    None if Arrow refuses the block or does not find a row in each line; the caller then parses line by line.
-    """
+    """Return the column of ``block`` as an Arrow array; None if Arrow refuses it or finds no row in some line."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -126,10 +116,7 @@ def _values(name: str, block: bytes, first: int, column: str, content: Content) 
 
 
 def _objects(name: str, block: bytes, first: int) -> Iterator[tuple[int, _Object]]:
-    """Yield (row, object) for each line of ``block``; blank lines are not rows. ``first``: row of its first line.
-
-    Raises InputError for a line without an object.
-    """
+    """Yield (row, object) for each line of ``block`` that is not blank. Raises InputError for a line without one."""
     row = first
     for line in block.split(b"\n"):
         if not line.strip():
@@ -159,10 +146,7 @@ class _Object(dict[str, Any]):
 
 
 def _repeated_key(record: _Object, column: str) -> str | None:
-    """Return a key that occurs twice: ``column``, or a key within its value, such as a message's role.
-
-    None if there is no such key.
-    """
+    """Return a key that occurs twice: ``column``, or a key within its value, such as a role; None without one."""
     if column in record.repeated:
         return column
     pending = [record.get(column)]

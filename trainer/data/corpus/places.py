@@ -61,10 +61,7 @@ def check_scheme(path: str) -> None:
 
 
 def filesystem_of(url: str, key: str) -> tuple[Any, str]:
-    """Return the pyarrow filesystem of ``url`` and the path within it.
-
-    Raises InputError if it is no URL or cannot be opened. ``key``: scenario key for the message.
-    """
+    """Return the pyarrow filesystem of ``url`` and the path within it. Raises InputError, naming ``key``, otherwise."""
     import pyarrow.fs as fs
 
     try:
@@ -99,10 +96,7 @@ def open_file(name: str, mapped: bool = False) -> Any:
 
 
 def unreadable(name: str, error: BaseException) -> Exception:
-    """Return the error to raise if the file ``name`` cannot be read.
-
-    It is ``error`` itself for a fault of this machine, else an InputError.
-    """
+    """Return the error to raise for an unreadable file: ``error`` for a fault of this machine, else an InputError."""
     if isinstance(error, OSError) and error.errno in MACHINE_FAULTS and error.errno != errno.EIO:
         return error
     reason = error.strerror if isinstance(error, OSError) and error.strerror else _reason(error)
@@ -115,23 +109,21 @@ def _reason(error: BaseException) -> str:
 
 
 def identity(url: str) -> list[str | int]:
-    """Return values that identify the content of a remote file: its address, its size, and its ETag or time of
-    change.
-    """
+    """Return values that identify the content of a remote file: address, size, and ETag or time of change."""
     with one_line_errors(url):
         filesystem, path = resolved(url)
         with filesystem.open_input_file(path) as file:
-            facts = {str(key): str(value) for key, value in (_metadata(file) or {}).items()}
+            facts = _metadata(file)
             size = int(file.size())
         etag = facts.get("ETag")
         return [url, size, etag or str(filesystem.get_file_info(path).mtime_ns)]
 
 
-def _metadata(file: Any) -> Any:
+def _metadata(file: Any) -> dict[str, str]:
     try:
         return {_text(key): _text(value) for key, value in (file.metadata() or {}).items()}
     except (NotImplementedError, OSError):
-        return None
+        return {}
 
 
 def _text(value: object) -> str:
@@ -205,9 +197,7 @@ def _limits(scheme: str) -> dict[str, Any]:
 
 @contextmanager
 def one_line_errors(url: str) -> Iterator[None]:
-    """Turn any error in the body, raised by a server or its library, into an InputError of one line with the
-    address.
-    """
+    """Turn any error in the body, raised by a server or its library, into an InputError of one line with ``url``."""
     try:
         yield
     except InputError:

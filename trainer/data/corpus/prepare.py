@@ -31,8 +31,8 @@ _DOCUMENTS: dict[Content, str] = {
 def prepare_corpus(config: CorpusConfig) -> Corpus:
     """Return the corpus of ``config``, found or built, and checked once. Raises InputError if it cannot be used.
 
-    Each call hashes the local files, which takes less time than a run's reading; the check's result is cached. A remote
-    file's size and ETag are requested at each call, and its documents are hashed when it is checked.
+    Each call hashes the local files; the check's result is cached. A remote file's size and ETag are requested at each
+    call, and its documents are hashed when it is checked.
     """
     cache.clean()
     corpus, key, file_identities = _named(config)
@@ -90,10 +90,7 @@ def _of_parquet(pattern: str) -> finding.Matched:
 
 
 def check_there(config: CorpusConfig) -> None:
-    """Raise InputError if the corpus' files or its chat template do not exist.
-
-    For a URL only the scheme is checked, not the network.
-    """
+    """Raise InputError if the corpus' files or its chat template do not exist; for a URL only check its scheme."""
     if config.parquet is not None:
         matching_files(config.parquet)
     if config.path is not None:
@@ -168,10 +165,7 @@ def _named(config: CorpusConfig) -> tuple[Corpus, str, list[Identity]]:
 
 
 def _is_masked(files: Sequence[str], format: Format) -> bool:
-    """Return True if every file has a column that marks padding, False if none has.
-
-    Raises InputError if only some have it.
-    """
+    """Return True if every file has a column that marks padding. Raises InputError if only some have it."""
     marked = [columns.has_mask(name, format) for name in files]
     if any(marked) and not all(marked):
         without, first = files[marked.index(False)], Path(files[marked.index(True)]).name
@@ -201,11 +195,7 @@ def _print_once(line: str) -> None:
 
 
 def _of_pretokenized(config: CorpusConfig, made: Sequence[Pretokenized]) -> Corpus:
-    """Return the corpus of token ids in the folders ``made`` of harness data pretokenize.
-
-    Its documents are read from the first folder. Raises InputError if the section has options that only text needs, or
-    if files were changed.
-    """
+    """Return the corpus of token ids in ``made[0]``. Raises InputError for options of text, or changed files."""
     first = made[0]
     column = columns.TOKEN_COLUMNS[first.manifest.format]
     options = {
@@ -264,10 +254,7 @@ class _Checked:
 
 
 def _check(corpus: Corpus, key: str, limit: int | None, hashed: bool) -> _Checked:
-    """Read the first ``limit`` documents (None: all) and return their counts.
-
-    Raises InputError for nulls, invalid token ids, or a corpus without text. ``hashed``: also compute a digest.
-    """
+    """Count the first ``limit`` documents (None: all). Raises InputError for nulls, wrong ids, or no text."""
     import pyarrow.compute as pc
 
     digest, ids = _Digest(), _LargestId()
@@ -306,10 +293,7 @@ class _LargestId:
         self.place = ""
 
     def add(self, name: str, row: int, values: Any) -> None:
-        """Take lists of ids into account. ``row``: row of the first list in the file ``name``.
-
-        Raises InputError for an invalid id.
-        """
+        """Take lists of ids, from ``row`` of the file ``name`` on. Raises InputError for an invalid id."""
         import pyarrow.compute as pc
 
         flat = values.flatten()

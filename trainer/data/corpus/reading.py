@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data import cache
-from trainer.data.corpus import columns, places
+from trainer.data.corpus import chat, columns, places
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, MAX_ROW_GROUP_BYTES, Corpus, Identity, bounded
+from trainer.data.engines.base import Encoded
 from trainer.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.data.engines.base import Encoded
 
 _RECIPE = 1  # Raise it when the content of by_row's copy changes: it is part of the cache key.
 
 
 def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, Any]]:
-    """Yield (file, row of its first value, Arrow array) for the first ``documents`` (None: all).
-
-    Chats are rendered as texts. An array may hold nulls, which :func:`trainer.data.corpus.prepare.prepare_corpus`
-    refuses.
-    """
+    """Yield (file, row of its first value, Arrow array, may hold nulls) for the first ``documents`` (None: all)."""
     remaining = documents
     for name in corpus.files:
         row = 0
@@ -44,10 +38,7 @@ def pieces(corpus: Corpus, documents: int | None) -> Iterator[tuple[str, int, An
 
 
 def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[str]]:
-    """Yield the documents in order as lists of at most ``rows`` texts, fewer if they are large.
-
-    Raises InputError for a corpus of token ids, which has no text.
-    """
+    """Yield the documents in order as lists of at most ``rows`` texts. Raises InputError for a corpus of token ids."""
     if corpus.content == "tokens":
         raise InputError(
             f"data.corpus: column {corpus.column!r} of {corpus.name} has token ids, not text, so no tokenizer can be "
@@ -59,15 +50,9 @@ def iter_texts(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[st
 
 
 def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | None = None) -> Iterator[Encoded]:
-    """Yield the documents of a corpus of token ids in order, at most ``rows`` documents at a time.
-
-    ``eos_id``: removed from the end of each document, for readers that append one to every document.
-    """
-    import numpy as np
+    """Yield the documents of a corpus of token ids, at most ``rows`` at a time, without ``eos_id`` at the end."""
     import pyarrow as pa
     import pyarrow.compute as pc
-
-    from trainer.data.engines.base import Encoded
 
     assert corpus.content == "tokens", "a corpus of text is tokenized by an engine"
     for group in _groups(corpus, rows):
@@ -78,10 +63,7 @@ def iter_encoded(corpus: Corpus, rows: int = CORPUS_ROW_GROUP, eos_id: int | Non
 
 
 def iter_contents(corpus: Corpus, rows: int = CORPUS_ROW_GROUP) -> Iterator[list[bytes]]:
-    """Yield lists of documents as bytes: text as UTF-8, token ids as little-endian uint32.
-
-    A list has at most ``rows`` documents.
-    """
+    """Yield lists of at most ``rows`` documents as bytes: text as UTF-8, token ids as little-endian uint32."""
     if corpus.content != "tokens":
         for texts in iter_texts(corpus, rows):
             yield [text.encode() for text in texts]
@@ -125,19 +107,13 @@ def _groups(corpus: Corpus, rows: int) -> Iterator[list[Any]]:
 def _rendered(corpus: Corpus, chats: list[Any], name: str, row: int) -> Any:
     import pyarrow as pa
 
-    from trainer.data.corpus.chat import rendered
-
     assert corpus.template is not None
     if None in chats:  # The check of the corpus refuses nulls with a better message than a template.
         return pa.array([None if chat is None else "" for chat in chats], pa.large_string())
-    return pa.array(rendered(corpus.template, chats, name, row), pa.large_string())
+    return pa.array(chat.rendered(corpus.template, chats, name, row), pa.large_string())
 
 
 def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
-    import numpy as np
-
-    from trainer.data.engines.base import Encoded
-
     ends = np.cumsum(encoded.lengths) - 1
     has_end: NDArray[np.bool_] = encoded.lengths > 0
     has_end[has_end] = encoded.ids[ends[has_end]] == eos_id
@@ -145,28 +121,19 @@ def _without_end(encoded: Encoded, eos_id: int) -> Encoded:
 
 
 def identities(files: tuple[str, ...]) -> list[Identity]:
-    """Return a value for each file that changes with it: a local file's fingerprint, or a remote file's size and
-    ETag.
-    """
+    """Return a value for each file that changes with it: a fingerprint, or a remote file's size and ETag."""
     return [places.identity(name) if places.is_remote(name) else cache.file_fingerprint(Path(name)) for name in files]
 
 
 def check_unchanged(corpus: Corpus) -> None:
-    """Raise InputError if a file has changed since the corpus was checked.
-
-    Call it after reading the documents, before their results are cached under the corpus' fingerprint.
-    """
+    """Raise InputError if a file has changed since the corpus was checked: call it before results are cached."""
     for name, identity in zip(corpus.files, corpus.known, strict=bool(corpus.known)):
         if identities((name,)) != [identity]:
             raise InputError(f"{name}: changed while it was being read; run it again when no process writes it")
 
 
 def by_row(corpus: Corpus, who: str) -> Corpus:
-    """Return the corpus in files that ``trainer.data.sources`` can read by row: itself, or a Parquet copy in the cache.
-
-    The copy is made once, with bounded memory. Raises InputError for a corpus of token ids. ``who``: name of the reader
-    for that message.
-    """
+    """Return the corpus by row: itself, or a Parquet copy. Raises InputError, naming ``who``, for token ids."""
     if corpus.content == "tokens":
         raise InputError(
             f"{who} tokenizes text, and column {corpus.column!r} of {corpus.name} holds token ids; allowed: data.path "

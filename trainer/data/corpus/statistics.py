@@ -88,10 +88,7 @@ class CorpusStatistics:
 
 
 class _Lengths:
-    """Histogram of document lengths in tokens.
-
-    Long documents are counted in bins of 1.1 % of the length, others exactly.
-    """
+    """Histogram of document lengths in tokens: exact, or for long documents in bins of 1.1 % of the length."""
 
     def __init__(self, sequence_lengths: Sequence[int]) -> None:
         self.exact = np.zeros(_EXACT, dtype=np.int64)
@@ -235,10 +232,7 @@ class Duplicates:
 
 
 class DuplicateCounter:
-    """Counts exact duplicates by 128 bits of BLAKE2b.
-
-    Used as a context, because it closes its unnamed temporary files at the end.
-    """
+    """Context that counts exact duplicates by 128 bits of BLAKE2b, with unnamed temporary files."""
 
     def __init__(self) -> None:
         self.bytes = 0  # length of all contents

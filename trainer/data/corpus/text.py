@@ -35,10 +35,7 @@ def open_stream(name: str) -> Any:
 
 
 def read_bytes(name: str, stream: Any, most: int) -> bytes:
-    """Return the next ``most`` bytes of ``stream``, fewer at its end.
-
-    Raises InputError if the file ``name`` is damaged.
-    """
+    """Return the next ``most`` bytes of ``stream``. Raises InputError if the file ``name`` is damaged."""
     import pyarrow as pa
 
     parts = []

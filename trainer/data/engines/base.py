@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of several documents in a single array, ``ids``: (tokens,) uint32.
-
-    ``lengths`` of the documents: (documents,) int64.
-    """
+    """Token ids of several documents end to end, (tokens,) uint32, and the documents' lengths, (documents,) int64."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
@@ -43,8 +39,6 @@ def utf8_bytes(text: str) -> int:
 
 def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
     """Join the documents' lists of ids into one array."""
-    import numpy as np
-
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
     ids = np.fromiter(chain.from_iterable(encoded), dtype=np.uint32, count=int(lengths.sum()))
     return Encoded(ids, lengths)
@@ -52,8 +46,6 @@ def flat(encoded: Sequence[Sequence[int]]) -> Encoded:
 
 def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
     """Join the documents' arrays of ids into one array."""
-    import numpy as np
-
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
     ids = np.concatenate(encoded).astype(np.uint32, copy=False) if len(encoded) else np.empty(0, dtype=np.uint32)
     return Encoded(ids, lengths)
@@ -61,16 +53,12 @@ def joined(encoded: Sequence[NDArray[Any]]) -> Encoded:
 
 def lists(encoded: Encoded) -> list[list[int]]:
     """Return the ids of each document as a list."""
-    import numpy as np
-
     ids, ends = encoded.ids.tolist(), np.cumsum(encoded.lengths).tolist()
     return [ids[end - length : end] for length, end in zip(encoded.lengths.tolist(), ends, strict=True)]
 
 
 def concatenated(parts: Sequence[Encoded]) -> Encoded:
     """Join several groups of documents into one, in order."""
-    import numpy as np
-
     if not parts:
         return flat([])
     return Encoded(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
@@ -80,8 +68,6 @@ _FEW_TEXTS = 48  # Up to this number of documents, copying each is faster than n
 
 
 def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Encoded:
-    import numpy as np
-
     ids = np.empty(int(lengths.sum()), dtype=encoded.ids.dtype)
     begin = target = 0
     for length in encoded.lengths.tolist():
@@ -94,8 +80,6 @@ def _with_each(encoded: Encoded, lengths: NDArray[np.int64], eos_id: int) -> Enc
 
 def with_end_of_text(encoded: Encoded, eos_id: int | None) -> Encoded:
     """Return the documents with ``eos_id`` (if any) after each that has a token. An empty document stays empty."""
-    import numpy as np
-
     if eos_id is None:
         return encoded
     is_nonempty = encoded.lengths > 0

@@ -14,10 +14,7 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 
 @dataclass(frozen=True)
 class ByteLevelBpe:
-    """A byte-level BPE tokenizer. ``ranks``: priority of the merge that makes each piece of bytes.
-
-    ``ids``: id of each rank, then of each added token.
-    """
+    """A byte-level BPE tokenizer. ``ranks``: priority of each piece's merge; ``ids``: of ranks, then added tokens."""
 
     ranks: dict[bytes, int]
     added: dict[str, int]  # numbers that continue the ranks
@@ -35,10 +32,7 @@ class CannotExpressError(InputError):
 
 
 def read(text: str) -> ByteLevelBpe:
-    """Return the parts of a tokenizer.json, given as text.
-
-    Raises CannotExpressError if it is not plain byte-level BPE.
-    """
+    """Return the parts of a tokenizer.json, given as text. Raises CannotExpressError unless it is byte-level BPE."""
     content = json.loads(text)
     model = content["model"]
     if model.get("type") != "BPE":
@@ -73,10 +67,7 @@ def read(text: str) -> ByteLevelBpe:
 
 
 def _ranked(vocabulary: dict[str, int], merges: list[Any]) -> list[str]:
-    """Return all pieces that text can become, highest priority first: single bytes, then the results of merges.
-
-    Raises CannotExpressError if a merge makes a piece that the vocabulary lacks.
-    """
+    """Return all pieces, highest priority first. Raises CannotExpressError if the vocabulary lacks one."""
     merged: dict[str, None] = {}
     for merge in merges:
         left, right = merge.split(" ") if isinstance(merge, str) else merge

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from trainer.data.engines.base import Engine
 from trainer.data.engines.byte_level import CannotExpressError
 from trainer.data.engines.proof import Proof, prove
 from trainer.errors import InputError, literal, one_line
+from trainer.json_types import JsonObject
 
 KEY = "data.tokenizer.engine"
 CHOICE_VERSION = 1  # Raise it with any change of how engines are built or compared.
@@ -30,45 +31,13 @@ AS_TEXT = ", special tokens as text"  # suffix of an engine's name if it encodes
 Build = Callable[[str], Any]  # library's name -> its engine
 
 
-@dataclass(frozen=True)
-class EngineProof:
-    """Result of comparing engines with the tokenizer's own library, the reference.
-
-    It is picklable, and part of a run's record.
-    """
-
-    reference: str  # library and version
-    documents: int
-    bytes: int
-    hard_cases: int
-    whole_corpus: bool
-    mb_per_cpu_s: tuple[tuple[str, float], ...]  # speed in one thread of the reference and of each engine that agrees
-    refused: tuple[tuple[str, str], ...]  # the other engines, each with the reason
-
-    @property
-    def text(self) -> str:
-        """The proof as one line of text, for a run's record."""
-        speeds = sorted(self.mb_per_cpu_s, key=lambda item: -item[1])
-        refused = [f"{name} is out: {reason}" for name, reason in self.refused]
-        if len(speeds) < 2:
-            return "; ".join(["no other engine gives its ids", *refused])
-        extent = "all" if self.whole_corpus else "a sample of"
-        text = (
-            f"proved to give the ids of {self.reference} on {extent} the corpus ({self.documents:,} documents, "
-            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB of new text per CPU second: "
-            + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
-        )
-        return "; ".join([text, *refused])
-
-
 def choose(
     config: TokenizerConfig, corpus: Corpus, own: str, others: Iterable[str], build: Build, key: object
-) -> tuple[str, EngineProof | None]:
-    """Return the name of the library that encodes, and its proof.
+) -> tuple[str, Proof | None]:
+    """Return the name of the library that encodes, and its proof; None for the tokenizer's ``own`` library.
 
-    The proof is None if it is the tokenizer's ``own`` library. ``others``: libraries that may replace it. ``build``:
-    makes the engine of a library. ``key``: cache key of the tokenizer. Raises InputError if the requested library
-    cannot be used.
+    ``others``: libraries that may replace it. ``build``: makes the engine of a library. ``key``: cache key of the
+    tokenizer. Raises InputError if the requested library cannot be used.
     """
     requested: str | None = config.engine
     others = tuple(others)
@@ -84,34 +53,18 @@ def choose(
         return own, None
     whole_corpus = config.prove == "corpus"
     versions = [f"{name} {version(name)}" for name in (own, *candidates)]
-    remembered = [
-        CHOICE_VERSION,
-        proof_texts.HARD_SET_VERSION,
-        proof_texts.SAMPLE_VERSION,
-        versions,
-        key,
-        corpus.fingerprint,
-        whole_corpus,
-        _processor(),
-    ]
-    proof = Proof(
-        **cache.remember(
-            "engines", remembered, lambda: asdict(_proof(own, candidates, build, corpus, whole=whole_corpus))
-        )
-    )
+    compared = [CHOICE_VERSION, proof_texts.HARD_SET_VERSION, proof_texts.SAMPLE_VERSION, versions, key]
+    remembered = [*compared, corpus.fingerprint, whole_corpus, _processor()]
+
+    def compute() -> JsonObject:
+        return asdict(_proof(own, candidates, build, corpus, whole=whole_corpus))
+
+    proof = Proof(**cache.remember("engines", remembered, compute))
     if requested != "auto" and requested in proof.refused:
         raise InputError(f"{KEY}: {requested} cannot take the place of {own}: {proof.refused[requested]}")
     fastest = max(proof.mb_per_cpu_s, key=lambda name: proof.mb_per_cpu_s[name], default=own)
-    engine_proof = EngineProof(
-        reference=versions[0],
-        documents=proof.documents,
-        bytes=proof.bytes,
-        hard_cases=proof.hard_cases,
-        whole_corpus=whole_corpus,
-        mb_per_cpu_s=tuple(sorted(proof.mb_per_cpu_s.items())),
-        refused=tuple(sorted(proof.refused.items())),
-    )
-    return (fastest if requested == "auto" else requested), engine_proof
+    proof = replace(proof, reference=versions[0], whole_corpus=whole_corpus)
+    return (fastest if requested == "auto" else requested), proof
 
 
 def installed(library: str) -> bool:
@@ -124,10 +77,7 @@ def installed(library: str) -> bool:
 
 
 def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, policies: Sequence[str]) -> None:
-    """Raise InputError if a document's text contains one of ``tokens`` (``special_tokens_in_text: refuse``).
-
-    ``policies``: policies that the tokenizer can follow instead.
-    """
+    """Raise InputError if a document contains one of ``tokens``; ``policies`` are the allowed ones instead."""
     if (match := _holding(corpus, tokens, key)) is not None:
         count, document, token = match
         raise InputError(
@@ -138,9 +88,7 @@ def check_no_special_tokens(corpus: Corpus, tokens: list[str], key: object, poli
 
 
 def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
-    """Raise InputError if a chat template writes one of ``tokens``, special tokens that the tokenizer encodes as
-    text.
-    """
+    """Raise InputError if a chat template writes one of ``tokens``, which the tokenizer encodes as text."""
     template = corpus.template
     if template is None:
         return
@@ -155,10 +103,7 @@ def check_template(corpus: Corpus, tokens: list[str], key: object) -> None:
 
 
 def _holding(corpus: Corpus, tokens: list[str], key: object) -> tuple[int, int, str] | None:
-    """Search all texts for ``tokens``, or take the result from the cache. ``key``: part of the cache key.
-
-    Return (number of documents with a token, index of the first one, its token); None without any.
-    """
+    """Return (number of documents with a token, index of the first one, its token), cached; None without any."""
 
     def search() -> list[Any]:
         count, first, document = 0, None, 0

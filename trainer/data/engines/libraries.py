@@ -12,7 +12,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
+
+import numpy as np
 
 from trainer.data.engines import byte_level
 from trainer.data.engines.base import Encoded, Engine, flat, joined, lists
@@ -144,15 +147,60 @@ class Slow:
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
+_PRETRAINED = "data.tokenizer.pretrained"
+
+
+def load_auto(location: str, name: str | None = None) -> Any:
+    """Load an AutoTokenizer from ``location``, called ``name`` in messages.
+
+    Raises InputError if it cannot be loaded, or only by running code that comes with it.
+    """
+    if code := carried_code(Path(location), of_tokenizer=True):
+        raise _never_run(name or location, code)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+    except Exception as error:  # transformers and the hub raise a dozen kinds; the user needs one line.
+        code = carried_code(Path(location))
+        if code or "trust_remote_code" in str(error):  # The harness has no option to follow that advice.
+            raise _never_run(name or location, code) from error
+        reason = shorten(str(error), 200, placeholder=" ...") or type(error).__name__
+        raise InputError(f"{_PRETRAINED}: cannot load {name or location}: {reason}") from error
+
+
+def carried_code(folder: Path, of_tokenizer: bool = False) -> list[str]:
+    """Return a folder's own code (``auto_map``) as "file: class"; ``of_tokenizer``: only the tokenizer's."""
+    code = []
+    for file in ("tokenizer_config.json", "config.json"):
+        try:
+            content = json.loads((folder / file).read_bytes())
+        except (OSError, ValueError, RecursionError):  # transformers reports the error in the file.
+            continue
+        names = content.get("auto_map") if isinstance(content, dict) else None
+        if of_tokenizer and file == "config.json":
+            names = names.get("AutoTokenizer") if isinstance(names, dict) else None
+        classes = names.values() if isinstance(names, dict) else [names]
+        flat = [name for entry in classes for name in (entry if isinstance(entry, list) else [entry])]
+        code += [f"{file}: {one_line(name)}" for name in flat if name]
+    return code
+
+
+def _never_run(name: str, code: list[str]) -> InputError:
+    listed = f" ({', '.join(code)})" if code else ""
+    return InputError(
+        f"{_PRETRAINED}: {name} carries code of its own{listed}, and code of a tokenizer's folder is never run; "
+        "give a folder with a tokenizer.json and without auto_map"
+    )
+
+
 _BATCH_CHARACTERS = 1 << 19  # batch size from which gigatoken's encode_batch is worth the cost of its array
 
 _REMEDY = "; without data.tokenizer.engine the tokenizer's own library encodes it"
 
 
 class _FromFlat:
-    """Base of engines that encode single documents and lists by ``encode_flat``, so that its proof covers all
-    methods.
-    """
+    """Base of engines that encode everything by ``encode_flat``, so that its proof covers all methods."""
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         raise NotImplementedError
@@ -223,10 +271,7 @@ class Gigatoken(_FromFlat):
 
 
 class Fastokens(_FromFlat):
-    """Engine of fastokens.
-
-    It encodes in the calling thread, because the library's own threads would not survive a fork.
-    """
+    """Engine of fastokens, in the calling thread, because its own threads would not survive a fork."""
 
     def __init__(self, location: str, *, special_as_text: bool) -> None:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"  # Its first tokenizer reads it.
@@ -237,8 +282,6 @@ class Fastokens(_FromFlat):
             self._tokenizer = Tokenizer.from_json_str(json.dumps(_content(location)))
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
-        import numpy as np
-
         if not texts:
             return flat([])
         with _one_line("fastokens", _REMEDY):
@@ -249,17 +292,12 @@ class Fastokens(_FromFlat):
 
 def _from_awkward(array: Any) -> Encoded:
     """Return the lists of an awkward array as Encoded, from its buffers (ListOffsetArray: offsets and content)."""
-    import numpy as np
-
     offsets, content = np.asarray(array.layout.offsets.data), np.asarray(array.layout.content.data)
     return Encoded(content[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64))
 
 
 def _content(location: str) -> dict[str, Any]:
-    """Return the content of a tokenizer.json without truncation and padding.
-
-    Raises CannotExpressError if it drops merges at random.
-    """
+    """Return a tokenizer.json without truncation and padding. Raises CannotExpressError for dropout."""
     content: dict[str, Any] = json.loads(Path(location).read_bytes())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout"):
@@ -268,10 +306,7 @@ def _content(location: str) -> dict[str, Any]:
 
 
 def _content_of_pieces(location: str) -> dict[str, Any]:
-    """Return a sentencepiece model as the content of a tokenizer.json, converted by gigatoken.
-
-    Raises CannotExpressError if that fails.
-    """
+    """Return a sentencepiece model as a tokenizer.json, by gigatoken, or raise CannotExpressError."""
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
     try:
@@ -283,10 +318,7 @@ def _content_of_pieces(location: str) -> dict[str, Any]:
 
 @contextmanager
 def _one_line(library: str, remedy: str = "") -> Iterator[None]:
-    """Turn any error of ``library`` in the body, also a Rust panic, into an InputError of one line.
-
-    ``remedy``: end of the message.
-    """
+    """Turn any error of ``library``, also a Rust panic, into an InputError of one line that ends in ``remedy``."""
     try:
         yield
     except (InputError, MemoryError):

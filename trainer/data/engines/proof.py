@@ -34,15 +34,29 @@ class Proof:
     documents: int = 0
     bytes: int = 0  # text of these documents that was compared
     hard_cases: int = 0  # further texts that the reference encodes, including each token of the vocabulary
-    mb_per_cpu_s: Mapping[str, float] = field(default_factory=dict)  # median over the parts
+    mb_per_cpu_s: Mapping[str, float] = field(default_factory=dict)  # one thread each, median over the parts
     refused: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""  # library and version that the tokenizer was made for
+    whole_corpus: bool = False
+
+    @property
+    def text(self) -> str:
+        """The proof as one line of text, for a run's record."""
+        speeds = sorted(sorted(self.mb_per_cpu_s.items()), key=lambda item: -item[1])
+        refused = [f"{name} is out: {reason}" for name, reason in sorted(self.refused.items())]
+        if len(speeds) < 2:
+            return "; ".join(["no other engine gives its ids", *refused])
+        extent = "all" if self.whole_corpus else "a sample of"
+        text = (
+            f"proved to give the ids of {self.reference} on {extent} the corpus ({self.documents:,} documents, "
+            f"{self.bytes / 1e6:.1f} MB) and on {self.hard_cases:,} other texts; MB of new text per CPU second: "
+            + ", ".join(f"{name} {speed:.1f}" for name, speed in speeds)
+        )
+        return "; ".join([text, *refused])
 
 
 def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pieces: Iterable[Excerpt]) -> Proof:
-    """Compare each of ``candidates`` with ``reference``, called ``name``, on the hard set and on ``pieces``.
-
-    It stops when all are refused. Raises InputError if the reference itself cannot encode.
-    """
+    """Compare ``candidates`` with ``reference`` on the hard set and ``pieces``. Raises InputError if that one fails."""
     trial = _Trial(reference, dict(candidates))
     hard = {**HARD, **special_cases(reference.special_tokens())}
     texts: list[str] = []
@@ -80,10 +94,7 @@ def prove(name: str, reference: Reference, candidates: Mapping[str, Engine], pie
 
 
 class _Trial:
-    """Compares engines with the reference.
-
-    An engine that differs or raises moves from ``engines`` to ``refused``, with the reason.
-    """
+    """Compares engines with the reference. One that differs or raises moves to ``refused``, with the reason."""
 
     def __init__(self, reference: Reference, engines: dict[str, Engine]) -> None:
         self._reference, self.engines = reference, engines
@@ -116,10 +127,7 @@ class _Trial:
         return expected, {name: ns for name, ns in took_ns.items() if not name or name in self.engines}
 
     def compare_one(self, place: str, text: str) -> Encoded | None:
-        """Compare one text by all three methods of each engine, and return the reference's ids.
-
-        None if the reference cannot encode the text, or if no engine is left.
-        """
+        """Compare one text by all methods of each engine. Return the reference's ids; None if there are none."""
         if not self.engines:
             return None
         try:
@@ -138,10 +146,7 @@ class _Trial:
         return ids
 
     def repeat_in_threads(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts again in several threads at once, and refuse engines whose ids change.
-
-        Words are then in the engines' caches. One thread begins at the other end, so that long texts meet short ones.
-        """
+        """Encode the same texts in several threads at once, one backwards, and refuse engines whose ids change."""
         backward = _reversed(expected)
         for name, engine in list(self.engines.items() if texts else ()):
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -154,10 +159,7 @@ class _Trial:
                 self._refuse(name, f"its ids change when {_THREADS} threads encode the same text once more")
 
     def repeat_one_by_one(self, texts: list[str], expected: Encoded) -> None:
-        """Encode the same texts once more, one per call, and refuse engines whose ids change.
-
-        An engine may treat few texts differently than many.
-        """
+        """Encode the same texts once more, one per call, and refuse engines whose ids change."""
         for name, engine in list(self.engines.items()):
             try:
                 encoded = concatenated([engine.encode_flat([text]) for text in texts])

@@ -103,10 +103,7 @@ _PART_BYTES = 500_000
 
 
 class Excerpt(NamedTuple):
-    """A document of the corpus, or a part of a long one that begins at its character ``start``.
-
-    ``document``: its number.
-    """
+    """Document number ``document``, or a part of a long one that begins at its character ``start``."""
 
     document: int
     start: int
@@ -119,10 +116,7 @@ class Excerpt(NamedTuple):
 
 
 def sample(corpus: Corpus) -> list[Excerpt]:
-    """Return excerpts of limited size: every k-th piece of the corpus, and the first places of rare characters.
-
-    k is a power of 2. Rare characters are those beyond ASCII.
-    """
+    """Return every k-th piece of the corpus (k: a power of 2), and the first places of characters beyond ASCII."""
     kept: list[Excerpt] = []
     rare = _RareCharacters()
     stride, size = 1, 0

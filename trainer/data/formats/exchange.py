@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trainer.data.formats.flat import FlatTokens
+from trainer.data.formats.flat import FlatTokens, Writer
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,12 +35,12 @@ _HEADER_BYTES = HEADER * 4
 VALIDATION_SHARE = 0.0005  # nanoGPT's share for OpenWebText
 
 
+ExchangeFormat = Literal["llmc", "nanogpt"]
+
+
 @dataclass(frozen=True)
 class Stream:
-    """Tokens of the files of llm.c or nanoGPT.
-
-    ``eos_first``: the end-of-text id stands before each document, not after it.
-    """
+    """Tokens of the files of llm.c or nanoGPT."""
 
     parts: tuple[NDArray[Any], ...]  # one per file, in order, mapped into memory
     eos_first: bool  # True if the end-of-text id stands before each document, not after it
@@ -53,10 +52,7 @@ class Stream:
 
 
 def document_chunks(flat: FlatTokens, start: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yield (token ids, lengths) of consecutive documents from number ``start`` on.
-
-    The ids of several documents lie end to end.
-    """
+    """Yield (token ids, lengths) of consecutive documents from number ``start`` on, ids end to end."""
     document = start
     while document < flat.documents:
         first = int(flat.places[document])
@@ -106,11 +102,8 @@ def documents_of(stream: Stream, eos_id: int | None) -> Iterator[tuple[NDArray[A
         yield closed, np.array([len(closed)])
 
 
-class LlmcWriter:
-    """Writes documents as llm.c's shards ``NAME_val_000000.bin`` and so on.
-
-    A document must end in ``eos_id`` or be empty.
-    """
+class LlmcWriter(Writer):
+    """Writes documents, which end in ``eos_id`` or are empty, as shards ``NAME_val_000000.bin`` and so on."""
 
     def __init__(
         self, folder: Path, name: str, vocab_size: int, eos_id: int | None, shard_tokens: int = SHARD_TOKENS
@@ -149,15 +142,9 @@ class LlmcWriter:
             self._file.close()
             self._file = None
 
-    def __enter__(self) -> LlmcWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is None:
-            self.close()
-        elif self._file is not None:
-            with suppress(OSError):  # Keep the first error.
-                self._file.close()
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def _next_shard(self) -> None:
         self.close()
@@ -169,12 +156,10 @@ class LlmcWriter:
         self.files.append(path)
 
 
-def read_llmc(files: Sequence[Path]) -> Stream:
-    """Return the tokens of llm.c's shards, mapped into memory in this order.
-
-    Raises InputError if one is something else or cut short.
-    """
-    return Stream(tuple(map(_shard, files)), eos_first=True)
+def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
+    """Return the tokens of files, mapped into memory. Raises InputError if one is of another format, or cut short."""
+    is_llmc = format == "llmc"
+    return Stream(tuple(map(_shard if is_llmc else _mapped, files)), eos_first=is_llmc)
 
 
 def _shard(path: Path) -> NDArray[Any]:
@@ -201,7 +186,7 @@ def _header(tokens: int) -> bytes:
     return header.tobytes()
 
 
-class NanogptWriter:
+class NanogptWriter(Writer):
     """Writes documents into nanoGPT's ``train.bin`` and ``val.bin``. Empty documents leave no trace."""
 
     def __init__(self, folder: Path, vocab_size: int, validation_share: float = VALIDATION_SHARE) -> None:
@@ -227,26 +212,8 @@ class NanogptWriter:
         """Close both files."""
         self._open.close()
 
-    def __enter__(self) -> NanogptWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self.close()
-        except OSError:
-            if error is None:  # Keep the first error.
-                raise
-
     def _is_validation(self, document: NDArray[Any]) -> bool:
         return int.from_bytes(hashlib.blake2b(document.data, digest_size=8).digest()) < self._limit
-
-
-def read_nanogpt(files: Sequence[Path]) -> Stream:
-    """Return the tokens of nanoGPT's files, mapped into memory in this order.
-
-    Raises InputError if one cannot hold 16-bit ids.
-    """
-    return Stream(tuple(map(_mapped, files)), eos_first=False)
 
 
 def _mapped(path: Path) -> NDArray[Any]:

@@ -1,12 +1,17 @@
-"""Exports flat tokens to the files of other trainers, and imports such files as a column of token ids."""
+"""Exports flat tokens to the files of other trainers, imports such files, and measures what each format costs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,32 +19,28 @@ from trainer.data import cache
 from trainer.data.formats.exchange import (
     SHARD_TOKENS,
     VALIDATION_SHARE,
+    ExchangeFormat,
     LlmcWriter,
     NanogptWriter,
     Stream,
     document_chunks,
     documents_of,
-    read_llmc,
-    read_nanogpt,
+    read,
 )
-from trainer.data.formats.flat import FlatTokens
-from trainer.data.formats.parquet import TokenListWriter
+from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat, token_type
+from trainer.data.pretokenize import PaddedWriter, TokenListWriter
 from trainer.errors import InputError
 from trainer.files import expanded, write_atomically, write_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ExchangeFormat = Literal["llmc", "nanogpt"]
 EXPORT = "export.json"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Facts about a tokenizer that a format needs. ``size``: its largest id + 1.
-
-    ``eos_id``: its end-of-text id, if any.
-    """
+    """Facts about a tokenizer that a format needs: its largest id + 1, and its end-of-text id, if any."""
 
     size: int
     eos_id: int | None
@@ -47,10 +48,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Division:
-    """Division of an export into files. ``shard_tokens``: tokens per shard (llmc).
-
-    ``validation_share``: share of documents (nanoGPT).
-    """
+    """Division of an export into files: tokens per shard (llmc), share of validation documents (nanoGPT)."""
 
     name: str = "tokens"
     shard_tokens: int = SHARD_TOKENS
@@ -95,10 +93,7 @@ def export(
     out: Path,
     division: Division | None = None,
 ) -> Exported:
-    """Write all documents of ``flat`` into the new folder ``out``, which appears when it is whole.
-
-    Return its description. Raises InputError if ``out`` exists or the format cannot hold the tokens.
-    """
+    """Write ``flat`` into the new folder ``out``, and describe it. Raises InputError if the format cannot hold it."""
     target = expanded(out).absolute()
     if target.exists():
         raise InputError(f"{out}: already exists; choose a new folder")
@@ -125,19 +120,8 @@ def export(
     return written[0]
 
 
-def read(format: ExchangeFormat, files: Sequence[Path]) -> Stream:
-    """Return the tokens of files of ``format``, mapped into memory in this order.
-
-    Raises InputError if one is of another format or cut short.
-    """
-    return (read_llmc if format == "llmc" else read_nanogpt)(files)
-
-
 def import_tokens(format: ExchangeFormat, files: Sequence[Path], vocabulary: Vocabulary, out: Path) -> Imported:
-    """Write the files' documents into ``out``, a parquet file with a column ``tokens``: a corpus of token ids.
-
-    Return counts. Raises InputError if the files contain an id that the tokenizer does not have.
-    """
+    """Write documents as a parquet column of token ids, and count them. Raises InputError for an unknown id."""
     stream = read(format, files)
     documents = tokens = 0
 
@@ -182,3 +166,98 @@ def _lost(stream: Stream, eos_id: int | None) -> tuple[str, ...]:
     if not stream.eos_first:
         lost.append("the order of the documents across train.bin and val.bin")
     return tuple(lost)
+
+
+_TOKENS_AT_ONCE = 1 << 20  # widened at once
+
+
+@dataclass(frozen=True)
+class FormatCost:
+    """Size and speed of one format, by medians. ``reason``: why it cannot hold these tokens, "" if it can."""
+
+    format: str
+    tokens: int  # stored tokens: padded rows cut some
+    size_bytes: int
+    write_s: float
+    read_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Functions that measure one format: ``write`` opens a writer in a folder; ``read`` reads all tokens from there."""
+
+    write: Callable[[Path], AbstractContextManager[Any]]
+    read: Callable[[Path], int]
+
+
+def costs(
+    flat: FlatTokens, vocabulary: Vocabulary, sequence_length: int, pad_id: int, folder: Path, repeats: int
+) -> Iterator[FormatCost]:
+    """Write and read the tokens ``repeats`` times in every format, from memory, and yield the cost of each."""
+    kind = token_type(vocabulary.size)
+    ways = {
+        "padded": _Way(
+            lambda to: PaddedWriter(to / "x", sequence_length, pad_id),
+            lambda to: _read_parquet(to / "x", "attention_mask"),
+        ),
+        "token-list": _Way(lambda to: TokenListWriter(to / "x"), lambda to: _read_parquet(to / "x", "tokens")),
+        "flat": _Way(lambda to: FlatWriter(to, kind), lambda to: _touch(open_flat(to, kind).tokens)),
+        "llmc": _exchanged("llmc", vocabulary),
+        "nanogpt": _exchanged("nanogpt", vocabulary),
+    }
+    for name, way in ways.items():
+        try:
+            yield _cost(name, way, flat, folder, repeats)
+        except InputError as error:
+            yield FormatCost(name, 0, 0, 0.0, 0.0, str(error))
+
+
+def _cost(name: str, way: _Way, flat: FlatTokens, folder: Path, repeats: int) -> FormatCost:
+    writing, reading = [], []
+    tokens = size = 0
+    for _ in range(repeats):
+        to = Path(tempfile.mkdtemp(prefix=".formats-", dir=folder))
+        try:
+            begun_s = time.perf_counter()
+            with way.write(to) as file:
+                for ids, lengths in document_chunks(flat):
+                    file.add(ids, lengths)
+            written_s = time.perf_counter()
+            tokens = way.read(to)
+            reading.append(time.perf_counter() - written_s)
+            writing.append(written_s - begun_s)
+            size = sum(path.stat().st_size for path in to.iterdir())
+        finally:
+            shutil.rmtree(to, ignore_errors=True)
+    return FormatCost(name, tokens, size, median(writing), median(reading))
+
+
+def _exchanged(format: ExchangeFormat, vocabulary: Vocabulary) -> _Way:
+    return _Way(
+        lambda to: writer(format, to, vocabulary, Division()),
+        lambda to: sum(map(_touch, read(format, sorted(to.glob("*.bin"))).parts)),
+    )
+
+
+def _touch(tokens: Any) -> int:
+    """Read all tokens, widened to int64 as a loader does. Return their number."""
+    for start in range(0, len(tokens), _TOKENS_AT_ONCE):
+        np.asarray(tokens[start : start + _TOKENS_AT_ONCE]).astype(np.int64).sum()
+    return len(tokens)
+
+
+def _read_parquet(path: Path, counted: str) -> int:
+    import pyarrow.parquet as pq
+
+    tokens = 0
+    file = pq.ParquetFile(path, memory_map=True)
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, use_threads=False)
+        for name in table.column_names:
+            for chunk in table.column(name).chunks:
+                values = chunk.values.to_numpy(zero_copy_only=True)
+                total = int(values.astype(np.int64).sum())
+                if name == counted:
+                    tokens += total if counted == "attention_mask" else len(values)
+    return tokens

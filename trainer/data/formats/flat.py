@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -55,10 +56,7 @@ class FlatTokens:
 
 
 def open_flat(folder: Path, dtype: np.dtype[Any]) -> FlatTokens:
-    """Return the flat tokens of ``folder``, mapped into memory. ``dtype``: type of the ids.
-
-    Raises InputError if its files are cut short or do not belong together.
-    """
+    """Return the flat tokens of ``folder``, mapped into memory. Raises InputError unless its files fit together."""
     places = _mapped(folder / PLACES, np.dtype("<i8"))
     tokens = _mapped(folder / TOKENS, dtype)
     if not len(places) or places[0] != 0 or places[-1] != len(tokens):
@@ -77,7 +75,27 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-class FlatWriter:
+class Writer:
+    """Context that closes a writer at its end. After an error it abandons it, and keeps that error."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            with suppress(Exception):
+                self.abandon()
+
+
+class FlatWriter(Writer):
     """Writes documents one after the other into a folder's two files, with bounded memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
@@ -99,18 +117,12 @@ class FlatWriter:
         self._tokens.close()
         self._places.close()
 
-    def __enter__(self) -> FlatWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 JOURNAL = "journal.jsonl"
 _VERSION = 1
 
 
-class TokenJournal:
+class TokenJournal(Writer):
     """Flat tokens in ``folder``, written group by group, after the groups that a killed process left there.
 
     ``origin``: description of the source; a journal of another source is removed. Read all of :meth:`kept` before the
@@ -148,10 +160,7 @@ class TokenJournal:
             file.truncate()
 
     def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append a group of documents: their ids end to end, and the length of each.
-
-        It then survives a kill of the process.
-        """
+        """Append a group of documents (ids end to end, and lengths), which then survives a kill of the process."""
         ids = np.ascontiguousarray(ids, self._dtype)
         places = (self.tokens + np.cumsum(lengths)).astype("<i8")
         for file, digest, values in zip((self._tokens, self._places), self._hashes, (ids, places), strict=True):
@@ -165,10 +174,7 @@ class TokenJournal:
         self._journal.flush()
 
     def finish(self) -> dict[str, str]:
-        """Close the files and put both into the parent of the journal's folder.
-
-        Return the SHA-256 of each, by file name.
-        """
+        """Put both files into the parent of the journal's folder. Return their SHA-256 by name."""
         self.close()
         digests = {}
         for name, digest in zip((TOKENS, PLACES), self._hashes, strict=True):
@@ -182,12 +188,6 @@ class TokenJournal:
             with suppress(OSError):  # The next process cuts off what a full disk left half written.
                 file.close()
 
-    def __enter__(self) -> TokenJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _lines(self) -> list[str]:
         try:
             content = (self._folder / JOURNAL).read_text(errors="replace")
@@ -200,10 +200,7 @@ class TokenJournal:
         return json.dumps([self.documents, self.tokens, *digests]) + "\n"
 
     def _read(self, line: str) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return (token ids, lengths) of the next group, which ``line`` describes.
-
-        None, with nothing read, if the files differ from the line.
-        """
+        """Return (token ids, lengths) of the next group, by ``line``; None, with nothing read, if they differ."""
         try:
             documents, tokens = (int(value) for value in json.loads(line)[:2])
         except (ValueError, TypeError, OverflowError, RecursionError):
@@ -237,10 +234,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _put(path: Path, place: Path) -> None:
-    """Give the file ``path`` a second name ``place``.
-
-    The first name stays, so that the journal is valid until the folder is whole.
-    """
+    """Give ``path`` a second name ``place``, so that the journal is valid until the folder is whole."""
     remove(place)
     try:
         place.hardlink_to(path)

@@ -387,8 +387,8 @@ def test_the_result_does_not_depend_on_threads_shares_or_spills(
     assert content(tmp_path / "threads") == content(tmp_path / "first")
     monkeypatch.setattr("trainer.data.shares.CORPUS_ROW_GROUP", 30)
     monkeypatch.setattr(sketches, "_SKETCH_SHARES", 7)
-    monkeypatch.setattr("trainer.data.corpus.dedup.local._HELD_BYTES", 4000)
-    monkeypatch.setattr("trainer.data.corpus.dedup.local._STEP", 90)
+    monkeypatch.setattr("trainer.data.corpus.dedup.run._HELD_BYTES", 4000)
+    monkeypatch.setattr("trainer.data.corpus.dedup.run._STEP", 90)
     assert run(corpus, tmp_path / "shares", DEFAULTS).result == first.result
     assert len(list((tmp_path / "shares" / "kept").iterdir())) == 6
     assert first.result.verified > 20
@@ -565,7 +565,7 @@ def test_what_is_there_is_not_written_over_and_a_failure_leaves_nothing(
         run(corpus, tmp_path / "out")
     (tmp_path / "empty").mkdir()
     run(corpus, tmp_path / "empty")
-    monkeypatch.setattr("trainer.data.corpus.dedup.local.write_parts", lambda *_: 1 / 0)
+    monkeypatch.setattr("trainer.data.corpus.dedup.run.write_parts", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(corpus, tmp_path / "failed")
     changed = replace(corpus, documents=9)

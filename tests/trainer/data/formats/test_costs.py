@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data.formats.costs import costs
-from trainer.data.formats.export import Vocabulary
+from trainer.data.formats.export import Vocabulary, costs
 from trainer.data.formats.flat import FlatTokens
 
 LENGTHS = [5, 0, 40, 3]

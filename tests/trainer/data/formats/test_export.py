@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.formats import exchange
-from trainer.data.formats.exchange import document_chunks
-from trainer.data.formats.export import Division, ExchangeFormat, Vocabulary, export, import_tokens
+from trainer.data.formats.exchange import ExchangeFormat, document_chunks
+from trainer.data.formats.export import Division, Vocabulary, export, import_tokens
 from trainer.data.formats.flat import FlatTokens
 from trainer.errors import InputError
 

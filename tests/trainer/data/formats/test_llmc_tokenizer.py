@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer.config import TokenizerConfig, TrainTokenizer
 from trainer.data.corpus import Corpus
 from trainer.data.engines.base import Engine
-from trainer.data.formats.llmc_tokenizer import write_tokenizer
+from trainer.data.kept_tokenizer import write_tokenizer
 from trainer.data.tokenizers import TokenizerInfo, load_tokenizer, prepare_tokenizer
 from trainer.errors import InputError
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.formats import parquet
-from trainer.data.formats.parquet import PaddedWriter, TokenListWriter
+from trainer.data import pretokenize
+from trainer.data.pretokenize import PaddedWriter, TokenListWriter
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 65_535), max_size=12), max_size=30)
 
@@ -48,7 +48,7 @@ def test_padded_rows(
 def test_row_groups_depend_on_the_documents_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(parquet, "MOST_VALUES", 10)
+    monkeypatch.setattr(pretokenize, "MOST_VALUES", 10)
     lengths = [4, 4, 4, 30, 1, 9, 0, 10, 2]
     write(TokenListWriter(tmp_path / "x"), [[7] * length for length in lengths], at_once)
     metadata = pq.read_metadata(tmp_path / "x")
@@ -57,7 +57,7 @@ def test_row_groups_depend_on_the_documents_alone(
 
 
 def test_long_padded_rows_make_small_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "MOST_VALUES", 100)
+    monkeypatch.setattr(pretokenize, "MOST_VALUES", 100)
     write(PaddedWriter(tmp_path / "x", 40, 0), [[1]] * 5, 5)
     metadata = pq.read_metadata(tmp_path / "x")
     assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [2, 2, 1]

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from trainer.data.corpus.base import CORPUS_ROW_GROUP
 from trainer.data.corpus.dedup.pairs import jaccard
-from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling, mixed
+from trainer.data.corpus.dedup.shingles import STEP, Shingler, Shingling
+from trainer.data.order import mixed
 from trainer.errors import InputError
 from trainer.files import check_new, new_folder
 
@@ -42,10 +43,7 @@ _SYLLABLES = [first + vowel for first in _FIRST for vowel in "aeiou"]
 
 @dataclass(frozen=True)
 class Planned:
-    """A document before it is written.
-
-    ``origin``: number of its original; ``variant``: number among its variants (0: the original).
-    """
+    """A document before it is written: ``variant`` of the document ``origin`` (0: the original itself)."""
 
     kind: str
     origin: int
@@ -54,10 +52,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Labelled:
-    """A document with its label. ``row``, ``origin``: its row and that of its original.
-
-    ``similarity``: their Jaccard similarity.
-    """
+    """A document with its row, its kind, the row of its original, and their Jaccard similarity."""
 
     row: int
     text: str
@@ -104,10 +99,7 @@ def check_count(count: int) -> None:
 
 
 def labelled(count: int, seed: int) -> Iterator[Labelled]:
-    """Generate ``count`` documents by row, each labelled with its kind, its original and the similarity to it.
-
-    The same seed gives the same documents.
-    """
+    """Generate ``count`` documents by row, each labelled with its kind, its original and the similarity to it."""
     plan = _plan(count, seed)
     order = np.argsort(mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(_scrambled(seed))))
     rows = np.empty(count, np.int64)  # row of each document of the plan
@@ -159,10 +151,7 @@ class _LabelledMaker:
     def _measured(
         self, planned: Planned, original: list[str], strengths: list[float], draws: _Draws
     ) -> tuple[str, str, float]:
-        """Return (text, kind, similarity) of the first changed text that is as similar as its kind must be.
-
-        ``strengths``: amounts of change to try, in order. If none fits, the document becomes an exact copy.
-        """
+        """Return (text, kind, similarity) of the first of ``strengths`` that suits the kind; else an exact copy."""
         for strength in strengths:
             text = self._changed(planned.kind, original, strength, draws)
             sets = self._shingler.sets([" ".join(original), text])
@@ -200,10 +189,7 @@ class _LabelledMaker:
         return self._text(draws, _FEWEST + draws.below(_MOST - _FEWEST))
 
     def _text(self, draws: _Draws, count: int) -> list[str]:
-        """Return ``count`` random words, with a period after every 14th.
-
-        The number of a word is the third power of a uniform number, so few words are frequent.
-        """
+        """Return ``count`` random words, few of them frequent, with a period after every 14th."""
         drawn = draws.many(count)
         text = list(map(_word, (drawn * drawn * drawn * _VOCABULARY).astype(np.int64).tolist()))
         for place in range(9, count, 14):
@@ -221,10 +207,7 @@ def _word(rank: int) -> str:
 
 
 def write_labelled(out: Path, count: int, seed: int) -> None:
-    """Write the folder ``out`` with :data:`CORPUS_FILE` and :data:`LABELS_FILE`, which has the corpus' digest.
-
-    The folder appears when it is whole. Raises InputError if ``out`` exists.
-    """
+    """Write the new folder ``out`` with :data:`CORPUS_FILE` and :data:`LABELS_FILE`. Raises InputError if it exists."""
     check_new(out)
     check_count(count)
     with new_folder(out.absolute()) as folder:

@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 from trainer.data.corpus.dedup.shingles import Hashes
 from trainer.data.corpus.dedup.sketches import Integers, Sets
 
+Edges = tuple[Integers, Integers, NDArray[np.float64]]  # left and right documents, and their similarities
 KEPT_RULE = "the longest document of each group (most characters) is kept; if several are as long, the first"
 
 
 @dataclass(frozen=True)
 class Removals:
-    """Removed documents in the corpus' order, each with the kept document of its group and its nearest neighbour.
-
-    The nearest neighbour is the most similar document among the verified pairs; of equally similar ones, the first.
-    """
+    """Removed documents in the corpus' order, each with its group's kept document and most similar neighbour."""
 
     removed: Integers
     kept: Integers
@@ -48,10 +46,7 @@ def first_of_runs(*columns: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
-    """Return all documents that have an edge, sorted, and for each the first document of its group.
-
-    Groups are connected components (union-find).
-    """
+    """Return all documents that have an edge, sorted, and for each the first of its connected component."""
     nodes = np.unique(np.concatenate([left, right]))
     parent = list(range(len(nodes)))
 
@@ -70,11 +65,7 @@ def components(left: Integers, right: Integers) -> tuple[Integers, Integers]:
 
 
 def removals(left: Integers, right: Integers, similarities: NDArray[np.float64], characters: Integers) -> Removals:
-    """Choose the kept document of each group by :data:`KEPT_RULE` and return the removals.
-
-    ``left``, ``right``, ``similarities``: the pairs of near-duplicates. ``characters``: length of every document of the
-    corpus.
-    """
+    """Choose the kept document of each group by :data:`KEPT_RULE`; ``characters``: length of every document."""
     nodes, groups = components(left, right)
     order = np.lexsort((nodes, -characters[nodes], groups))
     first = first_of_runs(groups[order])
@@ -126,10 +117,7 @@ def distinct_pairs(left: Integers, right: Integers) -> tuple[Integers, Integers]
 
 
 def similarities(sets: Sets, left: Integers, right: Integers, threshold: float = 0.0) -> NDArray[np.float64]:
-    """Return the Jaccard similarity of each pair of documents; 0 for a pair whose sizes rule the threshold out.
-
-    ``left``, ``right``: rows of the documents. ``sets``: shingles of all documents.
-    """
+    """Return the Jaccard similarity of each pair of rows; 0 for a pair whose sizes rule the threshold out."""
     values = np.zeros(len(left))
     previous, shingles = -1, np.empty(0, np.uint64)
     for place, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data import cache
-from trainer.data.corpus import arrow, formats, jsonl, parquet
+from trainer.data.corpus import formats, jsonl, tables
 from trainer.data.corpus.base import Corpus, first_line
 from trainer.data.corpus.dedup.labelled import DUPLICATES
-from trainer.data.corpus.dedup.local import Edges
-from trainer.data.corpus.dedup.pairs import components
+from trainer.data.corpus.dedup.pairs import Edges, components
 from trainer.data.corpus.dedup.rows import LINE, rows_from, schema_of
 from trainer.data.corpus.dedup.sketches import Integers
 from trainer.errors import InputError, literal
@@ -33,10 +32,7 @@ _ALLOWED = "a column cluster and one of id and row, in Parquet, Arrow, JSON Line
 
 @dataclass(frozen=True)
 class KindCount:
-    """Number of labelled documents of one kind, and of those in one group with their original.
-
-    ``least_similarity``: lowest similarity to the original.
-    """
+    """Number of labelled documents of one kind, and of those in one group with their original."""
 
     kind: str
     documents: int
@@ -86,10 +82,7 @@ class Labels:
 
 
 def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
-    """Read the labels of a corpus: Labels from a file of ``labelled``, Clusters from any other.
-
-    Raises InputError for labels of another corpus.
-    """
+    """Read Labels (of ``labelled``) or Clusters (of any other file). Raises InputError for those of another corpus."""
     if not _is_own(path):
         return read_clusters(path, corpus)
     import pyarrow as pa
@@ -112,9 +105,7 @@ def read_labels(path: Path, corpus: Corpus) -> Labels | Clusters:
 
 
 def _is_own(path: Path) -> bool:
-    """Return True if the labels come from ``labelled``: a Parquet file with its columns and the digest of its
-    corpus.
-    """
+    """Return True if the labels come from ``labelled``: Parquet with its columns and the digest of its corpus."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -126,10 +117,7 @@ def _is_own(path: Path) -> bool:
 
 
 def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
-    """Compare the removals with the labels. ``removed``: rows of removed documents.
-
-    ``kept``: row of the document kept instead of each.
-    """
+    """Compare the removals with the labels. ``removed``, ``kept``: rows removed, and the row kept instead of each."""
     count = len(labels.origins)
     group = np.arange(count)
     group[removed] = kept
@@ -156,10 +144,7 @@ def quality_of(labels: Labels, removed: Integers, kept: Integers) -> Quality:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Number of the cluster of each row of the corpus; -1 for a row without a label.
-
-    ``unknown``: number of labels whose id no document of the corpus has.
-    """
+    """Number of the cluster of each row (-1: no label), and of the labels with an ``unknown`` id."""
 
     of: Integers
     unknown: int = 0
@@ -167,10 +152,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class AtThreshold:
-    """Result of removing near-duplicates at a similarity of ``threshold``, measured by pairs of labelled documents.
-
-    ``removed``: documents. ``found``: pairs within one group. ``right``: those of these pairs within one cluster.
-    """
+    """Pairs of labelled documents in one group (``found``) and also one cluster (``right``) at ``threshold``."""
 
     threshold: float
     removed: int
@@ -182,10 +164,7 @@ class AtThreshold:
 
 @dataclass(frozen=True)
 class ClusterQuality:
-    """Counts of documents with and without a label, of clusters with several documents, and of pairs within clusters.
-
-    ``unknown``: labels whose id no document of the corpus has. ``at``: the result at each threshold.
-    """
+    """Counts of labels, of clusters with several documents and their pairs, and the result at each threshold."""
 
     labelled: int
     unlabelled: int
@@ -196,10 +175,7 @@ class ClusterQuality:
 
 
 def read_clusters(path: Path, corpus: Corpus) -> Clusters:
-    """Read a file that gives documents, by row or id, a cluster.
-
-    Raises InputError if it is empty, or contradicts itself or the corpus.
-    """
+    """Read a cluster by row or id. Raises InputError for a file that is empty, or contradicts itself or the corpus."""
     key = f"--labels {path}"
     rows = _labels(path, key)
     if not rows:
@@ -229,10 +205,7 @@ def read_clusters(path: Path, corpus: Corpus) -> Clusters:
 
 
 def cluster_quality(clusters: Clusters, edges: Edges, threshold: float) -> ClusterQuality:
-    """Compare groups with clusters, at ``threshold`` and at each multiple of 0.05 above it.
-
-    ``edges``: pairs of near-duplicates.
-    """
+    """Compare groups with clusters, at ``threshold`` and at each multiple of 0.05 above it."""
     left, right, similarities = edges
     labelled = np.flatnonzero(clusters.of >= 0)
     truth = clusters.of[labelled]
@@ -288,16 +261,11 @@ def _labels(path: Path, key: str) -> Sequence[JsonObject]:
         return [row for _, row in jsonl.objects(str(path))]
     if format == "text":
         raise InputError(f"{key}: is text; allowed: {_ALLOWED}")
-    if format == "arrow":
-        return [row for batch in arrow.batches(str(path)) for row in batch.to_pylist()]
-    return [row for table in parquet.tables(str(path), 0) for row in table.to_pylist()]
+    return [row for batch in tables.batches(str(path), format) for row in batch.to_pylist()]
 
 
 def _text(value: object, key: str, at: int, column: str) -> str:
-    """Return ``value``, the name of a cluster or an id, as text, so that 7 equals "7".
-
-    Raises InputError for any other type.
-    """
+    """Return the name of a cluster or an id as text, so that 7 equals "7". Raises InputError for any other type."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise InputError(f"{key}, row {at} (from 0): {column} is {literal(value)}; allowed: a string or a whole number")

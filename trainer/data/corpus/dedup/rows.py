@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.corpus import arrow, jsonl, parquet, text
+from trainer.data.corpus import jsonl, tables, text
 from trainer.data.corpus.base import CORPUS_ROW_GROUP, Corpus, bounded, first_line
 from trainer.data.corpus.dedup.pairs import Removals, similarities
 from trainer.data.corpus.dedup.sketches import DedupJob, Sets, unseen
@@ -56,10 +56,7 @@ def schema_of(corpus: Corpus) -> Any:
 
 
 def _stored(kind: Any) -> Any:
-    """Return the Arrow type in which a column of type ``kind`` is written.
-
-    Views become plain strings or bytes, because some Parquet readers lack them.
-    """
+    """Return the Arrow type to write ``kind`` as: plain instead of views, which some Parquet readers lack."""
     import pyarrow as pa
 
     if pa.types.is_string_view(kind):
@@ -74,26 +71,21 @@ def _schema(corpus: Corpus, name: str) -> Any:
         return pa.schema([(corpus.column, pa.string())])
     if corpus.format == "jsonl":
         return pa.schema([(LINE, pa.binary())])
-    return (parquet if corpus.format == "parquet" else arrow).schema(name).remove_metadata()
+    return tables.schema(name, corpus.format).remove_metadata()
 
 
 def rows_from(corpus: Corpus, schema: Any, first: int, count: int) -> Iterator[Any]:
-    """Yield ``count`` rows from document ``first`` on as Arrow tables.
-
-    Parquet row groups before ``first`` are not read.
-    """
+    """Yield ``count`` rows from document ``first`` on as tables. Parquet row groups before are not read."""
     skip, remaining = first, count
     for name in corpus.files:
-        tables: Iterator[Any]
+        unread = 0
         if corpus.format == "parquet":
-            total = parquet.open_parquet(name).metadata.num_rows
+            total = tables.open_parquet(name).metadata.num_rows
             if skip >= total:
                 skip -= total
                 continue
-            tables, skip = parquet.tables(name, skip), 0
-        else:
-            tables = _tables(corpus, name)
-        for table in tables:
+            unread, skip = skip, 0
+        for table in _tables(corpus, name, unread):
             taken = table.slice(skip, remaining)
             skip = max(skip - table.num_rows, 0)
             remaining -= taken.num_rows
@@ -128,7 +120,7 @@ class RowStream:
             yield taken
 
 
-def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
+def _tables(corpus: Corpus, name: str, skip: int) -> Iterator[Any]:
     import pyarrow as pa
 
     if corpus.format == "text":
@@ -139,15 +131,12 @@ def _tables(corpus: Corpus, name: str) -> Iterator[Any]:
         for rows in jsonl.rows(name):
             yield pa.table({LINE: pa.array(rows, pa.binary())})
     else:
-        for batch in arrow.batches(name):
+        for batch in tables.batches(name, corpus.format, skip=skip):
             yield pa.Table.from_batches([batch])
 
 
 def _under(schema: Any, table: Any, name: str) -> Any:
-    """Return ``table`` with the columns, order and types of ``schema``. A missing column is null.
-
-    Raises InputError if a value does not fit. ``name``: the table's file, for messages.
-    """
+    """Return ``table`` with the columns, order and types of ``schema``. Raises InputError if a value does not fit."""
     import pyarrow as pa
 
     try:
@@ -170,10 +159,7 @@ COLUMNS = ("removed_row", "kept_row", "jaccard", "neighbour_row", "neighbour_jac
 
 
 def part(job: DedupJob, folder: str, number: int) -> Path:
-    """Return the path of the file of share ``number`` in ``folder``: kept rows or removals.
-
-    Kept lines are compressed if a file of the corpus was.
-    """
+    """Return the file of share ``number`` in ``folder``. Kept lines are compressed if a file of the corpus was."""
     suffix = ".parquet"
     if folder == KEPT and job.corpus.format == "jsonl":
         is_compressed = any(name.lower().endswith(COMPRESSED) for name in job.corpus.files)
@@ -182,9 +168,7 @@ def part(job: DedupJob, folder: str, number: int) -> Path:
 
 
 def check_parts(job: DedupJob) -> None:
-    """Raise InputError if a file of a share is missing, because an executor wrote it into a folder of another
-    machine.
-    """
+    """Raise InputError if a file of a share is missing: an executor wrote it into another machine's folder."""
     for folder in (KEPT, REMOVED):
         for number in range(job.count):
             if not part(job, folder, number).is_file():
@@ -192,11 +176,7 @@ def check_parts(job: DedupJob) -> None:
 
 
 def write_parts(job: DedupJob, number: int, tables: Iterable[Any], gone: Removals, sets: Sets) -> None:
-    """Write the two files of share ``number``: kept rows and removals. Each file appears when it is whole.
-
-    ``tables``: all rows of the share as Arrow tables. ``gone``: its removals. ``sets``: shingles, for exact
-    similarities.
-    """
+    """Write the files of share ``number``, kept rows (of ``tables``) and removals, each when it is whole."""
     if not Path(job.work).is_dir():
         raise unseen(job)
     first, end = job.bounds(number)

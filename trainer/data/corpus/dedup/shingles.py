@@ -19,6 +19,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.order import mixed
 from trainer.errors import InputError
 
 Hashes = NDArray[np.uint64]
@@ -39,8 +40,8 @@ STEP = 0x9E3779B97F4A7C15  # the golden ratio, as SplitMix64 steps by
 class Shingling:
     """Definition of a shingle: ``size`` consecutive words or characters. Raises InputError for an invalid size.
 
-    ``unicode``: the normal form of Unicode in which texts are compared (NFC: composed letters; NFKC: also ligatures and
-    wide letters as plain ones). ``case``: letters as lower case, case-folded (``ß`` as ``ss``), or as they are.
+    ``unicode``: the normal form of Unicode in which texts are compared. ``case``: letters as lower case, case-folded
+    (``ß`` as ``ss``), or as they are.
     """
 
     kind: Kind = "word"
@@ -55,22 +56,9 @@ class Shingling:
             raise InputError(f"--shingle-size {self.size}: allowed: 1 to {LARGEST_SIZE}")
 
 
-def mixed(values: Hashes) -> Hashes:
-    """Return hashes in which every bit depends on all bits of the value (the finalizer of SplitMix64, a bijection)."""
-    hashes = values ^ (values >> np.uint64(30))
-    hashes *= np.uint64(0xBF58476D1CE4E5B9)
-    hashes ^= hashes >> np.uint64(27)
-    hashes *= np.uint64(0x94D049BB133111EB)
-    hashes ^= hashes >> np.uint64(31)
-    return hashes
-
-
 @dataclass(frozen=True)
 class ShingleSets:
-    """Shingle sets of several documents in one array, one set after the other, each sorted and without repetition.
-
-    ``lengths``: number of shingles of each document.
-    """
+    """Shingle sets of documents in one array, each sorted and without repetition; ``lengths``: size of each."""
 
     hashes: Hashes
     lengths: NDArray[np.int64]
@@ -93,10 +81,7 @@ class Shingler:
         self._known = _WordHashes()
 
     def sets(self, texts: Sequence[str]) -> ShingleSets:
-        """Return the shingle sets of ``texts``, in order.
-
-        A long document is processed in pieces, the others together.
-        """
+        """Return the shingle sets of ``texts``, in order. A long document is processed in pieces."""
         texts = self._normal(texts)
         if len(self._known) > _MOST_HELD:
             self._known.clear()
@@ -151,9 +136,7 @@ class Shingler:
         return ShingleSets(hashes[first], before[starts + counts] - before[starts])
 
     def _units(self, texts: Sequence[str]) -> tuple[Hashes, NDArray[np.int64]]:
-        """Return (hashes of all words or all characters, number per document), with the documents one after the
-        other.
-        """
+        """Return (hashes of all words or all characters, number per document), documents end to end."""
         split = [self._cased(text).split() for text in texts]
         if self._shingling.kind == "word":
             lengths = np.fromiter(map(len, split), np.int64, len(split))

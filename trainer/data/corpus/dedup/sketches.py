@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.corpus.base import Corpus
-from trainer.data.corpus.dedup.shingles import STEP, Hashes, Shingler, ShingleSets, Shingling, mixed
+from trainer.data.corpus.dedup.shingles import STEP, Hashes, Shingler, ShingleSets, Shingling
 from trainer.data.formats.flat import FlatTokens, FlatWriter, open_flat
+from trainer.data.order import mixed
 from trainer.data.shares import documents_per_share, share_folder
 from trainer.data.token_groups import TextGroup, text_groups
 from trainer.errors import InputError
@@ -43,10 +44,7 @@ _LOW = np.uint64(2**32 - 1)
 
 @dataclass(frozen=True)
 class Banding:
-    """Division of a signature into ``bands`` bands of ``rows`` values each.
-
-    Documents that agree in a whole band are candidates.
-    """
+    """Division of a signature into ``bands`` of ``rows`` values. Documents that agree in a band are candidates."""
 
     bands: int
     rows: int
@@ -61,10 +59,7 @@ class Banding:
         return 1.0 if agreeing >= 1 else -math.expm1(self.bands * math.log1p(-agreeing))
 
     def missed(self, similarity: float) -> float:
-        """Probability that a pair of this Jaccard similarity is no candidate: (1 - s**rows)**bands.
-
-        It is exact even if close to 0.
-        """
+        """Probability that a pair of this Jaccard similarity is no candidate, exact even if close to 0."""
         return float((1.0 - similarity**self.rows) ** self.bands)
 
     @property
@@ -82,8 +77,8 @@ def check_threshold(threshold: float) -> None:
 def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
     """Return the banding with the most rows that finds :data:`FOUND` of the pairs at the threshold.
 
-    More rows give fewer candidates for verification to refuse; more bands miss fewer pairs. Raises InputError if even
-    bands of one row find too few.
+    More rows give fewer candidates to refuse; more bands miss fewer pairs. Raises InputError if even bands of one row
+    find too few.
     """
     check_threshold(threshold)
     if not 1 <= permutations <= MOST_PERMUTATIONS:
@@ -102,10 +97,7 @@ def banding_for(threshold: float, permutations: int = PERMUTATIONS) -> Banding:
 
 
 def given_banding(bands: int, rows: int) -> Banding:
-    """Return the banding with the user's numbers.
-
-    Raises InputError if one is less than 1, or for too many permutations.
-    """
+    """Return the banding with the user's numbers. Raises InputError if one is too small or their product too large."""
     if bands < 1 or rows < 1 or bands * rows > MOST_PERMUTATIONS:
         raise InputError(
             f"--bands {bands} --rows {rows}: allowed: each at least 1, and bands x rows at most {MOST_PERMUTATIONS:,}"
@@ -122,10 +114,7 @@ class MinHash:
         self._salts = mixed(mixed(numbers + mixed(np.array([seed], np.int64).view(np.uint64))))
 
     def signatures(self, sets: ShingleSets) -> Hashes:
-        """Return the MinHash signatures of the sets, (documents, permutations). No set may be empty.
-
-        A large set is processed in parts: its least shingle is the least of its parts' least.
-        """
+        """Return the MinHash signatures of the sets, none empty: (documents, permutations). Large sets go in parts."""
         if len(sets.lengths) == 1 and len(sets.hashes) > _PART:
             parts = [self._whole(ShingleSets(part, np.array([len(part)]))) for part in _parts(sets)]
             least: Hashes = np.minimum.reduce(parts)
@@ -156,11 +145,7 @@ class MinHash:
         return table
 
     def keys(self, sets: ShingleSets) -> Hashes:
-        """Return one hash per document and band, (documents, bands). No set may be empty.
-
-        Documents with equal values in a band have the same hash there. Hashes of different bands never match, except
-        with a probability of 2**-64.
-        """
+        """Return one hash per document and band, (documents, bands): equal for equal values. No set may be empty."""
         signatures = self.signatures(sets)
         table = np.empty((len(signatures), self._banding.bands), np.uint64)
         for band in range(self._banding.bands):
@@ -207,11 +192,7 @@ class DedupSettings:
 
 @dataclass(frozen=True)
 class DedupJob:
-    """Description of a deduplication, for any machine. It is picklable. ``schema``: Arrow schema of the corpus' rows.
-
-    ``work``: folder of temporary files; ``out``: folder of the result. All machines see both. ``documents``: number per
-    share.
-    """
+    """Description of a deduplication, for any machine. It is picklable. All machines see ``work`` and ``out``."""
 
     corpus: Corpus
     settings: DedupSettings
@@ -243,10 +224,7 @@ class DedupJob:
 
 @dataclass(frozen=True)
 class Sketch:
-    """Sketch of consecutive documents from row ``first`` on. ``characters``: length of each document.
-
-    ``filled``: rows of the documents with shingles. ``digests`` and ``keys`` have one row for each of these.
-    """
+    """Sketch of documents from row ``first`` on; ``filled``: rows with shingles, each with ``digests`` and ``keys``."""
 
     first: int
     characters: Integers
@@ -265,11 +243,7 @@ def unseen(job: DedupJob) -> InputError:
 
 
 def sketched(job: DedupJob, number: int, texts: Iterable[list[str]], workers: int = 1) -> Iterator[Sketch]:
-    """Yield sketches of the documents of share ``number``, in order.
-
-    Its shingles are in place when the last sketch has been taken. Raises InputError if there are fewer documents than
-    were counted.
-    """
+    """Yield sketches of share ``number``, in order. Raises InputError if fewer documents come than were counted."""
     place = job.sets(number)
     first, end = job.bounds(number)
     if not Path(job.work).is_dir():
@@ -311,10 +285,7 @@ class TextStream:
 def _sketches(
     settings: DedupSettings, groups: Iterator[TextGroup], workers: int
 ) -> Iterator[tuple[ShingleSets, Sketch]]:
-    """Yield the shingle sets and the sketch of each group; the rows of each sketch begin at 0.
-
-    Threads work ahead on the next groups.
-    """
+    """Yield shingle sets and sketch (rows from 0) of each group. Threads work ahead on the next groups."""
     shingler, minhash = Shingler(settings.shingling), MinHash(settings.banding, settings.seed)
 
     def sketch(group: TextGroup) -> tuple[ShingleSets, Sketch]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.corpus.dedup import spark_tasks as tasks
-from trainer.data.corpus.dedup.local import Edges
+from trainer.data.corpus.dedup.pairs import Edges
 from trainer.data.corpus.dedup.sketches import DedupJob
 from trainer.data.spark_process import SparkProcess
 from trainer.errors import InputError
@@ -46,11 +46,7 @@ class SparkStage:
 def run(
     job: DedupJob, master: str | None, timeout_s: float, stage: Callable[[str], None]
 ) -> tuple[Counts, tuple[SparkStage, ...], str]:
-    """Deduplicate on Spark: executors write the files of all shares. Return counts, the stages, and Spark's master.
-
-    ``stage`` is called with the name of each stage as it begins. Raises InputError if Spark fails, or ends no task for
-    ``timeout_s``.
-    """
+    """Deduplicate on Spark. Return counts, stages, and the master. Raises InputError if Spark fails or times out."""
     (Path(job.work) / _LOCAL).mkdir()
     process = SparkProcess(DedupWork(job), master, timeout_s)
     shown = 0
@@ -107,10 +103,7 @@ class DedupWork:
 
     @property
     def _local(self) -> str:
-        """Return the folder of Spark's own files.
-
-        "" if Spark would read its name as several folders or as the end of an option.
-        """
+        """Return the folder of Spark's own files; "" if Spark would read its name as several or as an option's end."""
         local = f"{self.job.work}/{_LOCAL}"
         return "" if set(',"') & set(local) else local
 
@@ -162,10 +155,7 @@ class _SparkTables:
         }
 
     def _written(self, name: str, frame: Any, schema: str, observed: Mapping[str, Any]) -> tuple[Any, dict[str, int]]:
-        """Let executors write ``frame`` as the table ``name``.
-
-        Return the written table, and the values of ``observed`` over its rows.
-        """
+        """Let executors write ``frame`` as the table ``name``. Return it, and ``observed`` over its rows."""
         from pyspark.sql import Observation
 
         context = self._session.sparkContext
@@ -183,10 +173,7 @@ class _SparkTables:
         return self._session.read.schema(schema).parquet(pattern), values
 
     def _identical(self, sketches: Any) -> Any:
-        """Return pairs of each document with the first earlier one that has the same shingles.
-
-        Their similarity is 1.
-        """
+        """Return pairs of each document with the first earlier one that has the same shingles."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -231,10 +218,7 @@ class _SparkTables:
         raise InputError(f"groups of documents are not found within {MOST_ROUNDS} rounds")
 
     def _removed(self, stars: Any, edges: Any, sketches: Any) -> Any:
-        """Return a row for each removed document: the kept document of its group and its nearest neighbour.
-
-        ``components.KEPT_RULE`` decides which one is kept.
-        """
+        """Return a row for each removed document: the kept document (by ``KEPT_RULE``) and the nearest neighbour."""
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
@@ -253,10 +237,7 @@ class _SparkTables:
         return joined.select(number, "row", "kept", neighbour, f.col("nearest.jaccard").alias("jaccard"))
 
     def _parts(self, removed: Any) -> Any:
-        """Return the frame of written shares.
-
-        Executors write each share's files; a mark ensures this for shares without removals, too.
-        """
+        """Return the frame of written shares. A mark ensures that shares without removals are written, too."""
         from pyspark.sql import functions as f
 
         nothing = [f.lit(-1).cast("long").alias(name) for name in ("row", "kept", "neighbour")]
@@ -295,33 +276,23 @@ def _joined(stars: Any) -> Any:
     )
 
 
-class _signs_of_life:  # noqa: N801  # a context
-    """Context that reports the number of finished Spark tasks whenever it changes.
+@contextmanager
+def _signs_of_life(session: Any, report: Callable[..., None]) -> Iterator[None]:
+    """Context that reports the number of finished Spark tasks, without which a long stage would time out."""
+    tracker, ended = session.sparkContext.statusTracker(), threading.Event()
 
-    Without it a long stage would time out.
-    """
-
-    def __init__(self, session: Any, report: Callable[..., None]) -> None:
-        self._tracker, self._report = session.sparkContext.statusTracker(), report
-        self._ended = threading.Event()
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-
-    def _run(self) -> None:
+    def run() -> None:
         previous: list[tuple[int, int]] = []
-        while not self._ended.wait(_DEDUP_LOOK_S):
+        while not ended.wait(_DEDUP_LOOK_S):
             with suppress(Exception):  # Spark may be shutting down.
-                current = list(self._tasks())
+                stages = ((int(stage), tracker.getStageInfo(stage)) for stage in tracker.getActiveStageIds())
+                current = [(stage, int(info.numCompletedTasks)) for stage, info in stages if info is not None]
                 if current != previous:
                     previous = current
-                    self._report(tasks=current)
+                    report(tasks=current)
 
-    def _tasks(self) -> Iterator[tuple[int, int]]:
-        for stage in self._tracker.getActiveStageIds():
-            info = self._tracker.getStageInfo(stage)
-            if info is not None:
-                yield int(stage), int(info.numCompletedTasks)
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

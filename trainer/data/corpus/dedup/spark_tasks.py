@@ -20,11 +20,7 @@ REMOVED = "number long, row long, kept long, neighbour long, jaccard double"
 
 
 def sketch(job: DedupJob) -> Task:
-    """Return the Spark task that sketches shares.
-
-    It takes numbers of shares and yields a row per document with shingles. The shingles themselves go to files in the
-    work folder.
-    """
+    """Return the Spark task that sketches shares: from their numbers to a row per document with shingles."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -65,10 +61,7 @@ def bucket_pairs() -> Task:
 
 
 def verify(job: DedupJob) -> Task:
-    """Return the Spark task that takes candidate pairs (left, right) and yields those at or above the threshold.
-
-    It adds their similarity.
-    """
+    """Return the Spark task from candidate pairs (left, right) to those at or above the threshold, with similarity."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         sets = Sets(job)
@@ -82,10 +75,9 @@ def verify(job: DedupJob) -> Task:
 
 
 def write(job: DedupJob) -> Task:
-    """Return the Spark task that writes the files of shares.
+    """Return the Spark task that writes the files of shares: from sorted removals to numbers of written shares.
 
-    It takes sorted removals and yields the numbers of written shares. A mark (row -1) for each share ensures that
-    shares without removals are written, too.
+    A mark (row -1) for each share ensures that shares without removals are written, too.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
