@@ -9,18 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.audit.checks import (
-    MFU,
-    TFLOPS,
-    TOKENS,
-    AuditStatus,
-    Setting,
-    checks,
-    fits,
-    setting_of,
-    step_s,
-    witnesses,
-)
+from harness.audit.checks import MFU, TFLOPS, TOKENS, AuditStatus, Setting, checks, fits, setting_of, step_s, witnesses
 from harness.audit.fits import clues, fits_by_kind, traffic
 from harness.audit.flops import Convention, conventions
 from harness.audit.gains import Incomparable, gains

@@ -172,11 +172,7 @@ def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
 
 
 def _as_large(
-    table: Table,
-    row: AuditRow,
-    tokens: float | None,
-    convention: Convention | None,
-    consistent: Collection[str],
+    table: Table, row: AuditRow, tokens: float | None, convention: Convention | None, consistent: Collection[str]
 ) -> list[AuditRow]:
     """Return consistent rows of the same kind with as many tokens per step as ``tokens``.
 

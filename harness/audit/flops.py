@@ -79,8 +79,5 @@ def _weights(shape: Shape) -> dict[Weights, int]:
     }
     if biases:
         counts |= {"no biases": palm - biases, "positions, no biases": everything - biases}
-    counts |= {
-        "matrices": palm - biases - norm_weights,
-        "layer matrices": palm - biases - norm_weights - embedding,
-    }
+    counts |= {"matrices": palm - biases - norm_weights, "layer matrices": palm - biases - norm_weights - embedding}
     return counts

@@ -243,10 +243,7 @@ def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
 
 
 def _judged(
-    one: Candidate,
-    found: Sequence[FittedReading],
-    reported: Reported,
-    scattered: Sequence[Scatter],
+    one: Candidate, found: Sequence[FittedReading], reported: Reported, scattered: Sequence[Scatter]
 ) -> JudgedRow:
     pair = one.worst
     if pair is None or pair.gap == 0:

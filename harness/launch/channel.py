@@ -13,15 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
-from harness.launch.protocol import (
-    NodeEvent,
-    NodeOrder,
-    RunEvent,
-    RunOrder,
-    StartMessage,
-    TrialEvent,
-    TrialStart,
-)
+from harness.launch.protocol import NodeEvent, NodeOrder, RunEvent, RunOrder, StartMessage, TrialEvent, TrialStart
 
 # Maximum seconds between two heartbeats of a run that takes steps. They cost one clock reading per step.
 BEAT_S = 10.0

@@ -12,10 +12,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TextIO
 
-TERMINATING = (
-    signal.SIGTERM,
-    signal.SIGHUP,
-)  # notice of a batch system; end of the terminal
+TERMINATING = (signal.SIGTERM, signal.SIGHUP)  # notice of a batch system; end of the terminal
 
 
 @contextmanager

@@ -24,12 +24,7 @@ from trainer.files import read_json
 
 Kind = Literal["cost probe", "sweep", "training", "study"]
 Part = TypeVar("Part")
-SWEEP, TRIALS, PILOT, TRIAL_SPENT = (
-    "sweep.json",
-    "trials",
-    "pilot",
-    "spent.json",
-)  # names used by harness.sweep.store
+SWEEP, TRIALS, PILOT, TRIAL_SPENT = ("sweep.json", "trials", "pilot", "spent.json")  # names used by harness.sweep.store
 
 
 @dataclass(frozen=True)

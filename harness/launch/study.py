@@ -344,11 +344,7 @@ def _are_done(folder: StudyFolder, record: StudyRecord) -> list[bool]:
 
 
 def _run_blocks(
-    folder: StudyFolder,
-    record: StudyRecord,
-    data: StudyData,
-    options: StudyOptions,
-    sequential: Sequential | None,
+    folder: StudyFolder, record: StudyRecord, data: StudyData, options: StudyOptions, sequential: Sequential | None
 ) -> StudyRecord:
     """Run all missing runs; with ``sequential``, run block by block until there are enough.
 

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 
 def train_arm(
-    plan: Plan,
-    goal: Goal | None,
-    out: Path,
-    command: Sequence[str],
-    source: str,
-    options: TrainingOptions,
+    plan: Plan, goal: Goal | None, out: Path, command: Sequence[str], source: str, options: TrainingOptions
 ) -> Trained:
     """Train the single arm of ``plan`` in the folder ``out``, and return how it ended.
 

@@ -14,13 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from harness.study.records import RunRecord, first_fault
 from harness.study.tables import StoredTable

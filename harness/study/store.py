@@ -275,12 +275,7 @@ class _Tables(NamedTuple):
     evaluations: StoredTable | None = None
 
 
-COLUMNS = {
-    "steps": STEP_COLUMNS,
-    "spans": SPAN_COLUMNS,
-    "samples": SAMPLE_COLUMNS,
-    "evaluations": EVALUATION_COLUMNS,
-}
+COLUMNS = {"steps": STEP_COLUMNS, "spans": SPAN_COLUMNS, "samples": SAMPLE_COLUMNS, "evaluations": EVALUATION_COLUMNS}
 
 
 def _tables(folder: Path, record: RunRecord) -> _Tables:

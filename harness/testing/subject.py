@@ -153,11 +153,7 @@ class Subject:
         return Path(self.config.getoption("--harness-out")), ["pytest", self.test.nodeid], str(self.path)
 
     def _comparison(
-        self,
-        asked: ComparisonPlan,
-        limits: Limits,
-        budget_s: float,
-        arms: Mapping[str, ArmRecord] | None = None,
+        self, asked: ComparisonPlan, limits: Limits, budget_s: float, arms: Mapping[str, ArmRecord] | None = None
     ) -> StateComparison:
         from harness.regress.run import run_comparisons
 
