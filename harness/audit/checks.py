@@ -21,10 +21,7 @@ AuditStatus = Literal["consistent", "apart", "inconsistent", "not checkable"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Values under which a row's figures are compared, such as formula and sequence length.
-
-    None: unknown, so figures that depend on it are not checkable.
-    """
+    """Values under which a row is compared. None: unknown, so figures that depend on it are not checkable."""
 
     convention: Convention | None
     sequence: float | None
@@ -42,10 +39,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """Comparison of two figures of a row. ``discrepancy``: their relative difference.
-
-    ``allowed``: the largest relative difference that rounding explains.
-    """
+    """Comparison of two figures: their relative difference, and the largest one that rounding explains."""
 
     name: str
     status: AuditStatus
@@ -56,9 +50,7 @@ class AuditCheck:
 
 
 def setting_of(row: AuditRow, declared: Declared, convention: Convention | None) -> Setting:
-    """Return the setting under which ``row`` is read: its own declarations, else those of the table; one device by
-    default.
-    """
+    """Return the setting of ``row``: its own declarations, else those of the table; one device by default."""
     return Setting(
         convention,
         row.sequence_length or declared.sequence_length,
@@ -68,10 +60,7 @@ def setting_of(row: AuditRow, declared: Declared, convention: Convention | None)
 
 
 def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
-    """Return the tokens (positions) of an optimizer step over all devices, as printed or from the batch size.
-
-    None if unknown.
-    """
+    """Return the tokens (positions) of an optimizer step, as printed or from the batch size; None if unknown."""
     if row.tokens_per_step is not None:
         return row.tokens_per_step
     if row.batch_size is None or setting.sequence is None:
@@ -80,10 +69,7 @@ def tokens_per_step(row: AuditRow, setting: Setting) -> float | None:
 
 
 def rates(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return tokens/s over all devices by source: :data:`TOKENS` as printed, :data:`STEP` from the step time.
-
-    Figures that the row does not give are absent.
-    """
+    """Return tokens/s over all devices by source: :data:`TOKENS` as printed, :data:`STEP` from the step time."""
     result = {}
     if row.tokens_per_s is not None:
         result[TOKENS] = row.tokens_per_s.interval
@@ -104,10 +90,7 @@ def step_s(row: AuditRow, setting: Setting) -> Interval | None:
 
 
 def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
-    """Return the FLOP/s of one device that follow from each printed figure.
-
-    In a correct row all of these intervals overlap.
-    """
+    """Return the FLOP/s of one device from each printed figure. In a correct row, these intervals overlap."""
     result = {}
     flops = setting.flops_per_token
     if flops is not None:
@@ -120,10 +103,7 @@ def witnesses(row: AuditRow, setting: Setting) -> dict[str, Interval]:
 
 
 def fits(row: AuditRow, setting: Setting) -> bool:
-    """Return True if no printed figure of ``row`` contradicts another under ``setting``.
-
-    True also without two figures.
-    """
+    """Return True if no printed figure of ``row`` contradicts another under ``setting``, also without two figures."""
     groups = [list(intervals.values()) for intervals in (rates(row, setting), witnesses(row, setting))]
     duration = _duration(row, setting)
     return all(not group or common(group) is not None for group in groups) and (
@@ -181,10 +161,7 @@ def _missing(row: AuditRow, setting: Setting) -> list[tuple[str, list[CheckReaso
 
 
 def _duration(row: AuditRow, setting: Setting) -> AuditCheck | None:
-    """Compare the printed duration with steps x step time. None if the row gives neither duration nor steps.
-
-    A longer duration is consistent, because it may include evaluation, saving and pauses.
-    """
+    """Compare the printed duration with steps x step time. A longer one is consistent: it may include evaluation."""
     if row.duration_s is None and row.steps is None:
         return None
     one_step_s = step_s(row, setting)

@@ -63,10 +63,7 @@ def audit(table: Table, peaks: Sequence[Peak] = ()) -> Audit:
 
 
 def _beyond_scatter(row: AuditRow, setting: Setting, printed: Reported) -> AuditRow:
-    """Return the row for which readings are searched.
-
-    If it is further off than the scatter of the other rows, its intervals are widened by that scatter.
-    """
+    """Return the row to explain, widened by the scatter of the other rows if it is further off than that."""
     pair = worst(row, setting)
     if pair is None or pair.gap == 0:
         return row
@@ -159,9 +156,7 @@ def _row(row: AuditRow, one: Candidate, judged: JudgedRow) -> RowAudit:
 
 
 def _alike(readings: Sequence[FittedReading]) -> list[FittedReading]:
-    """Return readings by formula and by sequence length with equal FLOPs per token, which the row cannot
-    distinguish; else [].
-    """
+    """Return readings by formula and by sequence length with equal FLOPs per token: the row cannot tell them apart."""
     counted = [
         reading for reading in readings if reading.kind in ("formula", "sequence") and reading.setting.flops_per_token
     ]

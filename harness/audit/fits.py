@@ -19,10 +19,7 @@ GRADIENT_PASSES = {"none": 0, "norm": 1, "clip": NORM_PASSES}
 
 @dataclass(frozen=True)
 class Fit:
-    """Least-squares line of step time (ms) over batch size, for the rows of one kind.
-
-    It is exact for two batch sizes.
-    """
+    """Least-squares line of step time (ms) over batch size, for the rows of one kind; exact for two sizes."""
 
     kind: str
     rows: list[str]
@@ -38,9 +35,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory traffic of the optimizer in one step: passes over parameter-sized tensors x parameters x bytes per
-    value.
-    """
+    """Memory traffic of the optimizer per step: passes over parameter-sized tensors x parameters x bytes each."""
 
     passes: int
     bytes: float
@@ -51,10 +46,7 @@ class Traffic:
 
 
 def fits_by_kind(table: Table, convention: Convention | None, doubtful: Mapping[str, bool]) -> list[Fit]:
-    """Return a fit for each kind of row with several batch sizes at one sequence length and number of devices.
-
-    ``doubtful``: by row, True if it is inconsistent.
-    """
+    """Return a fit per kind of row with several batch sizes at one sequence length and number of devices."""
     kinds: dict[tuple[str, float | None, float], list[tuple[AuditRow, Setting]]] = {}
     for row in table.rows:
         setting = setting_of(row, table.declared, convention)
@@ -125,10 +117,7 @@ class FixedPart:
 
 @dataclass(frozen=True)
 class Clue:
-    """Evidence elsewhere in the table for the reading that ``row`` has the sequence length ``sequence``.
-
-    ``tokens``: tokens of its step then. ``as_large``: consistent rows with as many.
-    """
+    """Evidence for ``sequence`` as a row's length. ``tokens``: of a step; ``as_large``: rows with as many."""
 
     row: AuditRow
     sequence: float
@@ -149,10 +138,7 @@ def clues(
     consistent: Collection[str],
     fits: Sequence[Fit],
 ) -> list[Clue]:
-    """Return evidence for each row that another sequence length would explain, as far as the table has any.
-
-    ``readings``: firm readings by row. ``consistent``: names of the consistent rows.
-    """
+    """Return evidence for each row that another sequence length would explain. ``readings``: firm ones by row."""
     clue_list = []
     for row in table.rows:
         for reading in readings[row.name]:
@@ -174,10 +160,7 @@ def _fixed_part(row: AuditRow, fits: Sequence[Fit]) -> FixedPart | None:
 def _as_large(
     table: Table, row: AuditRow, tokens: float | None, convention: Convention | None, consistent: Collection[str]
 ) -> list[AuditRow]:
-    """Return consistent rows of the same kind with as many tokens per step as ``tokens``.
-
-    Empty if ``row`` gives no TFLOP/s.
-    """
+    """Return consistent rows of the same kind with as many tokens per step as ``tokens``."""
     if row.tflops is None or tokens is None:
         return []
     same_kind = (

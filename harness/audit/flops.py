@@ -18,10 +18,7 @@ _ATTENTION_FACTOR: dict[Attention, float] = {"full": 12.0, "half": 6.0, "none": 
 
 @dataclass(frozen=True)
 class Convention:
-    """Formula for training FLOPs per token: 6 x ``weights`` + ``attention_per_position`` x sequence length.
-
-    ``counted``: name of the parameters that ``weights`` counts.
-    """
+    """Training FLOPs per token: 6 x ``weights`` (named ``counted``) + ``attention_per_position`` x length."""
 
     counted: Weights
     weights: int
@@ -38,11 +35,7 @@ class Convention:
 
 
 def conventions(shape: Shape) -> list[Convention]:
-    """Return all distinct formulas for a model's FLOPs per token, PaLM's first.
-
-    PaLM's formula (trainer/devices/estimates.py) counts the output projection and full attention, but no embedding
-    lookups.
-    """
+    """Return all distinct formulas for a model's FLOPs per token, PaLM's first (trainer/devices/estimates.py)."""
     distinct: list[Convention] = []
     per_position = float(shape.layers * shape.heads * (shape.width // shape.heads))
     for counted, weights in _weights(shape).items():
@@ -57,10 +50,7 @@ def conventions(shape: Shape) -> list[Convention]:
 
 
 def _weights(shape: Shape) -> dict[Weights, int]:
-    """Return the number of parameters under each way of counting them.
-
-    GPT-2's output projection is its token embedding.
-    """
+    """Return the number of parameters by way of counting. GPT-2's output projection is its token embedding."""
     everything = parameters(shape)
     embedding = shape.vocab_size * shape.width
     palm = everything - lookups(shape)

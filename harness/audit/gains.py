@@ -1,7 +1,4 @@
-"""Judges published gains: the ceiling that the isolated figures allow, and whether noise could explain the gain.
-
-This module returns numbers and kinds only; harness.audit.text writes the sentences.
-"""
+"""Judge published gains: the ceiling from the isolated figures, and whether noise explains the gain."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ NoiseVerdict = Literal["inside the noise", "outside the noise", "undecidable"]
 
 @dataclass(frozen=True)
 class Gain:
-    """A candidate row against its baseline row. Ratios are of tokens/s; above 1 the candidate is faster.
-
-    None: not derivable from the printed figures.
-    """
+    """A candidate row against its baseline. Ratios are of tokens/s, above 1: candidate faster. None: not derivable."""
 
     baseline: str
     candidate: str
@@ -58,10 +52,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Reason why a row's tokens/s cannot be compared with those of other rows.
-
-    ``kind``: its firm reading, or why it has none.
-    """
+    """Reason why a row's tokens/s cannot be compared. ``kind``: its firm reading, or why it has none."""
 
     kind: Literal["sequence", "devices", "padding", "nothing fits", "not known"]
     value: float | None = None
@@ -81,20 +72,14 @@ class NotComparable:
 
 
 def gains(table: Table, trusted: Mapping[str, Incomparable | None]) -> list[Gain]:
-    """Return the judged gain of each declared pair of rows, or of derived pairs if none is declared.
-
-    ``trusted``: by row, why its tokens/s cannot be compared; None if they can.
-    """
+    """Return the gain of each declared or else derived pair. ``trusted``: by row, why not comparable, or None."""
     rows = {row.name: row for row in table.rows}
     pairs = list(_derived(table)) if table.compare is None else table.compare
     return [_gain(table, rows[baseline], rows[candidate], trusted) for baseline, candidate in pairs]
 
 
 def _derived(table: Table) -> Iterator[tuple[str, str]]:
-    """Yield (baseline, candidate) if no pairs are declared.
-
-    In each batch size, the baseline has the slowest data path.
-    """
+    """Yield (baseline, candidate). In each batch size, the baseline has the slowest data path."""
     by_batch: dict[int | None, list[AuditRow]] = {}
     for row in table.rows:
         if row.data in table.isolated_ms:
@@ -141,10 +126,7 @@ def _value(figure: AuditedFigure | None) -> float | None:
 
 
 def _measured(baseline: AuditRow, candidate: AuditRow) -> AuditedFigure | None:
-    """Return the candidate's speed over the baseline's, from tokens/s, else from step times.
-
-    None if the rows lack both.
-    """
+    """Return candidate speed over baseline speed, from tokens/s, else step times; None if the rows lack both."""
     for first, second in ((candidate.tokens_per_s, baseline.tokens_per_s), (baseline.step_ms, candidate.step_ms)):
         if first is not None and second is not None:
             return AuditedFigure("", first.value / second.value, first.interval / second.interval)

@@ -60,10 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Verdict on a row, made by :func:`judge`.
-
-    ``readings``: firm ones, then possible ones, then those that fit any figure.
-    """
+    """Verdict on a row. ``readings``: firm ones, then possible ones, then those that fit any figure."""
 
     status: AuditStatus
     readings: list[FittedReading]
@@ -81,10 +78,7 @@ class Judgement:
 
 
 def judge(candidates: Sequence[Candidate], known: Sequence[Convention], peaks: Sequence[Peak]) -> Judgement:
-    """Judge all rows of a table together, because the scatter of the other rows decides what a row's difference means.
-
-    ``known``: formulas for FLOPs per token.
-    """
+    """Judge all rows together: the scatter of the others decides what a row's difference means. ``known``: formulas."""
     inexact = [entry for entry in candidates if (pair := entry.worst) is not None and pair.gap > 0]
     firm: dict[str, list[FittedReading]] = {}
     weighed: dict[str, list[FittedReading]] = {}
@@ -225,10 +219,7 @@ def _share(reading: FittedReading, other: Candidate) -> float:
 
 
 def _joint(sharing: Sequence[Candidate], pair: Relation) -> float | None:
-    """Return the uncertainty of one offset that all rows in ``sharing`` have in common.
-
-    None if they have no common offset.
-    """
+    """Return the uncertainty of an offset that all rows in ``sharing`` have in common; None without one."""
     pairs = [
         relation
         for member in sharing

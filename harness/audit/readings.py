@@ -31,10 +31,7 @@ class Search:
 
 
 def search(row: AuditRow, setting: Setting, known: Sequence[Convention], peaks: Sequence[Peak]) -> Search:
-    """Try every single change of ``setting`` and return the ones that make ``row`` consistent.
-
-    If only changes with a free parameter fit, pairs of changes are tried too.
-    """
+    """Return the single changes of ``setting`` that make ``row`` consistent; also pairs if all have free parameters."""
     excluded: list[Excluded] = []
     fitting = [
         *_formulas(row, setting, known, excluded),
@@ -65,9 +62,7 @@ def _formulas(
 
 
 def _scales(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield readings in which the publication counts the FLOPs of only a part of the work, or of more than the
-    model needs.
-    """
+    """Yield readings in which the FLOPs of a part of the work, or of more than the model needs, are counted."""
     if setting.flops_per_token is None:
         return
     for part, scale in SCALES.items():
@@ -92,10 +87,7 @@ def in_unit(row: AuditRow, name: str, factor: float) -> AuditRow | None:
 
 
 def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iterator[FittedReading]:
-    """Yield readings with another formula and one more change, without free parameters.
-
-    Lengths are only powers of two.
-    """
+    """Yield readings with another formula and one more change: no free parameters, lengths only powers of two."""
     for formula in known:
         if formula == setting.convention:
             continue
@@ -111,10 +103,7 @@ def _pairs(row: AuditRow, setting: Setting, known: Sequence[Convention]) -> Iter
 def peaks_behind(
     row: AuditRow, setting: Setting, peaks: Sequence[Peak], excluded: list[Excluded]
 ) -> Iterator[FittedReading]:
-    """Yield the reading that MFU refers to another peak than declared, with the known devices that have this peak.
-
-    If no peak helps, the reason is appended to ``excluded``.
-    """
+    """Yield the reading that MFU refers to another known peak; else append the reason to ``excluded``."""
     figures = witnesses(row, setting)
     work = common([interval for name, interval in figures.items() if name != MFU])
     if row.mfu_percent is None or setting.peak_flops_per_s is None or len(figures) < 2:
@@ -140,10 +129,7 @@ def peaks_behind(
 
 
 def _devices_with(needed: Interval, peaks: Sequence[Peak], sparse: bool = False) -> list[NamedPeak]:
-    """Return the known devices with a peak within ``needed`` (FLOP/s).
-
-    ``sparse``: marks them as peaks with 2:4 sparsity.
-    """
+    """Return the known devices with a peak within ``needed`` (FLOP/s). ``sparse``: with 2:4 sparsity."""
     dtypes: dict[str, list[str]] = {}
     for peak in peaks:
         if needed.holds(peak.flops_per_s):
@@ -185,10 +171,7 @@ def paddings(row: AuditRow, setting: Setting, excluded: list[Excluded]) -> Itera
 
 
 def averages(row: AuditRow, setting: Setting) -> Iterator[FittedReading]:
-    """Yield the reading that tokens/s and step time are of different steps, if they are close.
-
-    Logs may smooth one of them.
-    """
+    """Yield the reading that tokens/s and step time, if close, are of different steps: logs may smooth one."""
     rate = rates(row, setting)
     if len(rate) < 2 or rate[TOKENS].overlaps(rate[STEP]):
         return

@@ -16,9 +16,7 @@ from harness.audit.table import Interval, Table
 
 @dataclass(frozen=True)
 class Formula:
-    """One way to count FLOPs per token, and the rows that it makes consistent (``rows``), out of ``of`` that depend
-    on it.
-    """
+    """One way to count FLOPs per token, and the rows that it makes consistent out of ``of`` that depend on it."""
 
     convention: Convention
     gflops_per_token: float
@@ -29,10 +27,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class RowAudit:
-    """Result of the audit for one row: its checks, readings that would explain it, and inferences.
-
-    None: not derivable.
-    """
+    """Result of the audit for one row: checks, readings that explain it, inferences. None: not derivable."""
 
     name: str
     status: AuditStatus

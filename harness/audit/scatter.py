@@ -98,9 +98,7 @@ def beyond_scatter(one: Relation, others: Sequence[Relation]) -> bool:
 
 @cache
 def _distances() -> tuple[Distances, Distances, Distances]:
-    """Return a grid of distances (standard deviations), and the share of a normal distribution within and beyond
-    each.
-    """
+    """Return a grid of distances (standard deviations), and the normal shares within and beyond each."""
     distance = np.geomspace(1e-6, 30, 2000)
     inner = np.array([erf(value / sqrt(2)) for value in distance])
     return distance, inner, np.array([erfc(value / sqrt(2)) for value in distance])
@@ -124,10 +122,7 @@ def _beyond_median(times: float, others: int) -> float:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Two figures (``first``, ``second``) that differ in several rows for an unknown reason.
-
-    Differences are fractions.
-    """
+    """Two figures that differ in several rows for an unknown reason. Differences are fractions."""
 
     first: str
     second: str

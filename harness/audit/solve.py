@@ -24,10 +24,7 @@ SOLVED_ROUNDING = 1e-9  # relative error of binary arithmetic in a solved value
 
 @dataclass(frozen=True)
 class NamedPeak:
-    """Device that has a certain peak; "" as ``device`` means the declared peak itself.
-
-    ``sparse``: twice the dense peak, with 2:4 sparsity.
-    """
+    """Device with a certain peak; "": the declared peak itself. ``sparse``: twice the dense peak, 2:4 sparsity."""
 
     device: str
     dtypes: tuple[str, ...] = ()
@@ -80,10 +77,7 @@ class FittedReading:
 
 @dataclass(frozen=True)
 class Excluded:
-    """Kind of reading that does not explain a row, with the reason. ``needed``: the value that would be required.
-
-    ``coverage``: share of figures that such readings fit.
-    """
+    """Kind of reading that does not explain a row. ``coverage``: share of figures that such readings fit."""
 
     kind: UnknownKind
     why: Literal["none fits", "figures disagree", "needed", "agrees", "declared", "unspecific"]
@@ -140,10 +134,7 @@ def _sequence_intervals(row: AuditRow, setting: Setting) -> Iterator[Interval]:
 
 
 def _work(row: AuditRow, setting: Setting) -> Interval | None:
-    """Return the FLOP/s of one device from TFLOP/s and MFU.
-
-    None if the row gives neither, or if they contradict each other.
-    """
+    """Return the FLOP/s of one device from TFLOP/s and MFU; None if both are missing or contradict each other."""
     figures = witnesses(row, setting)
     return common([figures[name] for name in (TFLOPS, MFU) if name in figures])
 
@@ -156,10 +147,7 @@ def _fixed_rate(row: AuditRow, rate: Mapping[str, Interval]) -> str | None:
 
 
 def plausible_lengths(allowed: Interval, powers_only: bool = False) -> list[int]:
-    """Return the powers of two and multiples of 64 within ``allowed``, sorted; of very many, only the shortest.
-
-    ``powers_only``: only powers of two.
-    """
+    """Return powers of two and multiples of 64 within ``allowed``, sorted; of very many, only the shortest."""
     first, last = (
         ceil(log2(max(allowed.low * (1 - SOLVED_ROUNDING), SEQUENCE_SHORTEST))),
         floor(log2(max(allowed.high * (1 + SOLVED_ROUNDING), 1))),

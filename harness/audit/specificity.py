@@ -30,10 +30,7 @@ USUAL_DEVICES: Shifts = 2.0 ** np.arange(13, dtype=np.float64)  # 1 to 4,096
 
 @dataclass(frozen=True)
 class Readings:
-    """All readings that could be tried for a row, as shifts (logarithms) of one of its relations.
-
-    It measures how many figures such readings fit.
-    """
+    """All readings that could be tried for a row, as shifts (logarithms), to measure how many figures they fit."""
 
     row: AuditRow
     setting: Setting
@@ -55,9 +52,7 @@ class Readings:
 
     @cached_property
     def _usual(self) -> Shifts:
-        """Shifts by common errors: formulas, usual sequence lengths and numbers of devices, known peaks, factors,
-        units.
-        """
+        """Shifts by common errors: formulas, usual lengths and numbers of devices, peaks, factors, units."""
         declared = self.setting
         parts = [self._by_flops(np.log(list(SCALES.values())))]
         if declared.flops_per_token is not None and declared.sequence is not None:
@@ -82,9 +77,7 @@ class Readings:
 
     @cached_property
     def _pairs(self) -> Shifts:
-        """Shifts by two changes: another formula, with a power of two as sequence length or another number of
-        devices.
-        """
+        """Shifts by another formula together with a power of two as length or another number of devices."""
         powers = 2.0 ** np.arange(log(SEQUENCE_SHORTEST, 2), log(SEQUENCE_LONGEST, 2) + 1)
         declared, parts = self.setting, [np.zeros(0)]
         if declared.sequence is None or declared.flops_per_token is None:
@@ -104,9 +97,7 @@ class Readings:
         return self._of(TOKENS, STEP) and self._of(TFLOPS, MFU)
 
     def _per_batch(self) -> float:
-        """Return the power (1 or -1) with which the tokens of a step enter the relation; 0 if they are printed or
-        not involved.
-        """
+        """Return the power (1 or -1) of a step's tokens in the relation; 0 if printed or not involved."""
         if not self._of(STEP) or self.row.tokens_per_step is not None or self.row.batch_size is None:
             return 0.0
         return 1.0 if self._of(TFLOPS, MFU) else -1.0

@@ -54,10 +54,7 @@ def _interval(value: Interval | float) -> Interval:
 
 
 def common(intervals: list[Interval]) -> Interval | None:
-    """Return the intersection of ``intervals``. None if it is empty, or for an empty list.
-
-    Intervals that overlap pairwise share a point (Helly's theorem), so agreement in pairs is agreement of all.
-    """
+    """Return the intersection of ``intervals``; None if empty. Pairwise overlap suffices (Helly's theorem)."""
     if not intervals:
         return None
     overlap = reduce(lambda a, b: Interval(max(a.low, b.low), min(a.high, b.high)), intervals)
@@ -100,10 +97,7 @@ def read_figure(text: str) -> AuditedFigure:
 
 
 def read_duration(text: str) -> AuditedFigure:
-    """Read a printed duration such as ``94.3 min`` or ``~4 days`` as a figure in seconds.
-
-    Raise ValueError for other text. Units are s, min, hours and days.
-    """
+    """Read a printed duration such as ``94.3 min`` or ``~4 days`` as seconds. Raise ValueError for other text."""
     number, _, unit = text.strip().rpartition(" ")
     if unit not in UNITS_S:
         raise ValueError(f"{text!r} is not a duration; allowed: a figure and s, min, hours or days (94.3 min, ~4 days)")
@@ -185,10 +179,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Table:
-    """A published results table, read by :func:`harness.audit.load.load_published`.
-
-    ``isolated_ms``: milliseconds per sample of each data path by itself.
-    """
+    """A published results table. ``isolated_ms``: milliseconds per sample of each data path by itself."""
 
     title: str
     source: str

@@ -91,10 +91,7 @@ def run_block(
 
 
 class _ForkServers:
-    """Fork servers of one block, each started with its first run.
-
-    There is one for the current code, or one for each other state of the code and one more for its A/A control.
-    """
+    """Fork servers of one block, started with their first run: one per state of the code and for its A/A control."""
 
     def __init__(self, modules: list[str]) -> None:
         self._modules = modules
@@ -119,10 +116,7 @@ class _ForkServers:
 
 
 def modules_of(configs: Iterable[JsonObject]) -> list[str]:
-    """Return the modules to import before runs of ``configs`` are forked.
-
-    Those of every run are not included (launch.protocol).
-    """
+    """Return the modules to import before runs of ``configs`` are forked, besides those of every run."""
     modules = ["pyarrow.parquet"]
     computing = [config for config in configs if _computes(config)]
     if computing:

@@ -33,11 +33,7 @@ NOTE_INTERVAL_S = 10.0
 
 
 class Deadline:
-    """Time limit of a study, ``end_ns`` (CLOCK_MONOTONIC); None: no limit.
-
-    Its notes do nothing; see :class:`Allowance`.
-    ``stopped``: True if the limit ended the study.
-    """
+    """Time limit of a study, ``end_ns`` (CLOCK_MONOTONIC; None: no limit). ``stopped``: it ended the study."""
 
     def __init__(self, end_ns: int | None) -> None:
         self._end_ns = end_ns
@@ -64,10 +60,7 @@ class Allowance(Deadline):
     """
 
     def __init__(self, predicted: PredictedCost, used_s: float = 0.0) -> None:
-        """Begin to count.
-
-        ``used_s``: seconds that this command has already used for it, besides ``predicted.spent_s``.
-        """
+        """Begin to count. ``used_s``: seconds already used, besides ``predicted.spent_s``."""
         super().__init__(None)
         self._predicted = predicted
         self._begun_s = self._noted_s = time.monotonic()
@@ -76,10 +69,7 @@ class Allowance(Deadline):
         self._done = False
 
     def begin(self, folder: Path, *, anew: bool = False) -> None:
-        """Write the predicted cost to cost.json in ``folder``, where the spent cost is noted from now on.
-
-        ``anew``: True to count the time from now.
-        """
+        """Write the predicted cost to cost.json in ``folder``. ``anew``: True to count the time from now."""
         self._path = folder / COST
         if anew:
             self._begun_s = time.monotonic()
@@ -97,10 +87,7 @@ class Allowance(Deadline):
 
     @property
     def end_ns(self) -> int | None:
-        """Time at which the budget is spent (CLOCK_MONOTONIC).
-
-        None without a limit, or for a limit in dollars without a price.
-        """
+        """Time at which the budget is spent (CLOCK_MONOTONIC); None without a limit, or dollars without a price."""
         limit_s = self._predicted.limit_s
         return None if limit_s is None else round((self._begun_s + limit_s - self._used_s) * 1e9)
 
@@ -118,10 +105,7 @@ class Allowance(Deadline):
         )
 
     def note(self) -> None:
-        """Write the spent cost to cost.json if the last write is NOTE_INTERVAL_S old.
-
-        Cheap enough to call after every step.
-        """
+        """Write the spent cost to cost.json if the last write is NOTE_INTERVAL_S old. Cheap after every step."""
         now_s = time.monotonic()
         if self._path is not None and now_s - self._noted_s >= NOTE_INTERVAL_S:
             self._noted_s = now_s
@@ -145,10 +129,7 @@ def cost_json(predicted: PredictedCost) -> dict[str, object]:
 
 
 def read_cost(folder: Path) -> PredictedCost | None:
-    """Return the predicted and actual cost from cost.json in ``folder``; None if there is no such file.
-
-    Raises InputError for a damaged file.
-    """
+    """Return predicted and actual cost from cost.json; None without one. Raises InputError if it is damaged."""
     return read_record(folder / COST, PredictedCost, BUDGET_SCHEMA)
 
 
@@ -192,10 +173,7 @@ def prices_of(
 
 
 def profile_price(name: str) -> HourlyPrice:
-    """Return the price of an hour of one device of the device profile ``name``.
-
-    Raises InputError if it has no price.
-    """
+    """Return the price of an hour of one device of profile ``name``. Raises InputError if it has none."""
     profile = load_profile(name)
     if profile.price_per_hour_usd is None:
         raise InputError(f"--device-profile {name}: it has no price ({profile.price.why}); give --price USD")

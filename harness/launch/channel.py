@@ -1,7 +1,4 @@
-"""Sends and receives the messages between the launcher and a run, and defines how long each side waits.
-
-A message is a JSON object, one per line, over a socket. A run sends a heartbeat between steps.
-"""
+"""Send messages (JSON objects, one per line) between launcher and run, and define how long each side waits."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ KILLED_S = 30.0  # time for a killed process to end; with a dead disk it takes l
 
 
 def looks(limit_s: float) -> int:
-    """Return the number of polls, of LOOK_S seconds each, in a time limit of ``limit_s`` seconds.
-
-    Timed-out polls count instead of time, so a paused container loses one poll instead of the run.
-    """
+    """Return the polls of LOOK_S seconds in ``limit_s``. They are counted, so a paused container loses only one."""
     return max(1, math.ceil(limit_s / LOOK_S))
 
 
@@ -84,10 +78,7 @@ class Channel:
         return cast("RunOrder", self._receive(None))
 
     def receive_event(self, timeout_s: float | None = None) -> RunEvent:
-        """Receive the run's next message, in the launcher.
-
-        Raises EOFError if the run is gone, and TimeoutError after ``timeout_s`` (None: no limit).
-        """
+        """Receive the run's next message. Raises EOFError if it is gone, TimeoutError after ``timeout_s``."""
         return cast("RunEvent", self._receive(timeout_s))
 
     def receive_trial_start(self) -> TrialStart:
@@ -120,10 +111,7 @@ class Channel:
 
 
 def readable(connection: socket.socket, timeout_s: float | None) -> bool:
-    """Wait until data arrive or the other side is gone, and return True.
-
-    Return False after ``timeout_s`` (None: no limit).
-    """
+    """Return True once data arrive or the other side is gone, False after ``timeout_s`` (None: no limit)."""
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
     return bool(waiting.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)))

@@ -60,11 +60,7 @@ EVALUATED = (None, "a-a")
 
 
 def main(descriptor: int, parent: int) -> int:
-    """Serve one run over the socket ``descriptor``, forked by process ``parent``.
-
-    Return the exit status: 0 if it is done.
-    The run's record and tables are written in any case.
-    """
+    """Serve one run, forked by process ``parent``; its record is always written. Return the exit status, 0: done."""
     die_with_parent(parent)  # A suspended child cannot notice that its parent was killed.
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive_start()
@@ -159,10 +155,7 @@ def _other_ranks(start: StartMessage, record: RunRecord, descriptor: int, channe
 
 
 def _line_of(error: Exception, others: OtherRanks | None) -> str:
-    """Return ``error`` as one line for the run's record.
-
-    If the run has several ranks, it names the rank of the error.
-    """
+    """Return ``error`` as one line for the run's record; with several ranks, it names the rank."""
     is_expected = isinstance(error, InputError | LostBatchError | RankFailedError | RanksDifferError)
     line = str(error) if is_expected else with_fix(error)
     if others is None or isinstance(error, RankFailedError | RanksDifferError):
@@ -289,10 +282,7 @@ class Run:
             self.training.saver.discard()
 
     def _compare_clocks(self) -> None:
-        """Measure the offset to rank 0's clock, if this rank is on another machine.
-
-        Called between steps, when rank 0 answers at once.
-        """
+        """Measure the offset to rank 0's clock from another machine, between steps, when it answers at once."""
         if self.clock is not None:
             self.offsets.append(compare_clocks(self.clock))
 
@@ -309,10 +299,7 @@ class Run:
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Add the likely cause to an error about a lost batch or an ended loader worker that the block raises.
-
-        This is done at once, while the workers can still be inspected.
-        """
+        """Add the likely cause to an error about a lost batch or a worker, while they can be inspected."""
         try:
             yield
         except EndedWorkerError as error:
@@ -378,10 +365,7 @@ class Run:
         return self.folder.run(self.asked.arm, self.asked.block)
 
     def _repeat(self, steps: Iterator[int], repetition: int, warmup: int, count: int, most_extra: int) -> int:
-        """Run the repetition with this number: ``warmup`` unmeasured and ``count`` measured steps.
-
-        Return the number of warm-up steps beyond ``warmup``, at most ``most_extra``.
-        """
+        """Run one repetition. Return the warm-up steps beyond ``warmup``, at most ``most_extra``."""
         training = self.training
         if training.run_queue is not None:
             training.run_queue.find_threads()
@@ -413,10 +397,7 @@ class Run:
         return extra
 
     def _more_warmup(self, steps: Iterator[int], most: int) -> int:
-        """Take up to ``most`` further warm-up steps, and return their number.
-
-        They go on while the run consumes prefetched batches or its host gets further ahead of the device.
-        """
+        """Take up to ``most`` warm-up steps while the loop or its host still gets ahead. Return their number."""
         take = partial(self._take, steps, warmup=True)
         return take_more(take, most, self.training.compute, self.config, self._lives_off_batches)
 
@@ -480,10 +461,7 @@ class Run:
         self.training.compute.synchronize()
 
     def write(self, ending: RunEnding) -> None:
-        """Write the measurements and the record with ``ending``, also of an unfinished run.
-
-        run.json is last: if it exists, everything is written.
-        """
+        """Write measurements, then the record: if run.json exists, everything is written."""
         record = self.record_of(ending)
         self.write_tables()
         if self._training is not None:
@@ -492,10 +470,7 @@ class Run:
         self.folder.write_whole_run(record)
 
     def _skipped_steps(self, ending: RunEnding) -> int | None:
-        """Return the number of steps that loss scaling skipped.
-
-        None without loss scaling, and after a failure, because the device may hang.
-        """
+        """Return the steps that loss scaling skipped; None without it, and after a failure: it may hang."""
         return self.training.compute.skipped_steps() if self._training is not None and ending.status == "done" else None
 
     def write_tables(self) -> None:

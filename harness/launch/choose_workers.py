@@ -27,10 +27,7 @@ _LOG_LINES_SHOWN = 4  # number of last log lines shown for a trial that ended wi
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """Number of loader workers chosen for an arm.
-
-    ``trial``: measurements behind it; None if the data path can have no workers, so that nothing was measured.
-    """
+    """Number of loader workers chosen for an arm. ``trial``: its measurements; None if workers are impossible."""
 
     workers: int
     trial: WorkerTrial | None
@@ -82,10 +79,7 @@ def with_workers(config: TrainerConfig, workers: int) -> TrainerConfig:
 
 
 def refuse_auto(configs: Sequence[TrainerConfig], what: str) -> None:
-    """Raise InputError if one of ``configs`` has ``data.workers: auto``.
-
-    ``what``: reason why a fixed number is needed.
-    """
+    """Raise InputError, with the reason ``what``, if one of ``configs`` has ``data.workers: auto``."""
     if any(config.data.chooses_workers for config in configs):
         raise InputError(f"{KEY}: auto is chosen when a study begins, and {what}; allowed here: a number")
 

@@ -60,10 +60,7 @@ print(json.dumps({"harness": harness.__file__, "trainer": trainer.__path__[0], "
 
 @dataclass(frozen=True)
 class Code(CodeRecord):
-    """State of the code (a folder with this project and its Python) from which runs can be started.
-
-    :func:`find_code` makes it for another state; runs of the current code have None instead.
-    """
+    """State of the code, a folder with its Python, to start runs from. Runs of the current code have None instead."""
 
     @property
     def paths(self) -> Paths:
@@ -72,10 +69,7 @@ class Code(CodeRecord):
 
     @property
     def places(self) -> list[str] | None:
-        """Folders in which its runs look for the user's own code first.
-
-        None if the user's code is the same as in this process.
-        """
+        """Folders in which runs look for the user's code first; None if it is the same as in this process."""
         return None if self.directory is None else [self.directory, *self.path]
 
     def environment(self) -> dict[str, str]:
@@ -261,10 +255,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _python(folder: Path) -> str:
-    """Return the path of the Python for the code in ``folder``.
-
-    It is this Python if both require the same packages, else that of a separate environment, created if missing.
-    """
+    """Return the Python for the code in ``folder``: this one for equal packages, else that of an environment."""
     wanted, current = packages_of(folder), packages_of(OWN_FOLDER)
     if wanted is None or current is None or wanted == current:
         return sys.executable
@@ -275,10 +266,7 @@ def _python(folder: Path) -> str:
 
 
 def _environment(folder: Path, home: Path, wanted: Packages) -> Path:
-    """Return the path of the Python of the environment in ``home``.
-
-    If the environment is missing, create it with the packages ``wanted`` by the code in ``folder``.
-    """
+    """Return the Python of the environment in ``home``, created with the packages ``wanted`` if missing."""
     python = home / "bin" / "python"
     if (home / ".complete").exists():
         return python
@@ -320,10 +308,7 @@ class Packages:
 
 
 def packages_of(folder: Path) -> Packages | None:
-    """Return the packages that the project in ``folder`` requires.
-
-    None if its pyproject.toml lists none or cannot be read.
-    """
+    """Return the packages that the project in ``folder`` requires; None without a readable list of them."""
     try:
         dependencies = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
     except (OSError, KeyError, TypeError, ValueError):  # ValueError: invalid TOML or UTF-8

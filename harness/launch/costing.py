@@ -40,10 +40,7 @@ OVER = "over"  # status of a measurement that exceeded its time limit
 
 
 class MeasurementFailed(Exception):  # noqa: N818 - an outcome, reported
-    """Error: an arm did not complete the steps to measure.
-
-    ``status``: "failed", "interrupted" or "over" (time limit). ``log``: path of the arm's log; "" if it has none.
-    """
+    """Error: an arm was not measured. ``status``: failed, interrupted or over (time limit). ``log``: path, or ""."""
 
     def __init__(self, text: str, status: str, log: str = "") -> None:
         super().__init__(text, status, log)  # All arguments are passed on, because the error may be pickled.
@@ -118,10 +115,7 @@ def measure(
 
 
 def arms_of(plan: Plan, of: Undertaking) -> tuple[Arm, ...]:
-    """Return the arms of ``plan`` whose cost counts. For a training, these are the arms without controls.
-
-    For a study, they are all arms and controls except profiled runs.
-    """
+    """Return the arms whose cost counts: of a training without controls, of a study with them, never profiled runs."""
     if of == "training":
         return tuple(arm for arm in plan.arms if arm.control is None)
     return tuple(arm for arm in plan.arms if arm.control != PROFILED)
@@ -173,11 +167,7 @@ def short_config(config: TrainerConfig, trains: bool) -> TrainerConfig:
 
 
 def saves_checkpoints(config: TrainerConfig, trains: bool) -> bool:
-    """True if runs of ``config`` save checkpoints.
-
-    False on an emulated device or without a model, as there is no state.
-    ``trains``: True for a training, which saves them even if ``config`` names none.
-    """
+    """True if runs save checkpoints: with a model, on a real device. ``trains``: a training always saves."""
     has_state = config.compute.emulated is None and config.compute.work != "none"
     return has_state and (trains or config.checkpoint is not None)
 
@@ -193,10 +183,7 @@ def _plain_steps(config: TrainerConfig) -> int:
 
 
 def arm_measurement(run: RunData) -> ArmMeasurement:
-    """Return the durations of a short run, from its tables and record.
-
-    They cover steps, start, end, evaluation passes and the checkpoint.
-    """
+    """Return the durations of a short run: steps, start, end, evaluation passes, checkpoint."""
     record = run.record
     config = TrainerConfig.model_validate(record.config)
     table = run.step_columns(["step", "start_ns", "wall_ns", "fetch_ns", "checkpoint_ns", "contended_ns"])
@@ -239,10 +226,7 @@ def arm_measurement(run: RunData) -> ArmMeasurement:
 
 
 def work_of_training(config: TrainerConfig, steps: int) -> ArmWork:
-    """Return the work (steps, passes, checkpoints) of training an arm with harness train, up to step ``steps``.
-
-    It starts at the configuration's first step. Raises InputError for intervals in epochs.
-    """
+    """Return the work of harness train up to step ``steps``. Raises InputError for intervals in epochs."""
     _check_intervals(config)
     checkpoint = config.checkpoint or CheckpointConfig()
     saves = saves_checkpoints(config, trains=True)
@@ -316,10 +300,7 @@ def _profiled_steps(probes: ProbesConfig) -> int:
 
 
 def steps_of(goal: Goal, config: TrainerConfig) -> int:
-    """Return the number of steps of a training to ``goal``.
-
-    Raises InputError for a goal in epochs, whose length is not known yet.
-    """
+    """Return the steps of a training to ``goal``. Raises InputError for epochs, whose length is not known yet."""
     if goal.steps is not None:
         return goal.steps
     if goal.tokens is None:

@@ -48,10 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Facts about a silent run at one moment: its processes, the end of its log, and free memory.
-
-    :func:`look_at` makes it.
-    """
+    """Facts about a silent run: its processes, the end of its log, and free memory (:func:`look_at`)."""
 
     processes: Sequence[ProcessState]
     main_pid: int
@@ -80,10 +77,7 @@ def look_at(main_pid: int, workers: int, log: Path, log_start: int = 0, root: Pa
 
 
 def diagnose(seen: Snapshot, longer: str) -> Finding:
-    """Return the process that hangs, the likely cause and the fix.
-
-    ``longer``: configuration key that allows more time.
-    """
+    """Return the process that hangs, the likely cause and the fix. ``longer``: key that allows more time."""
     roles = roles_of(seen)
     living = [process for process in seen.processes if not process.dead]
     stopped = next((process for process in living if process.stopped), None)
@@ -118,10 +112,7 @@ def diagnose(seen: Snapshot, longer: str) -> Finding:
 
 
 def explain_end(code: int) -> str:
-    """Return ``likely cause: ...; fix: ...`` for a loader worker that ended.
-
-    ``code``: its exit code, negative for a signal.
-    """
+    """Return ``likely cause: ...; fix: ...`` for an ended worker. ``code``: exit code, negative for a signal."""
     if code == -signal.SIGKILL:
         cause, fix = "the kernel killed it (out of memory), or another process did", MORE_MEMORY
     elif -code in _SENT:
@@ -147,10 +138,7 @@ def describe_process(pid: int, role: str) -> str:
 
 
 def diagnose_process(pid: int, role: str, longer: str) -> str:
-    """Return one line about a silent process: its state, the likely cause and the fix.
-
-    ``role``: its name in the text. ``longer``: configuration key that allows more time.
-    """
+    """Return one line: state, likely cause, fix. ``role``: name of the process. ``longer``: key for more time."""
     process = read_process(pid)
     if process is None:
         return describe_process(pid, role)
@@ -159,10 +147,7 @@ def diagnose_process(pid: int, role: str, longer: str) -> str:
 
 
 def roles_of(seen: Snapshot) -> dict[int, str]:
-    """Return the role of each process by process id: main (rank 0 if there are ranks), rank K, loader-K, or its name.
-
-    Loader workers are numbered in order of their start.
-    """
+    """Return roles by process id: main, rank K, loader-K in order of their start, or the process's name."""
     roles = {process.pid: process.name for process in seen.processes}
     workers = [process.pid for process in seen.processes if process.name == WORKER_NAME]
     ranks: dict[str, int] = {}
@@ -183,10 +168,7 @@ def _described(process: ProcessState, roles: dict[int, str]) -> str:
 
 
 def _of_log(seen: Snapshot, process: str) -> Finding | None:
-    """Return the cause that the end of the run's log names, with the line that names it; None if no line does.
-
-    ``process``: description of the process for the finding.
-    """
+    """Return the cause that the end of the run's log names, with its line; None if no line does."""
     for line in reversed(seen.log.splitlines()):
         if (cause := cause_in(line)) is not None:
             detail = f" ({_full(seen.shared)})" if cause == "shared memory" and seen.shared is not None else ""
@@ -215,20 +197,14 @@ def _full(shared: SharedMemory) -> str:
 
 
 def _busiest(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a busy loader worker; None if all wait for their next order.
-
-    A busy one runs, or sleeps elsewhere than a worker that waits for its next order.
-    """
+    """Return a loader worker that runs, or sleeps elsewhere than one that waits for an order; None without one."""
     workers = [process for process in living if roles[process.pid].startswith("loader")]
     at_work = [process for process in workers if process.place is not None and "poll" not in process.place]
     return next((process for process in workers if process.state == "R"), at_work[0] if at_work else None)
 
 
 def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> ProcessState | None:
-    """Return a rank that does not wait itself, so the other ranks wait for it in an exchange; None if unknown.
-
-    A waiting rank sleeps in a futex (gloo).
-    """
+    """Return a rank that does not wait in an exchange (in a futex, with gloo) as the others do; None if unknown."""
     ranks = [process for process in living if roles[process.pid].startswith("rank ")]
     awaited = [rank for rank in ranks if rank.state == "R" or (rank.place is not None and "futex" not in rank.place)]
     if not 0 < len(awaited) < len(ranks):
@@ -237,10 +213,7 @@ def _awaited_rank(living: Sequence[ProcessState], roles: dict[int, str]) -> Proc
 
 
 def _by_itself(process: ProcessState, longer: str) -> tuple[str, str]:
-    """Return (cause, fix) for a process that hangs by itself, from its state and the function that it is in.
-
-    ``longer``: configuration key that allows more time.
-    """
+    """Return (cause, fix) for a process that hangs by itself. ``longer``: key that allows more time."""
     advice = f"raise {longer} if it is only slow"
     if process.state == "D":
         return "a disk, a file server or a driver does not answer", f"check it (dmesg, mount); {advice}"

@@ -43,10 +43,7 @@ def terminable() -> Iterator[None]:
 
 
 class Stopping:
-    """Recorder of requests to end (Ctrl-C, SIGTERM, SIGHUP). ``asked``: True after the first such signal.
-
-    The second signal raises KeyboardInterrupt.
-    """
+    """Recorder of requests to end (Ctrl-C, SIGTERM, SIGHUP). The second signal raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -64,10 +61,7 @@ class Stopping:
 
 
 def open_missing_outputs() -> None:
-    """Open the outputs that the caller closed (``>&-``, ``2>&-``) as /dev/null.
-
-    Otherwise the next opened file would get their descriptor.
-    """
+    """Open closed outputs (``>&-``) as /dev/null: the next file would get their descriptor."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -28,10 +28,7 @@ PLACES = {"memory": "memory need", "GPU memory": "GPU need"}  # name of each che
 
 
 def check_fit(plan: Plan) -> Iterator[Check]:
-    """Yield the checks that ``plan`` can run here: devices, files, memory, and enough documents for all workers.
-
-    A check is ok, a warning or a failure; failures do not end the checks.
-    """
+    """Yield the checks that ``plan`` can run here: devices, files, memory, enough documents for all workers."""
     configs = {arm.name: arm.config for arm in plan.arms}
     in_jobs = any(config.launch is not None and config.launch.slurm is not None for config in configs.values())
     if in_jobs:
@@ -153,10 +150,7 @@ def check_memory_need(
 
 
 def check_documents(configs: Mapping[str, TrainerConfig]) -> Iterator[Check]:
-    """Yield the check that each worker gets a document, if ``data.corpus.documents`` limits their number.
-
-    Each rank has its own workers. A rank without workers needs one document itself.
-    """
+    """Yield the check that each worker of each rank gets one of ``data.corpus.documents``."""
     limited = {
         name: (shards, config.data.corpus.documents)
         for name, config in configs.items()
@@ -184,10 +178,7 @@ def _shards(config: TrainerConfig) -> int:
 
 
 def _uses(plan: Plan, vocabulary: Callable[[TrainerConfig], int]) -> list[MemoryUse]:
-    """Return the memory uses of ``plan``, with the runs that ``harness run`` would keep alive together.
-
-    ``vocabulary``: function that returns the vocabulary size to assume for a configuration.
-    """
+    """Return the memory uses of ``plan``. ``vocabulary``: returns the vocabulary size to assume for a configuration."""
     needs = [need_of(arm.name, arm.config, vocabulary(arm.config)) for arm in plan.arms]
     profiled = {arm.name for arm in plan.arms if arm.control == PROFILED}
     measured = [need for need in needs if need.arm not in profiled]

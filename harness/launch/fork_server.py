@@ -51,10 +51,7 @@ class ForkServer:
     """
 
     def __init__(self, modules: Sequence[str], code: Code | None = None) -> None:
-        """Start the fork server. ``modules``: imports of its runs besides those of every run.
-
-        ``code``: state of the code that its runs execute; None: this code.
-        """
+        """Start the server. ``modules``: additional imports. ``code``: state of the code to run; None: this one."""
         self._begun_ns = time.monotonic_ns()
         self.import_ns: int | None = None  # time until the first answer
         self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,10 +95,7 @@ class ForkServer:
         return answer["pid"]
 
     def wait(self, pid: int, timeout_s: float | None = None) -> int:
-        """Wait until the run with process id ``pid`` has ended. Return its exit status, -N for signal N.
-
-        ``timeout_s``: limit in seconds; None: no limit.
-        """
+        """Return the exit status of run ``pid``, -N for signal N. ``timeout_s``: limit; None: no limit."""
         request: WaitRequest = {"do": "wait", "pid": pid}
         try:
             self._socket.send(json.dumps(request).encode())
@@ -122,10 +116,7 @@ class ForkServer:
         self._socket.close()
 
     def _end(self) -> int | None:
-        """Kill the server and wait KILLED_S at most.
-
-        Return its exit status; None if a dead disk keeps it in the kernel.
-        """
+        """Kill the server and return its exit status; None if a dead disk keeps it in the kernel."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(KILLED_S)
@@ -204,10 +195,7 @@ def main() -> int:
 
 
 def _become_run(server: int, entry: str, channel: int, log: int) -> NoReturn:
-    """Run ``main`` of the module ``entry`` in the forked process, in a new session. Never returns.
-
-    ``channel`` and ``log``: file descriptors; the output goes to ``log``.
-    """
+    """Run ``main`` of module ``entry`` in a new session, output to the descriptor ``log``. Never returns."""
     code = 1
     try:
         os.setsid()

@@ -40,18 +40,12 @@ def most_extra_steps(config: TrainerConfig) -> int:
 
 
 def most_waiting_steps(config: TrainerConfig) -> int:
-    """Return the maximum number of extra warm-up steps of a repetition that waits for its data.
-
-    0 without prefetched batches, and for several ranks.
-    """
+    """Return the maximum number of extra warm-up steps; 0 without prefetched batches, and for several ranks."""
     return MAX_ADDED_STEPS if config.ranks == 1 and batches_may_last(config) else 0
 
 
 def batches_may_last(config: TrainerConfig) -> bool:
-    """True if a worker may have more than one batch ready, so that a fast loop can consume a stock.
-
-    False without workers.
-    """
+    """True if a worker may have several batches ready, so that a fast loop can consume a stock."""
     return config.data.workers > 0 and config.data.prefetch > 1
 
 
@@ -115,10 +109,7 @@ def cycle_steps(config: TrainerConfig) -> int:
 
 
 def batches_needed(workers: int, prefetch: int) -> int:
-    """Return the number of last batches that :func:`lives_off_lead` reads.
-
-    They are two cycles of all workers and the batches before them, which give the typical time of a worker's batch.
-    """
+    """Return the batches that :func:`lives_off_lead` reads: two cycles of all workers, and those before."""
     return workers * (prefetch + 4)
 
 
@@ -138,10 +129,7 @@ def lives_off_lead(recent: RecentBatches, workers: int, prefetch: int) -> bool:
 
 
 def load_decision() -> None:
-    """Call the numpy functions of :func:`lives_off_lead` once: their first call takes tens of milliseconds.
-
-    Between warm-up and measured steps, the device would complete its queued work in this time.
-    """
+    """Call numpy's functions once: their first call takes tens of ms, in which the device would run empty."""
     made_up = [BatchMoments(number, number + 1, number + 2, number + 2, False) for number in range(8)]
     lives_off_lead(RecentBatches(made_up, [(0, 1)]), 1, 2)
 

@@ -41,10 +41,7 @@ MOST_ARMS = 64  # maximum number of arms alive together: each has workers and a 
 
 @dataclass(frozen=True)
 class Holding:
-    """Memory in bytes that a run uses in one place (host or card).
-
-    It uses at least ``lasting_bytes`` while it is suspended, and ``peak`` during a step.
-    """
+    """Memory of a run in one place, in bytes: at least ``lasting_bytes`` if suspended, ``peak`` in a step."""
 
     lasting_bytes: int
     peak: ByteRange
@@ -72,10 +69,7 @@ class RunNeed:
 
     @property
     def in_memory(self) -> Holding:
-        """Host memory that all ranks of this machine need together.
-
-        A checkpoint is copied between two steps and written during the next ones; at the low end, before they begin.
-        """
+        """Host memory of all ranks here together. At the high end, a checkpoint is written during steps."""
         holding = self._of_one_rank
         lasting_bytes, peak = holding.lasting_bytes * self.ranks, holding.peak.times(self.ranks)
         low_bytes = max(peak.low_bytes, lasting_bytes + self.checkpoint.low_bytes)
@@ -102,10 +96,7 @@ class RunNeed:
 
     @property
     def batches(self) -> ByteRange:
-        """Memory of the batches in flight.
-
-        The low end has one per worker, because a slow loader is never further ahead.
-        """
+        """Memory of the batches in flight. The low end has one per worker, as with a slow loader."""
         return ByteRange(self.batch.low_bytes * self._fewest, self.batch.high_bytes * self.in_flight)
 
     @property
@@ -137,10 +128,7 @@ class RunNeed:
 
 
 def need_of(arm: str, config: TrainerConfig, vocab_size: int, *, saved_at_end: bool = False) -> RunNeed:
-    """Estimate the memory that a run of ``config`` needs, without importing torch.
-
-    ``arm``: its name. ``saved_at_end``: True for ``harness train``, which ends with a checkpoint.
-    """
+    """Estimate the memory of a run, without importing torch. ``saved_at_end``: True for ``harness train``."""
     data, device = config.data, config.compute.device
     training, computes = None, config.compute.work == "model" and config.compute.emulated is None
     shape = shape_of(config.model, vocab_size, data.sequence_length) if computes else None
@@ -210,10 +198,7 @@ def choose_interleave(
 
 
 def free_host_bytes() -> int | None:
-    """Return the bytes available to new processes: MemAvailable, or less if a control group limits it.
-
-    None if unknown.
-    """
+    """Return the bytes for new processes: MemAvailable, or less in a control group; None if unknown."""
     limit = memory_limit(find_group("memory"))
     limits = [read_memory().available_bytes, None if limit is None else limit.most_free_bytes]
     return min((free for free in limits if free is not None), default=None)
@@ -221,10 +206,7 @@ def free_host_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Use of one kind of memory by runs that are alive together. ``where``: "memory" (host) or "GPU memory".
-
-    ``free_bytes``: free memory of this kind on this machine.
-    """
+    """Use of "memory" (host) or "GPU memory" (``where``) by runs that are alive together; ``free_bytes`` is here."""
 
     group: tuple[RunNeed, ...]
     where: str
@@ -232,10 +214,7 @@ class MemoryUse:
 
     @property
     def takes(self) -> ByteRange:
-        """Bytes that the runs need together: lasting memory of all, plus the additional memory of one run in a step.
-
-        The high end adds the peaks of all runs.
-        """
+        """Bytes of the runs together: lasting memory, plus one run's (high end: all runs') part of a step."""
         return _takes(self.group, self.where)
 
     @property
@@ -276,10 +255,7 @@ class MemoryUse:
 
 
 def memory_uses(needs: Sequence[RunNeed], profiled: Container[str], interleave: str) -> Iterator[MemoryUse]:
-    """Yield the use of host and GPU memory by each group of runs that are alive together.
-
-    A kind of memory whose free bytes are unknown is left out. ``profiled``: arms whose runs are alone.
-    """
+    """Yield host and GPU memory of each group of runs alive together, if known. ``profiled``: arms that run alone."""
     free = {"memory": free_host_bytes(), "GPU memory": max(free_gpu_memory(), default=None)}
     together = tuple(need for need in needs if need.arm not in profiled) if interleave == "slices" else ()
     groups = [(need,) for need in needs if need not in together]
@@ -328,10 +304,7 @@ RUN_TASKS = 6  # main process, sampling process and their threads, without torch
 
 
 def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
-    """Estimate the shared memory, open files and processes that runs of ``configs`` need.
-
-    ``together``: True if all are alive at once; False if they run one after the other.
-    """
+    """Estimate shared memory, files and processes of runs. ``together``: True if all are alive at once."""
     if not together:
         needs = [needs_of([config], together=True) for config in configs]
         return Needs(
@@ -351,19 +324,13 @@ def needs_of(configs: Sequence[TrainerConfig], *, together: bool) -> Needs:
 
 
 def limit_warnings(configs: Sequence[TrainerConfig], *, together: bool) -> list[str]:
-    """Return a line, with the fix, for each limit of this machine that the runs exceed.
-
-    ``together``: True if all are alive at once.
-    """
+    """Return a line, with the fix, for each exceeded limit. ``together``: True if all are alive at once."""
     checks = check_needs(needs_of(configs, together=together))
     return [f"{check.finding}; fix: {check.fix}" for check in checks if check.status != "ok"]
 
 
 def shared_bytes(data: DataConfig) -> int:
-    """Return the bytes in /dev/shm for the batches of one run; 0 without workers, or if batches travel in a ring.
-
-    A batch has two tensors, and a mask for padded rows.
-    """
+    """Return bytes in /dev/shm for one run's batches (two tensors, maybe a mask); 0 without workers, or in a ring."""
     if data.workers == 0 or data.transport == "ring":  # A ring is not in /dev/shm.
         return 0
     tensors = 3 if data.path.endswith("-padded") else 2

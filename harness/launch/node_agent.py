@@ -30,10 +30,7 @@ CONNECT_S = 5.0  # per address: one in another network may never answer
 
 
 class NodeAgent:
-    """Agent of one machine: follows the launcher's orders for the ranks there, grouped by run.
-
-    ``number``: of the machine.
-    """
+    """Agent of the machine ``number``: follows the launcher's orders for the ranks there, grouped by run."""
 
     def __init__(self, number: int, connection: socket.socket, channel: Channel) -> None:
         self._number, self._connection, self._channel = number, connection, channel
@@ -109,10 +106,7 @@ class NodeAgent:
 
 
 def _serve(order: ForkRanksOrder, number: int, own: str) -> int:
-    """Serve as rank ``number`` of a run: connect to rank 0, and follow its orders. Return the exit status.
-
-    ``own``: address of this machine.
-    """
+    """Serve as rank ``number``: connect from ``own`` to rank 0, follow its orders, return the exit status."""
     from harness.launch.child import serve_rank
     from trainer.ranks import Rank
 

@@ -33,10 +33,7 @@ LOOPBACK = "127."
 
 
 def own_addresses() -> dict[str, str]:
-    """Return {interface name: its first IPv4 address}, with loopback last.
-
-    Interfaces without an address are omitted.
-    """
+    """Return {interface name: its first IPv4 address}, with loopback last."""
     addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -127,10 +124,7 @@ class Nodes:
         return {"count": count, "address": self.address, "token": self.token}
 
     def fork(self, run: str, start: StartMessage, meet: MeetingPlace, nproc: int) -> None:
-        """Order the agents to fork the ranks of ``run`` on their machines: ``nproc`` on each, in the machines' order.
-
-        ``start``: first message of the run. ``meet``: ports at which they reach rank 0.
-        """
+        """Order the agents to fork ``nproc`` ranks of ``run`` each. ``meet``: ports where they reach rank 0."""
         for number in range(1, start["nodes"]["count"]):
             ranks = list(range(number * nproc, (number + 1) * nproc))
             order: NodeOrder = {"do": "fork", "run": run, "start": start, "meet": meet, "ranks": ranks}

@@ -63,10 +63,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Start:
-    """Arguments of :func:`open_training` in which the processes that train differ.
-
-    Defaults are those of a study's run.
-    """
+    """Arguments of :func:`open_training` in which processes differ. Defaults are those of a study's run."""
 
     prepared: Prepared
     model: str | None
@@ -96,10 +93,7 @@ class Start:
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """Training that is ready for its first step: data, compute, ledger, evaluator and saver.
-
-    :func:`open_training` makes it.
-    """
+    """Training that is ready for its first step: data, compute, ledger, evaluator and saver."""
 
     batches: Batches
     compute: Compute
@@ -110,10 +104,7 @@ class OpenTraining:
     saver: Saver | None = None
 
     def steps(self, config: TrainerConfig, rank: Rank, first: int = 0) -> Generator[int]:
-        """Train from step ``first`` on, and yield the index of each finished step.
-
-        Closing the generator reads the last losses.
-        """
+        """Train from ``first`` on; yield the index of each finished step. Closing it reads the last losses."""
         from trainer.loop import train
 
         steps = train(config, self.compute, self.batches, first, self.saver, self.evaluator, prints=rank.is_first)
@@ -121,10 +112,7 @@ class OpenTraining:
 
 
 def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepared:
-    """Return the prepared data of ``config`` (corpus, tokenizer, objective), from the cache if they are there.
-
-    ``files``: files that the user's data source imports.
-    """
+    """Return the prepared data (corpus, tokenizer, objective), from the cache if there. ``files``: user's imports."""
     from trainer.data.prepare import prepare
 
     prepared = prepare(config.data, files=files, evaluation=config.evaluation)
@@ -132,10 +120,7 @@ def prepare_training(config: TrainerConfig, files: Sequence[str] = ()) -> Prepar
 
 
 def open_training(config: TrainerConfig, start: Start) -> OpenTraining:
-    """Start the loader workers, build the model and open the ledger of a training. Return it, ready for its first step.
-
-    If this fails, the loader workers are ended and the error is raised.
-    """
+    """Start workers, build the model, open the ledger; return the training. After an error, no worker lives."""
     from trainer.data.loader import open_batches
 
     data = config.data

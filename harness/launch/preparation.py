@@ -149,10 +149,7 @@ def _check_shape(name: str, config: TrainerConfig, prepared: Prepared) -> None:
 
 
 def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked: set[str]) -> None:
-    """Raise InputError if an arm's multiple-choice questions cannot be used: its run would fail after the start.
-
-    ``asked``: question sets that work for earlier arms. The set of this arm is added.
-    """
+    """Raise InputError if an arm's questions cannot be used. ``asked``: sets that work; this one is added."""
     from trainer.model import shape_of
     from trainer.multiple_choice import check_causal, load_choices
 
@@ -173,10 +170,7 @@ def _check_questions(name: str, config: TrainerConfig, prepared: Prepared, asked
 def _message(
     config: TrainerConfig, prepared: Prepared, tried: TriedSources, fingerprints: dict[str, str], code: Code | None
 ) -> DataMessage:
-    """Return the part of a run's first message about its data and model.
-
-    Add the fingerprints of user code and model files to ``fingerprints``, which go into study.json.
-    """
+    """Return the data and model part of a run's first message. Adds user files to ``fingerprints`` (study.json)."""
     from trainer.data.cache import known_digests
     from trainer.data.prepare import prepare
 
@@ -208,10 +202,7 @@ def _message(
 
 
 def recorded_configs(path: Path, record: StudyRecord) -> dict[str, TrainerConfig]:
-    """Return the configuration of every arm in a study's record, by arm.
-
-    Raises InputError, with the file ``path``, if an edited study.json is no longer valid.
-    """
+    """Return the recorded configuration by arm. Raises InputError if an edited study.json is not valid."""
     names = {arm.name for arm in record.arms}
     if unknown := sorted({name for order in record.order for name in order} - names):
         raise InputError(f"{path}: order: no arm is called {unknown[0]}")

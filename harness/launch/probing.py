@@ -50,10 +50,7 @@ def probes_of(declared: JsonObject, control: str | None, *, first: bool = False)
 
 
 def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings]:
-    """Return {"sampler": settings} if host or NVML are to be sampled, else {}.
-
-    ``alone``: "host" or "nvml" to sample only this; None: what the scenario declares.
-    """
+    """Return {"sampler": settings} or {}. ``alone``: "host" or "nvml" only; None: what the scenario declares."""
     host, nvml = bool(declared["host"]), declared.get("nvml", False)
     if alone is not None:
         host, nvml = alone == "host", nvml if alone == "nvml" else False
@@ -64,19 +61,13 @@ def _sampled(declared: JsonObject, alone: str | None) -> dict[str, ProbeSettings
 
 
 class OpenTime:
-    """Sums over a run's repetitions: measured time, and the part of it that device events leave open.
-
-    In that part, events do not show if the device worked or waited for launches.
-    """
+    """Sums over repetitions: measured time, and the part in which events do not show if the device worked."""
 
     def __init__(self) -> None:
         self._open_ns = self._measured_ns = 0
 
     def add(self, kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> None:
-        """Add a repetition measured from ``since_ns`` until ``until_ns`` (CLOCK_MONOTONIC).
-
-        ``kernels`` and ``blocking``: records of its device.
-        """
+        """Add a repetition (CLOCK_MONOTONIC). ``kernels`` and ``blocking``: records of its device."""
         self._open_ns += open_ns(kernels, blocking, since_ns, until_ns)
         self._measured_ns += until_ns - since_ns
 
@@ -89,10 +80,7 @@ class OpenTime:
 
 
 def open_ns(kernels: Sequence[Kernel], blocking: Sequence[Blocked], since_ns: int, until_ns: int) -> int:
-    """Return the ns from ``since_ns`` to ``until_ns`` in which events do not show if the device worked or waited.
-
-    The rule is that of the analysis (``harness.explain.bounds``).
-    """
+    """Return the ns in which events do not show if the device worked or waited, as ``harness.explain.bounds``."""
     import numpy as np
 
     from harness.explain.bounds import device_work, per_step

@@ -32,10 +32,7 @@ class RunFailed(Exception):  # noqa: N818 - an outcome of a run, reported and su
 
 
 class RunProcess:
-    """A run as the launcher drives it, in its own process group, so that its workers are suspended with it.
-
-    ``run_block`` calls start, wait_ready, repeat (or profile) and finish, in this order.
-    """
+    """A run in its own process group. Call start, wait_ready, repeat (or profile) and finish, in this order."""
 
     def __init__(
         self,
@@ -71,10 +68,7 @@ class RunProcess:
         self._start: StartMessage | None = None
 
     def start(self, server: ForkServer) -> None:
-        """Fork the run and send its first message; :meth:`wait_ready` waits until it is built.
-
-        Files of an earlier attempt are removed. Raises RunFailed if it cannot start.
-        """
+        """Remove an earlier attempt's files, fork the run and send its first message. Raises RunFailed."""
         folder = self._folder.run(self.record.arm, self.record.block)
         folder.mkdir(parents=True, exist_ok=True)
         for name in RUN_FILES:
@@ -150,10 +144,7 @@ class RunProcess:
         self._expect("profile", PROFILED_STEPS)
 
     def finish(self) -> None:
-        """Let the run take a closing window (if it may have one), write its tables and end.
-
-        :attr:`record` is then the run's record. Raises RunFailed if the run ends otherwise.
-        """
+        """Let the run take a closing window, write its tables and end, for :attr:`record`. Raises RunFailed."""
         self.record = replace(self.record, peak_memory_bytes=session_peak_bytes(self._pid))
         if self._probes.closing is not None:  # The memory of a closing window does not count for the run.
             self.profile()
@@ -211,10 +202,7 @@ class RunProcess:
         return f"{self.record.arm}/{self.record.block}"
 
     def _wait(self, timeout_s: float = KILLED_S) -> int | None:
-        """Wait until the run has ended, ``timeout_s`` seconds at most.
-
-        Return its exit status; None if its fork server is gone or did not answer.
-        """
+        """Return the exit status after ``timeout_s`` seconds at most; None if the fork server is gone or silent."""
         if self._server is not None and self._exit_code is None:
             with suppress(ForkServerGone):
                 self._exit_code = self._server.wait(self._pid, timeout_s)
@@ -228,10 +216,7 @@ class RunProcess:
             self._fail(None)
 
     def _expect(self, event: Literal["ready", "turn", "profile", "done"], steps: int) -> RunEvent:
-        """Wait for the message ``event`` and return it. Heartbeats may come before.
-
-        ``steps``: maximum steps until then. Raises RunFailed for another event, an end or a silence of the run.
-        """
+        """Return the message ``event``. ``steps``: maximum until then. Raises RunFailed for anything else."""
         assert self._channel is not None
         queued = 1  # steps that the device may still have to do
         while True:
@@ -255,10 +240,7 @@ class RunProcess:
         return message
 
     def _receive(self, channel: Channel, limit_s: float) -> RunEvent:
-        """Return the run's next message. Wait in several polls.
-
-        Raises TimeoutError after ``limit_s`` seconds of timed-out polls, or when the study's time is over.
-        """
+        """Return the next message. Raises TimeoutError after ``limit_s`` of polls, or at the study's end."""
         parts = looks(limit_s)
         for _ in range(parts):
             with suppress(TimeoutError):
@@ -268,20 +250,14 @@ class RunProcess:
         raise TimeoutError
 
     def _limit_s(self, event: str, steps: int) -> float:
-        """Return how many seconds this run may be silent before ``event``.
-
-        Without heartbeats, the limit applies to each of its ``steps`` steps.
-        """
+        """Return how long this run may be silent before ``event``: without heartbeats, per step."""
         if event == "ready":
             warmup = 0 if self._beats else integer(self.record.config, "warmup_steps")
             return self._limits.start_s + warmup * self._limits.silence_s
         return self._limits.silence_s * (1 if self._beats else max(steps, 1))
 
     def _end_silence(self, event: str, limit_s: float) -> NoReturn:
-        """Kill a run that was silent for ``limit_s`` seconds before ``event``.
-
-        Raise RunFailed, with the hanging process and the cause, or BudgetSpent if the study's time is over.
-        """
+        """Kill a silent run. Raise RunFailed with the cause, or BudgetSpent at the study's end."""
         assert self._server is not None
         key = "limits.start_s" if event == "ready" else "limits.silence_s"
         log = self._folder.run(self.record.arm, self.record.block) / "log.txt"
@@ -298,10 +274,7 @@ class RunProcess:
             raise BudgetSpent(f"run {self.record.arm}/{self.record.block} was {self._doing}: {process}")
 
     def _fail(self, error: str | None) -> NoReturn:
-        """Kill the run, make sure that run.json has the reason, and raise RunFailed.
-
-        ``error``: the reason; None: from the run's own record or its exit status.
-        """
+        """Kill the run, write ``error`` (None: its own or its status) to run.json, and raise RunFailed."""
         self._signal(signal.SIGKILL)  # Its channel is closed. Its workers end with it.
         code = self._wait()
         written = self._folder.read_record(self.record.arm, self.record.block)

@@ -21,10 +21,7 @@ ALIVE_INTERVAL_S = 30.0  # maximum seconds without a line in a log
 
 
 class SignsOfLife:
-    """Context that prints ``line()`` to a log whenever it has printed nothing for :data:`ALIVE_INTERVAL_S`.
-
-    Other output does not count. A thread prints. On a terminal, only :meth:`show` prints.
-    """
+    """Context with a thread that prints ``line()`` to a log after :data:`ALIVE_INTERVAL_S` without other output."""
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
@@ -60,10 +57,7 @@ class SignsOfLife:
 
 
 def announced(what: str) -> SignsOfLife:
-    """Print ``what``, the work that begins now. Return a context manager for the work.
-
-    While it is open, a log regularly gets a line with how long the work has been running.
-    """
+    """Print that ``what`` begins. Return a context for it, in which a log regularly gets its duration."""
     begun_s = time.monotonic()
     signs = SignsOfLife(lambda: f"{what}, for {_clock(time.monotonic() - begun_s)}")
     signs.show(what)
@@ -103,16 +97,10 @@ class _Display:
 
 
 class Progress(_Display):
-    """Progress display of a study: counts runs and steps, and shows finished runs, steps per second and the time left.
-
-    Use it as a context manager around the runs, and call its methods as they proceed.
-    """
+    """Context that displays a study's progress: runs, steps, steps per second and time left."""
 
     def __init__(self, total_runs: int | None, total_steps: int, heard: Callable[[], None] = lambda: None) -> None:
-        """``total_runs``: number of planned runs; None if unknown, and then no time left is shown.
-
-        ``total_steps``: number of planned steps. ``heard``: called after each repetition.
-        """
+        """``total_runs``: planned; None if unknown. ``total_steps``: planned. ``heard``: called per repetition."""
         super().__init__()
         self._heard = heard
         self._total_runs = total_runs
@@ -138,10 +126,7 @@ class Progress(_Display):
         self._repetition_begun_s = time.monotonic()
 
     def stepped(self, steps: int, extra: int = 0) -> None:
-        """Count the steps of a repetition that has ended. ``steps``: planned ones.
-
-        ``extra``: unplanned warm-up steps.
-        """
+        """Count the steps of a repetition: ``steps`` planned ones, ``extra`` unplanned warm-up steps."""
         self._steps += steps + extra
         self._total_steps += extra
         self._stepping_s += time.monotonic() - self._repetition_begun_s
@@ -201,10 +186,7 @@ class TextProgress(_Display):
         return self._kept or 0
 
     def __call__(self, documents: int, text_bytes: int) -> None:
-        """Add finished documents and bytes of text to the counts.
-
-        The first call gives the documents that an earlier process had finished.
-        """
+        """Add finished documents and bytes of text. The first call gives those of an earlier process."""
         if self._kept is None:
             self._kept = documents
         self.documents += documents
@@ -251,10 +233,7 @@ def _live(line: Callable[[], str]) -> Live:
 
 
 def _left(elapsed_s: float, share: float) -> str:
-    """Return the text for the time left once ``share`` (0 to 1) of the work took ``elapsed_s`` seconds.
-
-    Empty if less than a second is left.
-    """
+    """Return the time left once ``share`` of the work took ``elapsed_s`` seconds; empty below a second."""
     if share <= 0:
         return ", time left unknown"
     left_s = elapsed_s * (1 - share) / share

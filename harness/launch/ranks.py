@@ -129,10 +129,7 @@ class OtherRanks:
         self._lost: Callable[[str], None] | None = None
 
     def _meet(self, nodes: NodesMessage, numbers: range, port: int, meet: Callable[[MeetingPlace], None]) -> None:
-        """Request the ranks ``numbers`` of the other machines with ``meet``, and wait until they have connected.
-
-        ``port``: of torch's store. Raises RankFailedError if some do not connect in time.
-        """
+        """Request other machines' ranks and wait for them. Raises RankFailedError if some do not connect."""
         missing = set(numbers)
         with socket.create_server((nodes["address"], 0), backlog=len(missing)) as listening:
             meet({"store": port, "control": listening.getsockname()[1]})
@@ -161,10 +158,7 @@ class OtherRanks:
                 missing.discard(number)
 
     def watch(self, lost: Callable[[str], None]) -> None:
-        """Start one thread per rank that reads its reports.
-
-        ``lost`` is called if a rank failed and this process hangs in an exchange with it. It must end the process.
-        """
+        """Read each rank's reports in a thread. ``lost`` ends this process if it hangs with a failed rank."""
         self._lost = lost
         for rank in self._others:
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
@@ -176,10 +170,7 @@ class OtherRanks:
                 rank.channel.send(order)
 
     def wait(self, event: str) -> None:
-        """Wait until all other ranks have reported ``event``.
-
-        Raises RankFailedError if a rank fails, or does not report it within the timeout.
-        """
+        """Wait until all ranks reported ``event``. Raises RankFailedError for a failure or the timeout."""
         missing = {rank.number for rank in self._others}
         for _ in range(looks(self._timeout_s)):
             while missing and not self._failed:
@@ -269,10 +260,7 @@ def _call_process(name: str) -> None:
 
 
 def _end_of(other: _Other) -> str:
-    """Return how a rank ended that sent no last message, as a text.
-
-    It waits for the end of a process of this machine.
-    """
+    """Return how a rank ended that sent no last message. It waits for a process of this machine."""
     if other.node:
         return f"its process on {other.node} or that machine is gone; see the job's log"
     pid = other.pid
@@ -291,10 +279,7 @@ MOMENTS = ("start_ns", "end_ns")  # columns with moments; other columns are dura
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """Difference between rank 0's clock and this machine's, measured at ``own_ns`` (CLOCK_MONOTONIC here).
-
-    ``offset_ns``: add it to a time here to get rank 0's time. ``error_ns``: its largest error.
-    """
+    """Offset to rank 0's clock at ``own_ns``: add ``offset_ns`` to a time here. ``error_ns``: largest error."""
 
     own_ns: int
     offset_ns: int
@@ -302,10 +287,7 @@ class ClockOffset:
 
 
 def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monotonic_ns) -> ClockOffset:
-    """Measure the offset of this machine's clock to rank 0's in EXCHANGES exchanges, and return the most exact one.
-
-    ``ask`` returns rank 0's time in ns.
-    """
+    """Return the most exact of EXCHANGES offsets to rank 0's clock. ``ask`` returns its time in ns."""
     best: ClockOffset | None = None
     for _ in range(EXCHANGES):
         asked_ns = clock()
@@ -320,10 +302,7 @@ def compare_clocks(ask: Callable[[], int], clock: Callable[[], int] = time.monot
 
 
 def aligned(moments_ns: NDArray[np.int64], first: ClockOffset, last: ClockOffset) -> NDArray[np.int64]:
-    """Return the times ``moments_ns`` of this machine converted to rank 0's clock.
-
-    ``first`` and ``last``: offsets measured at the run's start and end. The offset drifts evenly between them.
-    """
+    """Return times of this machine on rank 0's clock. The offset drifts evenly from ``first`` to ``last``."""
     between_ns = last.own_ns - first.own_ns
     drift = (last.offset_ns - first.offset_ns) / between_ns if between_ns > 0 else 0.0
     since_ns = (moments_ns - first.own_ns).astype(np.float64)

@@ -105,10 +105,7 @@ def _parted(parts: Iterator[Part | InputError]) -> tuple[list[Part], tuple[Input
 
 
 def _in_total(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds in which at least one of the runs was running.
-
-    ``spans``: (begin, end) of each run in seconds.
-    """
+    """Return the seconds in which a run was running. ``spans``: (begin, end) of each in seconds."""
     total_s, reached_s = 0.0, 0.0
     for begin_s, end_s in sorted(spans):
         total_s += max(0.0, end_s - max(begin_s, reached_s))
@@ -127,10 +124,7 @@ def _spans(store: StudyFolder, records: Sequence[RunRecord]) -> Iterator[tuple[f
 
 
 def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
-    """Return (begin, end) of a run's process in Unix seconds, including imports and shutdown.
-
-    ``path``: file of the record, for messages. Raises InputError for invalid times.
-    """
+    """Return (begin, end) of a run's process in Unix seconds. Raises InputError, with ``path``, for invalid times."""
     begin_s, end_s = _span(path, record.started_utc, record.ended_utc)
     import_s, ending_s = (
         _amount(path, key, value or 0) / 1e9
@@ -140,10 +134,7 @@ def _span_of(path: Path, record: RunRecord) -> tuple[float, float]:
 
 
 def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
-    """Return (begin, end) in Unix seconds. ``path``: file for error messages.
-
-    Raises InputError if one is not a time, or if the end is before the begin.
-    """
+    """Return (begin, end) in Unix seconds. Raises InputError, with ``path``, if not times or in wrong order."""
     try:
         begin_s, end_s = (datetime.fromisoformat(time_utc).timestamp() for time_utc in (begin_utc, end_utc))
     except (ValueError, OverflowError) as error:
@@ -154,10 +145,7 @@ def _span(path: Path, begin_utc: str, end_utc: str) -> tuple[float, float]:
 
 
 def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | InputError]:
-    """Yield the record of every run that began; an error for one whose record is missing or damaged.
-
-    All parts of a training began. Any other run began if it has a folder.
-    """
+    """Yield the record of every run that began (with a folder, or a training's part), or an error for it."""
     for block, names in enumerate(study.order):
         for name in names:
             path = store.run_json(name, block)
@@ -171,10 +159,7 @@ def _records(store: StudyFolder, study: StudyRecord) -> Iterator[RunRecord | Inp
 
 
 def _price(study: StudyRecord, records: Sequence[RunRecord]) -> float | None:
-    """Return US dollars per hour of the runs: from the scenario, else from the profile of their devices.
-
-    None if neither has a price. Emulated devices have none.
-    """
+    """Return US dollars per hour, from the scenario or the devices' profile; None without (emulated devices)."""
     price = study.scenario_text.get("price_usd_per_hour")
     if isinstance(price, int | float) and not isinstance(price, bool):
         return float(price)
@@ -208,10 +193,7 @@ def _sweep_seconds(folder: Path, record: Mapping[str, object]) -> Iterator[float
 
 
 def _amount(path: Path, key: str, value: object) -> float:
-    """Return ``value`` as seconds or ns, a number from 0.
-
-    Raises InputError, with the file and the key, for another value.
-    """
+    """Return ``value`` as a number from 0. Raises InputError, with the file and the key, for another value."""
     parsed = _number(value)
     if parsed is None or not 0 <= parsed < math.inf:
         raise InputError(f"{path}: {key}: {value!r:.40} is not a duration; allowed: a number from 0")

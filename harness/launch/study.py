@@ -77,10 +77,7 @@ def arm_record(arm: Arm) -> ArmRecord:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Machines on which a study's runs will be, if not this one.
-
-    ``free_bytes``: free memory of one; None if unknown.
-    """
+    """Machines on which a study's runs will be. ``free_bytes``: free memory of one; None if unknown."""
 
     place: str  # "of Slurm's nodes"
     free_bytes: int | None
@@ -133,9 +130,7 @@ def begin_study(
     force: bool = False,
     elsewhere: Elsewhere | None = None,
 ) -> tuple[StudyFolder, StudyRecord, StudyData]:
-    """Prepare the runs of ``plan``. Return the study's empty folder, its record and the data; raise InputError if it
-    cannot run. ``elsewhere``: machines of the runs; None: this one.
-    """
+    """Prepare the runs: (empty folder, record, data). Raises InputError. ``elsewhere``: machines; None: this one."""
     if sequential is not None or elsewhere is not None:
         cause = "both sides of a comparison need the same number" if sequential else "its runs are on other machines"
         refuse_auto([arm.config for arm in plan.arms], cause)
@@ -202,11 +197,7 @@ def config_slurm(config: TrainerConfig) -> SlurmConfig | None:
 
 
 def resume_study(path: Path, command: Sequence[str], options: StudyOptions = DEFAULTS) -> Outcome:
-    """Run the missing runs of the study ``path``: interrupted, failed or never started ones.
-
-    Return its folder and status.
-    Raises InputError if it cannot be resumed.
-    """
+    """Run the missing runs of ``path``. Return folder and status. Raises InputError if it cannot be resumed."""
     folder = StudyFolder(path)
     record = read_resumable(folder)
     data = _prepare_again(folder, record, options.force)
@@ -249,10 +240,7 @@ def _run_missing(folder: StudyFolder, record: StudyRecord, blocks: Sequence[int]
 
 
 def read_resumable(folder: StudyFolder) -> StudyRecord:
-    """Return the study's record.
-
-    Raises InputError for a training, a study of commands or one of two states of the code.
-    """
+    """Return the study's record. Raises InputError for a training, commands or two states of the code."""
     record, path = folder.read_study(), folder.path
     if record.is_training:
         raise InputError(f"{path}: a training; continue it with harness train SCENARIO --out {path} --resume")
@@ -264,10 +252,7 @@ def read_resumable(folder: StudyFolder) -> StudyRecord:
 
 
 def _prepare_again(folder: StudyFolder, record: StudyRecord, force: bool) -> StudyData:
-    """Prepare the data of a resumed study and return them.
-
-    Raises InputError if the data have changed since its start, or if this machine cannot run it.
-    """
+    """Return a resumed study's data. Raises InputError if they have changed, or this machine cannot run it."""
     path = folder.path
     configs = recorded_configs(folder.study_json, record)
     check_devices(configs)
@@ -298,10 +283,7 @@ def _execute(
     options: StudyOptions,
     sequential: Sequential | None = None,
 ) -> Outcome:
-    """Run the missing runs of the study, and write its record with the final status. Return its folder and status.
-
-    Ctrl-C and a spent budget keep the finished runs.
-    """
+    """Run the missing runs and write the final status; Ctrl-C and a spent budget keep finished runs."""
     until = options.until
     if until is not None:
         until.begin(folder.path, anew=True)
@@ -346,10 +328,7 @@ def _are_done(folder: StudyFolder, record: StudyRecord) -> list[bool]:
 def _run_blocks(
     folder: StudyFolder, record: StudyRecord, data: StudyData, options: StudyOptions, sequential: Sequential | None
 ) -> StudyRecord:
-    """Run all missing runs; with ``sequential``, run block by block until there are enough.
-
-    Return the record, shortened to the blocks that ran.
-    """
+    """Run all missing runs, with ``sequential`` until there are enough. Return the record of blocks that ran."""
     until, ending = options.until, sequential or options.until
     limits = _limits(record, None if ending is None else ending.end_ns)
     repetitions = _repetitions(record, extra_warmup=options.extra_warmup)
@@ -375,10 +354,7 @@ def _run_blocks(
 
 
 def _repetitions(record: StudyRecord, *, extra_warmup: bool = True) -> dict[str, Repetitions]:
-    """Return the repetitions of each arm, by arm. If arms run two states of the code, both warm up like the older one.
-
-    ``extra_warmup``: False for a fixed number of warm-up steps.
-    """
+    """Return repetitions by arm. Two states of the code warm up like the older. ``extra_warmup``: if needed."""
     slice_steps = integer(record.scenario_text, "slice_steps")
     extra_warmup = extra_warmup and all(arm.code is None or arm.code.directory is not None for arm in record.arms)
     by_arm = {}
@@ -406,18 +382,12 @@ def _code(arm: ArmRecord) -> Code | None:
 
 
 def _environment(configs: Iterable[TrainerConfig]) -> JsonObject:
-    """Return the facts of this environment for the records.
-
-    The commit is that of the user's code if any run uses it, else that of this code.
-    """
+    """Return the facts of this environment; the commit is the user's if any run uses the user's code."""
     return record_user_environment() if any(config.user_functions for config in configs) else record_environment()
 
 
 def _limits(record: StudyRecord, end_ns: int | None) -> WaitLimits:
-    """Return the limits of the launcher's waits from the study's scenario; an older study has the defaults.
-
-    ``end_ns``: end of the study's time (CLOCK_MONOTONIC); None: no limit.
-    """
+    """Return the launcher's limits from the scenario. ``end_ns``: end of the study (CLOCK_MONOTONIC) or None."""
     limits = LimitsConfig.model_validate(section(record.scenario_text, "limits"))
     return WaitLimits(limits.start_s, limits.silence_s, end_ns)
 

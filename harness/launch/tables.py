@@ -65,10 +65,7 @@ class RunTables:
         self._spans = TableFile(folder / rank_file("spans", self._place), SPAN_COLUMNS)
 
     def collect(self, least_events: int = PENDING_EVENTS) -> None:
-        """Write the spans recorded so far and drop them from the recorder, if it has at least ``least_events`` events.
-
-        Call this only between repetitions, because it takes time.
-        """
+        """Write recorded spans and drop them, from ``least_events`` on. Call only between repetitions."""
         recorder = self._recorder
         if isinstance(recorder, StepRecorder) and recorder.pending_events >= least_events:
             rows = recorder.take_rows()
@@ -120,10 +117,7 @@ class RunTables:
             steps.discard()
 
     def _span_columns(self, rows: Rows, recorder: StepRecorder) -> Columns:
-        """Return the columns of the spans table for ``rows``: phases, batch stages, device work and blocking calls.
-
-        The device's records are taken from ``recorder`` and dropped there.
-        """
+        """Return the columns of the spans table; the device's records are dropped in ``recorder``."""
         pid, tid, rank = self._pid, self._tid, self._rank
         table: list[tuple[Any, ...]] = [
             (pid, tid, "main", rank, p.name, p.batch, p.start_ns, p.end_ns, _cpu_ns(p)) for p in rows.phases
@@ -181,10 +175,7 @@ def counted_by_others(folder: Path, ranks: int) -> list[dict[str, Int]]:
 
 
 def with_others(part: Columns, numbers: Int, others: Sequence[dict[str, Int]]) -> Columns:
-    """Return the count columns of ``part`` plus the counts of the same steps in other ranks; null if one is unknown.
-
-    ``numbers``: step of each row. Empty if there are no other ranks.
-    """
+    """Return the counts of ``part`` plus those of other ranks for ``numbers``; null if one is unknown."""
     import pyarrow as pa
 
     summed: Columns = {}
@@ -211,10 +202,7 @@ def _arrays(by_step: Mapping[int, float]) -> tuple[Int, Float]:
 
 
 def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
-    """Return a function from step numbers to values, such as losses. ``parts``: pairs (step numbers, values).
-
-    The last value of a step counts; a step without a value is null.
-    """
+    """Return a function from step numbers to values: the last value of a step counts, null without one."""
     numbers, values = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(numbers, kind="stable")
     numbers, values = numbers[order], values[order]
@@ -230,10 +218,7 @@ def _by_step(parts: Sequence[tuple[Int, Float]]) -> Callable[[Int], pa.Array]:
 
 
 def step_columns(rows: Rows) -> Columns:
-    """Return the columns of the steps table, one row per finished step.
-
-    Batches received in an unfinished step are left out. A count is None if one of the step's batches has none.
-    """
+    """Return a row per finished step. A count is None if a batch has none; unfinished steps' batches are left out."""
     steps = rows.steps
     columns: Columns = {
         "step": [row.step for row in steps],
@@ -279,8 +264,5 @@ def _compact(columns: Columns) -> Columns:
 
 
 def _cpu_ns(span: PhaseSpan | StageSpan) -> int | None:
-    """Return the CPU time of the span in ns, limited to the span's length; None if unknown.
-
-    A reading slightly before the span (NEAR_NS) may be off.
-    """
+    """Return the CPU time in ns, limited to the span's length; None if unknown (readings are off by NEAR_NS)."""
     return None if span.cpu_ns is None else max(0, min(span.cpu_ns, span.end_ns - span.start_ns))

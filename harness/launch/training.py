@@ -63,10 +63,7 @@ Status = Literal["done", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of one part of a training: how it ended, with steps, tokens and losses so far.
-
-    ``Training.run`` makes it.
-    """
+    """Result of one part of a training: how it ended, with steps, tokens and losses so far."""
 
     folder: Path
     status: Status
@@ -97,10 +94,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a training before its first step: its data, its records, and the checkpoint that it resumes from.
-
-    ``checkpoint``: None if it starts at the beginning.
-    """
+    """One part of a training before its first step. ``checkpoint``: where it resumes; None: at the beginning."""
 
     prepared: Prepared
     model: str | None
@@ -118,10 +112,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _PartEnding:
-    """Ending of one part of a training: status of the training, and ending of its run.
-
-    The default is an interruption.
-    """
+    """Status of the training and ending of its run. The default is an interruption."""
 
     status: Status = "failed"
     run: RunEnding = field(default_factory=lambda: RunEnding("failed", "it was interrupted"))
@@ -187,10 +178,7 @@ class Training:
         )
 
     def _begin(self, scenario: str, price_usd_per_hour: float | None) -> _Part:
-        """Prepare the data, find the checkpoint to resume from, and create the records of this part.
-
-        Raises InputError if the memory cannot suffice, or if all checkpoints are damaged.
-        """
+        """Prepare data, checkpoint and records. Raises InputError without memory or an intact checkpoint."""
         from trainer import checkpoint_folder
         from trainer.data.prepare import warnings_of
 
@@ -278,10 +266,7 @@ class Training:
         return _PartEnding("failed", RunEnding("failed", line), line, isinstance(error, FloatingPointError))
 
     def _write(self, part: _Part, ending: _PartEnding) -> _PartEnding:
-        """Write the records of this part if it trained a step; otherwise change nothing but the study's status.
-
-        Return ``ending``, changed to failed if the records cannot be written.
-        """
+        """Write this part's records if it trained a step, else only the status. Return the final ``ending``."""
         telemetry.attach(None)
         study = replace(part.study, status=ending.status, ended_utc=now())
         if self._state.training is not None and self._state.steps > part.first:
@@ -300,10 +285,7 @@ class Training:
         return ending
 
     def _train(self, training: OpenTraining) -> Status:
-        """Train step by step until the goal, a signal or a spent budget, then save a last checkpoint.
-
-        Return "done" at the goal, else "interrupted".
-        """
+        """Train until the goal ("done"), or a signal or spent budget ("interrupted"); save a last checkpoint."""
         recorder, evaluator, saver = training.recorder, training.evaluator, training.saver
         assert isinstance(recorder, TrainingRecorder)
         assert saver is not None
@@ -362,10 +344,7 @@ class Training:
             saver.ends = lambda steps: self._ranks.share(steps, recorder.tokens, position) >= 1
 
     def _write_text(self, progress: TrainingProgress) -> None:
-        """Let the model write the sample text if it is due after this step, and show it.
-
-        Every rank takes part; rank 0 stores the text.
-        """
+        """Let the model write the sample text if due; every rank takes part, rank 0 stores it."""
         sampler, step = self._state.sampler, self._state.steps - 1
         if sampler is None or not sampler.is_due(step):
             return
@@ -384,10 +363,7 @@ class Training:
         return self._ranks.lacking(lambda: frozenset() if passes is None else passes.lacking(step))
 
     def _decide(self, share: float) -> BareOrder:
-        """Return the next order to all ranks: take a step, finish (goal reached), or stop. Only rank 0 calls this.
-
-        ``share``: finished share of the training, 0 to 1. The spent cost is noted.
-        """
+        """Return the next order of rank 0 (step, finish or stop), and note the spent cost of ``share``."""
         watch = self._options.watch
         if (allowance := self._allowance) is not None and share < 1:
             allowance.note()
@@ -399,10 +375,7 @@ class Training:
         return {"do": "step"}
 
     def _serve_rank(self, _start: StartMessage, channel: Channel, rank: Rank) -> int:
-        """Train as another rank than 0, as rank 0 orders, and write this rank's ledger.
-
-        Return the exit status: 0 if it is done. Signals are ignored here, because rank 0 answers them.
-        """
+        """Train as rank 0 orders, ignore signals, write this ledger. Return the exit status, 0: done."""
         from trainer import checkpoint_folder
 
         for number in (signal.SIGINT, *TERMINATING):  # Rank 0 answers a signal to the whole group.

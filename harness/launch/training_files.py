@@ -29,10 +29,7 @@ COLUMNS = ("step", "tokens", "loss")
 
 
 class LossRow(NamedTuple):
-    """Row of losses.csv: the loss of one step.
-
-    ``tokens``: positions computed since the start of the training, including this step.
-    """
+    """Row of losses.csv. ``tokens``: positions computed since the training's start, this step included."""
 
     step: int
     tokens: int
@@ -99,10 +96,7 @@ class SampleTable:
     """Writer of samples.jsonl: one line per text that the model wrote."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Open the file at ``path`` after ``steps`` steps.
-
-        Remove later lines, because their texts are written again.
-        """
+        """Open ``path`` after ``steps`` steps. Later lines are removed: they are written again."""
         self._path = path
         if path.exists():
             lines = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also split within texts.
@@ -155,10 +149,7 @@ def _evaluation_line(row: EvaluationRow) -> str:
 
 
 def read_evaluations(path: Path) -> list[EvaluationRow]:
-    """Return the rows of evaluations.csv; tables from before multiple-choice questions have fewer columns.
-
-    An incomplete last row is left out. Raises InputError for a file with another content.
-    """
+    """Return the rows of evaluations.csv, also of older files; InputError for another content."""
 
     def made(step: str, loss: str, accuracy: str, tokens: str, questions: str = "", *shares: str) -> EvaluationRow:
         if shares and len(shares) != len(EvaluationRow._fields) - 5:
@@ -180,10 +171,7 @@ def has_rows(path: Path) -> bool:
 
 
 def read_losses(path: Path) -> list[LossRow]:
-    """Return the rows of losses.csv, without an incomplete last row of a killed process.
-
-    Raises InputError for a file with another content.
-    """
+    """Return the rows of losses.csv without an incomplete last one. Raises InputError for another content."""
     return _rows(path, COLUMNS, lambda step, tokens, loss: LossRow(int(step), int(tokens), float(loss)))
 
 

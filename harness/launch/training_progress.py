@@ -22,10 +22,7 @@ class Goal:
     tokens: int | None = None
 
     def share(self, steps: int, tokens: int, epochs: float | None) -> float:
-        """Return the finished share of the training (1 at the goal) after these steps, tokens and epochs.
-
-        Raises InputError for a goal in epochs if ``epochs`` is None, because their length is unknown.
-        """
+        """Return the finished share, 1 at the goal. Raises InputError for epochs if ``epochs`` is None (unknown)."""
         if self.steps is not None:
             return steps / self.steps
         if self.tokens is not None:
@@ -56,10 +53,7 @@ class TrainingProgress:
     def step(
         self, steps: int, tokens: int, share: float, loss: float | None, passes: Sequence[Validation] = ()
     ) -> None:
-        """Show the progress line after a step, if it is due.
-
-        ``passes``: evaluation passes in this part so far; their time does not count in tokens per second.
-        """
+        """Show the line if it is due. ``passes``: evaluations so far, which tokens per second exclude."""
         now_s = time.monotonic()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s

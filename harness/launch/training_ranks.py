@@ -22,16 +22,10 @@ if TYPE_CHECKING:
 
 
 class TrainingRanks:
-    """Connection of one rank of a training to the others: orders, progress and failures.
-
-    A training with a single rank has one, too, without any connection.
-    """
+    """Connection of one rank of a training to the others; without effect for a single rank."""
 
     def __init__(self, config: TrainerConfig, goal: Goal, rank: Rank = ALONE, orders: Channel | None = None) -> None:
-        """Create the link of this rank to the other ranks.
-
-        ``orders``: channel on which rank 0 sends what to do next; None in rank 0.
-        """
+        """Create the link. ``orders``: channel from rank 0; None in rank 0."""
         self.rank = rank
         self._config, self._goal = config, goal
         self._orders = orders
@@ -41,10 +35,7 @@ class TrainingRanks:
         self._agreed = (-1, 0.0, 0)  # steps, finished share, tokens of all ranks
 
     def fork(self, serve: Serve) -> None:
-        """Import all modules, then fork the other ranks; each runs ``serve``. Do nothing for a single rank.
-
-        Imports in each rank would take six seconds of CPU.
-        """
+        """Import all modules, which takes seconds, then fork the other ranks; each runs ``serve``."""
         launch = self._config.launch
         if launch is None or self._config.ranks == 1:
             return
@@ -57,10 +48,7 @@ class TrainingRanks:
         self.rank = self._others.rank
 
     def watch(self) -> None:
-        """Start the threads that read the other ranks' reports. Call it after the loader workers are forked.
-
-        If a rank fails and this process hangs in an exchange with it, this process is ended.
-        """
+        """Read reports in threads, after the workers are forked. A hang with a failed rank ends the process."""
         if self._others is not None:
             self._others.watch(_exit_at_once)
 
@@ -70,10 +58,7 @@ class TrainingRanks:
             self._others.send(order)
 
     def wait_until_done(self) -> bool:
-        """Wait until the other ranks have reported that they are done, and return True. Return False for a single rank.
-
-        Raises RankFailedError if a rank fails or does not report in time.
-        """
+        """Return True once all ranks are done; False for one rank. Raises RankFailedError."""
         if self._others is not None:
             self._others.wait("done")
         return self._others is not None
@@ -88,10 +73,7 @@ class TrainingRanks:
             self._others.end()
 
     def join(self) -> None:
-        """Open the group in which ranks agree on their progress, if it may differ. Every rank must call this.
-
-        Shards may differ by a document, and batches of a user's source by their size.
-        """
+        """Open the group (in every rank) to agree on progress, if shards or batches may differ."""
         by_tokens = self._goal.tokens is not None and self._config.data.source
         if self.rank.of > 1 and (self._goal.epochs is not None or by_tokens):
             self._group = gloo_group(self.rank)
@@ -126,10 +108,7 @@ class TrainingRanks:
         return self._agreed[2]
 
     def lacking(self, find: Callable[[], frozenset[Kind]]) -> frozenset[Kind]:
-        """Return the kinds of evaluation passes that may be missing, the same in all ranks.
-
-        Rank 0 calls ``find``, which looks into its table, and sends the result to the other ranks.
-        """
+        """Return the kinds of passes that may be missing: rank 0 calls ``find`` and sends the result."""
         if self._orders is not None:
             order = self._orders.receive_order()
             assert order["do"] == "lacking"
@@ -139,10 +118,7 @@ class TrainingRanks:
         return passes
 
     def next_order(self, decide: Callable[[], BareOrder]) -> str:
-        """Return the next order ("step", "finish", ...).
-
-        Rank 0 calls ``decide`` and sends the result to the other ranks.
-        """
+        """Return the next order: rank 0 calls ``decide`` and sends the result."""
         if self._orders is not None:
             return self._orders.receive_order()["do"]
         order = decide()
@@ -151,9 +127,6 @@ class TrainingRanks:
 
 
 def _exit_at_once(line: str) -> None:
-    """Print ``line`` and end this process, which hangs in an exchange with a failed rank.
-
-    The last checkpoint is kept.
-    """
+    """Print ``line`` and end this process, which hangs with a failed rank. The last checkpoint is kept."""
     print(f"failed: {line}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 
 class TrainingRecords:
-    """Records of one part of a training: creates them at its start and writes them at its end.
-
-    ``arm``: trained arm. ``command`` and ``source``: command line and scenario file for the study's record.
-    """
+    """Records of one part of a training, created at its start. ``command``, ``source``: for the study's record."""
 
     def __init__(
         self, arm: Arm, config: TrainerConfig, folder: StudyFolder, command: Sequence[str], source: str
@@ -40,10 +37,7 @@ class TrainingRecords:
         self._begun_utc = now()
 
     def study(self, scenario: str, resume: bool, price_usd_per_hour: float | None) -> StudyRecord:
-        """Return the training's record as a study of one arm, with a new block for this part.
-
-        A resumed training keeps its earlier blocks. Raises InputError if another arm is trained in the folder.
-        """
+        """Return the record, a study of one arm with a block per part. Raises InputError for another arm."""
         environment = self._environment()
         name = self.arm.name
         arm = ArmRecord(name, declared=self.arm.declared, config=self.config.model_dump(mode="json"))
@@ -118,10 +112,7 @@ class TrainingRecords:
 
 
 def begun_elsewhere(study: StudyRecord, resume: ResumeConfig) -> StudyRecord:
-    """Print which llm.c weights the training begins with, and that its optimizer moments begin at zero.
-
-    Return ``study`` with this line added to its notes.
-    """
+    """Print which llm.c weights the training begins with. Return ``study`` with this line in its notes."""
     with brought_here(resume.llmc, "resume.llmc") as path:
         fingerprint = file_fingerprint(path)
     note = (

@@ -48,17 +48,11 @@ class Watch(Protocol):
     """Observer of a training's steps that may end the training, such as a sweep's trial."""
 
     def loss(self, step: int, value: float) -> None:
-        """Receive the loss of a step.
-
-        Calls come in order of steps; how late depends on the device and on compute.sync.
-        """
+        """Receive the loss of a step, in order of steps, as late as the device and compute.sync decide."""
         ...
 
     def step(self, steps: int, tokens: int) -> bool:
-        """Receive the number of finished steps and of trained tokens.
-
-        Return True to end the training, like a signal does.
-        """
+        """Receive finished steps and trained tokens. Return True to end the training, like a signal."""
         ...
 
     @property
@@ -124,10 +118,7 @@ class TrainingState:
         return self.training
 
     def _resume(self, checkpoint: Checkpoint, prints: dict[str, str | None]) -> tuple[Resumed, DataPosition]:
-        """Read the state of ``checkpoint``; return it, and the position in the data.
-
-        ``prints``: fingerprints of this training's data and model. Raises InputError if it is from another training.
-        """
+        """Return state and data position of ``checkpoint``. Raises InputError if ``prints`` differ."""
         from trainer.checkpoint import check_identity
         from trainer.checkpoint_folder import remove_newer
         from trainer.checkpoint_ranks import make_store
@@ -156,10 +147,7 @@ class TrainingState:
     def _recorder(
         self, prepared: Prepared, resumed: bool, compute: Compute, queue: RunQueue | None
     ) -> TrainingRecorder:
-        """Open the tables of this rank, and return the recorder that fills them.
-
-        Ranks other than rank 0 have no tables.
-        """
+        """Open the tables of this rank (rank 0 only), and return the recorder that fills them."""
         from trainer.sample import TextSampler
 
         first, path = self._ranks.rank.is_first, self._folder
@@ -177,10 +165,7 @@ class TrainingState:
         return recorder
 
     def _about(self, prints: dict[str, str | None]) -> JsonObject:
-        """Return the content of a checkpoint's record: tokens, configuration and fingerprints.
-
-        The losses until then are in the table already.
-        """
+        """Return a checkpoint's record: tokens, configuration, fingerprints. Losses are in the table."""
         from trainer.checkpoint import identity
 
         assert self.losses is not None
@@ -218,10 +203,7 @@ class TrainingState:
 
 
 def _begin_worker(attach: Callable[[int], None], worker: int) -> None:
-    """Start a loader worker: ignore signals to the process group, then call ``attach`` with the worker's number.
-
-    The last checkpoint needs the worker's current batch.
-    """
+    """Ignore signals to the process group, then call ``attach``: the last checkpoint needs the worker's batch."""
     for number in (signal.SIGINT, *TERMINATING):
         signal.signal(number, signal.SIG_IGN)
     attach(worker)

@@ -52,10 +52,7 @@ _State = tuple[int, int]  # size in bytes and time of change in ns
 
 
 class _CopiedFile(NamedTuple):
-    """Record of a copied file. ``state``: size and time of change of the local file when it was copied.
-
-    ``there_ns``: modification time at the URL; None if it has none.
-    """
+    """Copied file. ``state``: size and change time when copied. ``there_ns``: change time at the URL, or None."""
 
     state: _State
     there_ns: int | None
@@ -82,16 +79,10 @@ class _BlockedError(Exception):
 
 
 class Destination:
-    """Folder at a URL that receives the copy of a local folder.
-
-    It knows which files are copied and which are missing.
-    """
+    """Folder at a URL that receives the copy of a local folder, and knows what is copied."""
 
     def __init__(self, folder: Path, url: str, *, verify: bool = False) -> None:
-        """Open the URL as target for ``folder``. ``verify``: True to make :meth:`compare` read all copied files.
-
-        Raises InputError for a URL without a known filesystem, or one within ``folder``.
-        """
+        """Open the URL. ``verify``: read copied files to compare. Raises InputError for an unusable URL."""
         self.folder, self.url = folder, url.rstrip("/")
         self._filesystem, self._root = filesystem_of(self.url, KEY)
         self._scheme = self.url.partition("://")[0].lower()
@@ -105,10 +96,7 @@ class Destination:
         self.unlisted = ""  # why the files at the URL could not be compared
 
     def missing(self) -> list[str]:
-        """Return the names of local files that are not copied, or have changed since.
-
-        Files of :data:`LAST` come last.
-        """
+        """Return local files that are not copied, or have changed since; :data:`LAST` come last."""
         return [name for name, state in self._local() if name not in self._there or self._there[name].state != state]
 
     def left_out(self) -> list[str]:
@@ -171,10 +159,7 @@ class Destination:
         return not blocked
 
     def check(self) -> None:
-        """Write a small file to the URL and remove it, in a few attempts.
-
-        Raises InputError if this fails, or if the URL has files of another training or study.
-        """
+        """Write and remove a small file. Raises InputError if this fails, or for another study's files."""
         if not self._begun:
             try:
                 self._refuse_another()
@@ -292,10 +277,7 @@ class Destination:
                 raise InputError(f"it already contains {files}; give another URL, or remove them")
 
     def _listed(self) -> dict[str, tuple[int, int | None]]:
-        """Return (size in bytes, time of change in ns) of all files at the URL, by name relative to it.
-
-        The time is None if the filesystem has none. Temporary files of an upload are left out.
-        """
+        """Return (size, change time in ns or None) of the URL's files by name, without temporary ones."""
         import pyarrow.fs as fs
 
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
@@ -326,10 +308,7 @@ class Destination:
                 yield name, _state(self.folder / name)
 
     def _read_kept(self) -> dict[str, _CopiedFile] | None:
-        """Return the copies recorded in uploads.json, by name.
-
-        None without a valid record for this URL, so that everything is copied.
-        """
+        """Return the copies in uploads.json by name; None without a valid record for this URL."""
         try:
             kept = read_json(self.folder / KEPT)
             if kept["url"] != self.url:
@@ -351,10 +330,7 @@ class Destination:
 
 
 def checked_destination(folder: Path, url: str, limit_s: int = CHECK_S) -> Destination:
-    """Return the target for ``folder`` at ``url``, after a test with a small file.
-
-    Raises InputError if that fails or takes longer than ``limit_s`` seconds.
-    """
+    """Return the tested target at ``url``. Raises InputError if the test fails or takes longer than ``limit_s``."""
 
     def reached() -> Destination:
         destination = Destination(folder, url)
@@ -433,10 +409,7 @@ def _state(path: Path) -> _State:
 
 
 class Uploader:
-    """Thread that copies new files of a folder to its destination while the training goes on.
-
-    Call ``begin`` once, ``ask`` after new files, and ``end`` after the last ones.
-    """
+    """Thread that copies new files. Call ``begin`` once, ``ask`` after new files, ``end`` after the last ones."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination

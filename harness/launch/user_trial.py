@@ -29,10 +29,7 @@ PRINTED_LINES_SHOWN = 6  # last lines of the trial's output
 
 
 class TriedSources:
-    """Trials of the user's data sources and model factories, before the first run of a study.
-
-    Each source runs once for all arms with equal settings.
-    """
+    """Trials of the user's sources and factories before a study's first run, once per equal settings."""
 
     def __init__(self, start_s: float) -> None:
         """``start_s``: time limit of one trial in seconds, including the user's imports (``limits.start_s``)."""
@@ -49,10 +46,7 @@ class TriedSources:
         return sorted(self._files.get((key, name, code), ()))
 
     def check_model(self, name: str, code: Code | None = None) -> None:
-        """Import the model factory ``name`` in a separate process. Raises InputError if that fails.
-
-        The factory is not called, because its model may be large.
-        """
+        """Import the factory ``name`` in a process, without calling it. Raises InputError if that fails."""
         key = "model.factory"
         if (key, name, code) not in self._files:
             with announced(f"importing {key} {name}{_at(code)}"):
@@ -102,10 +96,7 @@ def _at(code: Code | None) -> str:
 
 
 def _try(data: DataConfig, start_s: float, code: Code | None = None) -> dict[str, Any]:
-    """Return facts about the first batch of the user's data source, such as its smallest and largest token id.
-
-    Raises InputError if it has none, or if none of its labels counts.
-    """
+    """Return facts about the source's first batch. Raises InputError without one, or if no label counts."""
     assert data.source is not None
     answer = _answer(KEY, data.source, [], data.model_dump_json(), start_s, code)
     if not answer["trained_tokens"]:

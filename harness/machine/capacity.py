@@ -34,10 +34,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Size and free space of /dev/shm, which carries the batches of loader workers.
-
-    Read by :func:`read_shared_memory`.
-    """
+    """Size and free space of /dev/shm, which carries the batches of loader workers (:func:`read_shared_memory`)."""
 
     total_bytes: int
     free_bytes: int
@@ -58,10 +55,7 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_shared_memory(mounts: list[Mount], root: Path = ROOT) -> SharedMemory | None:
-    """Read size and free space of /dev/shm.
-
-    None if it does not exist. It may hang with its file system, so use a timeout.
-    """
+    """Read size and free space of /dev/shm; None if it does not exist. It may hang: use a timeout."""
     folder = root / "dev/shm"
     try:
         usage = os.statvfs(folder)
@@ -125,10 +119,7 @@ class Storage:
 
 
 def read_storage(folder: Path, mounts: list[Mount]) -> Storage:
-    """Read free space and write permission of ``folder``, or of its nearest existing parent. Creates nothing.
-
-    It may hang with the file system, so call it with a timeout.
-    """
+    """Read free space and write permission of ``folder`` or its nearest existing parent. It may hang: use a timeout."""
     folder = expanded(folder).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
@@ -153,10 +144,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class TaskLimit:
-    """A limit on the number of processes and threads. ``used``: current number.
-
-    None if unknown. ``source``: what sets it.
-    """
+    """A limit on the number of processes and threads. ``used``: current number; None if unknown."""
 
     most: int
     used: int | None
@@ -164,9 +152,7 @@ class TaskLimit:
 
 
 def read_task_limit(group: ControlGroup | None) -> TaskLimit | None:
-    """Return the limit (pids.max) of the control groups up to the mount that leaves the least room; None without
-    one.
-    """
+    """Return the limit (pids.max) of the control groups up to the mount that leaves the least room, if any."""
     if group is None:
         return None
     limits = (
@@ -213,8 +199,5 @@ _SIGNS = {
 
 
 def cause_in(text: str) -> str | None:
-    """Return the key of REMEDIES for the exhausted limit that ``text`` (a log or an error) names.
-
-    None if it names none.
-    """
+    """Return the key of REMEDIES for the exhausted limit that ``text`` (a log or an error) names; None if none."""
     return next((cause for cause, signs in _SIGNS.items() if any(sign in text.lower() for sign in signs)), None)

@@ -41,10 +41,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Frequency:
-    """Clock settings (driver, governors, turbo) of the allowed CPUs, read by :func:`read_frequency`.
-
-    None: not reported.
-    """
+    """Clock settings of the allowed CPUs, read by :func:`read_frequency`. None: not reported."""
 
     driver: str | None
     governors: tuple[str, ...]
@@ -86,10 +83,7 @@ def read_frequency(allowed: tuple[int, ...], root: Path = ROOT) -> Frequency:
 
 
 def _nodes(root: Path, allowed: set[int]) -> tuple[int, ...]:
-    """Return the NUMA nodes that have any of the CPUs ``allowed``.
-
-    Nodes without CPUs, such as a GPU's memory, do not count.
-    """
+    """Return the NUMA nodes that have any of the CPUs ``allowed``."""
     folder = root / "sys/devices/system/node"
     nodes = parse_list(read_text(folder / "online"))
     return tuple(node for node in nodes if allowed & set(parse_list(read_text(folder / f"node{node}/cpulist"))))
@@ -100,10 +94,7 @@ _READINGS, _BATCHES = 2000, 5  # some milliseconds even if each reading is a sys
 
 @dataclass(frozen=True)
 class Clock:
-    """The system's clock source, the alternatives that the kernel offers, and the cost of a reading.
-
-    Read by :func:`read_clock`.
-    """
+    """The clock source, the alternatives that the kernel offers, and the cost of a reading (:func:`read_clock`)."""
 
     source: str | None
     available: tuple[str, ...]
@@ -163,10 +154,7 @@ class Load:
 
 
 def read_counters(allowed: Collection[int], root: Path = ROOT) -> LoadReading | None:
-    """Read the counters of the CPUs ``allowed``, and the CPU time of all processes.
-
-    None if /proc/stat is not available.
-    """
+    """Read the counters of the CPUs ``allowed``, and the CPU time of all processes; None without /proc/stat."""
     busy = stolen = 0
     has_cpu_line = False
     for line in (read_text(root / "proc/stat") or "").splitlines():

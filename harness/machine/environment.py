@@ -23,10 +23,7 @@ _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run ``git -C folder arguments`` and return its output, stripped.
-
-    Raise OSError or subprocess.SubprocessError if it fails.
-    """
+    """Return the output of ``git -C folder arguments``. Raise OSError or subprocess.SubprocessError if it fails."""
     clean = {key: value for key, value in os.environ.items() if key not in _OF_A_HOOK}
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(
@@ -42,10 +39,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def describe_checkout(folder: Path) -> str | None:
-    """Return the short commit of the checkout around ``folder``, with "+changes" if tracked files differ from it.
-
-    None outside of a checkout.
-    """
+    """Return the short commit, with "+changes" if tracked files differ from it. None outside of a checkout."""
     try:
         head = git(folder, "rev-parse", "--short=12", "HEAD")
         return head + ("+changes" if git(folder, "status", "--porcelain", "-uno") else "")
@@ -73,10 +67,7 @@ def checkout_fingerprint(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Environment:
-    """Facts of this machine and installation that each run records.
-
-    None: unknown, as the governor of most virtual machines.
-    """
+    """Facts of this machine and installation that each run records. None: unknown."""
 
     python: str
     packages: Mapping[str, str | None]  # versions of PACKAGES; None: not installed
@@ -99,10 +90,7 @@ class Environment:
 
 
 def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
-    """Read package versions, processor, memory and the git commit of the folder ``checkout``.
-
-    The host name is not read. None of the packages is imported.
-    """
+    """Read the facts and the commit of the folder ``checkout``. Imports no package and reads no host name."""
     quota, clock = cpu_quota(find_group("cpu")), read_frequency(allowed_cpus())
     return Environment(
         python=platform.python_version(),
@@ -120,18 +108,12 @@ def read_environment(checkout: Path = Path(__file__).parent) -> Environment:
 
 
 def record_environment() -> JsonObject:
-    """Return the environment as JSON for a run's record.
-
-    Other revisions call it by name (``harness.launch.protocol``).
-    """
+    """Return the environment as JSON. Other revisions call it by name (``harness.launch.protocol``)."""
     return read_environment().to_json()
 
 
 def record_user_environment() -> JsonObject:
-    """Return the environment as JSON for a run of user code.
-
-    The commit is that of the checkout around the current folder.
-    """
+    """Return the environment as JSON for user code, with the commit of the checkout around the current folder."""
     return read_environment(Path.cwd()).to_json()
 
 
@@ -141,10 +123,7 @@ def has_nvidia_driver() -> bool:
 
 
 def available_memory_bytes() -> int | None:
-    """Return the bytes that new processes can use without swapping, within the control group's limit.
-
-    None if unknown.
-    """
+    """Return the bytes for new processes without swapping, within the control group's limit; None if unknown."""
     available = read_memory().available_bytes
     if available is None:
         return None

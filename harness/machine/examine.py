@@ -24,16 +24,10 @@ TOOLS_S = 3 * software.COMPILE_TRY_LIMIT_S + FILE_READ_LIMIT_S
 
 
 class Examination:
-    """Examination of this machine for ``harness doctor``.
-
-    Its attributes are readings (:class:`Look`) that run in threads. :meth:`checks` waits for them.
-    """
+    """Examination for ``harness doctor``: readings (:class:`Look`) in threads, which :meth:`checks` waits for."""
 
     def __init__(self, results: Path, cache: Path, environ: Mapping[str, str], root: Path = ROOT) -> None:
-        """Start all readings. ``results``, ``cache``: folders whose disks are checked.
-
-        ``root``: file system with /proc and /sys.
-        """
+        """Start all readings. ``results``, ``cache``: folders to check. ``root``: file system with /proc and /sys."""
         self._environ, self._root = environ, root
         self._load_found: cpu.Load | None = None
         self._before = cpu.read_counters(cpu.allowed_cpus(root), root)
@@ -100,9 +94,7 @@ class Examination:
         return [line for name, check in lines for line in judge(name, check)]
 
     def facts(self) -> JsonObject:
-        """Return every reading as JSON by name; a failed one as {"problem": reason}. "load" is None before
-        :meth:`checks` has run.
-        """
+        """Return every reading as JSON by name; a failed one as {"problem": reason}. Call :meth:`checks` first."""
         looks = {name: _plain(look) for name, look in vars(self).items() if isinstance(look, Look)}
         return {**looks, "load": None if self._load_found is None else asdict(self._load_found)}
 
@@ -136,10 +128,7 @@ class Examination:
         return processors.check_threads(self.torch.result().threads, processor, self.quota.result(), self._environ)
 
     def _load(self) -> Check:
-        """Return the line on what other processes used of our cores since the examination began.
-
-        It must run last, after our own programs have ended.
-        """
+        """Return the line on other processes' use of our cores. Run it last, after our own programs have ended."""
         processor = self.processor.result()
         if self._before is not None:
             time.sleep(self._before.missing_s())

@@ -157,10 +157,7 @@ def _slowed_by(nvml: Any, mask: int) -> tuple[str, ...]:
 
 
 def _known(nvml: Any, read: Callable[[], Any], raised: Sequence[int] = ()) -> Any:
-    """Return the result of ``read``; None if this device or driver does not support it.
-
-    ``raised``: NVML error codes that are raised instead.
-    """
+    """Return the result of ``read``; None if it is not supported. ``raised``: NVML error codes to raise instead."""
     try:
         return read()
     except AttributeError:

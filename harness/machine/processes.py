@@ -61,9 +61,7 @@ class ProcessState:
 
     @property
     def out_of_files(self) -> bool:
-        """True if the process is within 4 files of its limit, so that it can hardly receive a batch, which takes
-        several.
-        """
+        """True if the process is within 4 files of its limit: receiving a batch takes several."""
         return (
             self.open_files is not None
             and self.most_open_files is not None
@@ -104,10 +102,7 @@ def descendants(pids: Sequence[int], root: Path = ROOT) -> list[int]:
 
 
 def children(pid: int, root: Path = ROOT) -> list[int]:
-    """Return the ids of the living processes that any thread of ``pid`` started.
-
-    Empty if this kernel does not list them.
-    """
+    """Return the ids of the living processes that any thread of ``pid`` started; empty if the kernel lists none."""
     lists = (root / "proc" / str(pid) / "task").glob("*/children")
     return sorted(int(child) for path in lists for child in (read_text(path) or "").split())
 
@@ -129,9 +124,7 @@ def ranks_below(pid: int, root: Path = ROOT) -> dict[int, str]:
 
 
 def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
-    """Return the ids of the processes that were started with the environment variable ``name=value``, orphans
-    included.
-    """
+    """Return the ids of processes started with the environment variable ``name=value``, orphans included."""
     entry = f"{name}={value}"
     pids = []
     for folder in (root / "proc").iterdir():
@@ -141,10 +134,7 @@ def with_variable(name: str, value: str, root: Path = ROOT) -> list[int]:
 
 
 def _read(folder: Path) -> tuple[int, ProcessState] | None:
-    """Return the Unix session id and the state of the process of ``folder`` (``/proc/PID``).
-
-    None if the process has ended.
-    """
+    """Return the session id and state of the process of ``folder`` (``/proc/PID``); None if it has ended."""
     head, bracket, tail = (read_text(folder / "stat") or "").rpartition(")")
     fields = tail.split()
     if not bracket or len(fields) < 20:
@@ -222,10 +212,7 @@ class Keeper:
     """
 
     def __init__(self, name: str, value: str) -> None:
-        """Start the helper.
-
-        It kills processes with the environment variable ``name=value``, which no other process may have.
-        """
+        """Start the helper. No process but those to kill may have the environment variable ``name=value``."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _KEEP, f"{name}={value}"],
             stdin=subprocess.PIPE,

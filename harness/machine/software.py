@@ -45,10 +45,7 @@ MODULES = {
 
 
 def read_imports() -> dict[str, str]:
-    """Return {package: import error} of the packages of ``MODULES`` that cannot be imported, in that order.
-
-    Each import runs in its own process, all at once, so that a crash or a hang affects no other.
-    """
+    """Return {package: import error} of MODULES, in that order. Each import runs in a process of its own."""
     tries = {package: Look(partial(_try, module), IMPORT_LIMIT_S + KILL_S) for package, module in MODULES.items()}
     outcomes = {package: _outcome(tried) for package, tried in tries.items()}
     return {package: problem for package, problem in outcomes.items() if problem is not None}
@@ -93,10 +90,7 @@ class Torch:
 
 
 def read_torch() -> Torch:
-    """Read the facts in a separate process. Raise ImportError with the reason if torch cannot be imported.
-
-    Raise TimeoutError after :data:`TORCH_LIMIT_S` seconds.
-    """
+    """Read the facts in a separate process. Raise ImportError, or TimeoutError after :data:`TORCH_LIMIT_S` seconds."""
     try:
         facts: Any = dict(facts_of_module("harness.machine.software", TORCH_LIMIT_S))
     except RuntimeError as error:
@@ -193,10 +187,7 @@ def _version(cxx: str) -> str | None:
 
 
 def _reads(cxx: str, *, openmp: bool) -> str | None:
-    """Return the compiler's first error for a program with Python.h (and omp.h if ``openmp``).
-
-    None if it accepts it.
-    """
+    """Return the compiler's first error for a program with Python.h (and omp.h if ``openmp``); None without one."""
     include = sysconfig.get_path("include")
     command = [*cxx.split(), "-fsyntax-only", *(["-fopenmp"] if openmp else []), f"-I{include}", "-x", "c++", "-"]
     program = _PROGRAM.format(openmp="#include <omp.h>\n" if openmp else "")
@@ -220,10 +211,7 @@ SLURM_LIMIT_S = 12.0  # sinfo itself gives up after MessageTimeout, 10 s by defa
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """Parts of Slurm that are available here. ``missing``: commands not found.
-
-    ``partitions``: as sinfo prints them, the default with a star.
-    """
+    """Parts of Slurm that are available here. ``partitions``: as sinfo prints them, the default with a star."""
 
     missing: tuple[str, ...]
     partitions: tuple[str, ...] = ()

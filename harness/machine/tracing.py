@@ -33,10 +33,7 @@ def allow_tracing() -> None:
 
 
 def find_py_spy() -> str | None:
-    """Return the path of the py-spy program: in this Python's folder, else the first on PATH.
-
-    None if it is not installed.
-    """
+    """Return the path of py-spy: in this Python's folder, else the first on PATH; None if it is not installed."""
     installed = Path(sys.executable).with_name("py-spy")
     return str(installed) if os.access(installed, os.X_OK) else shutil.which("py-spy")
 
@@ -136,10 +133,7 @@ def read_permissions(root: Path = ROOT) -> Permissions:
 
 
 def try_py_spy(limit_s: float = TRACE_TRY_LIMIT_S) -> PySpyTool:
-    """Let py-spy dump this process, to test whether it may sample a run. Takes some tenths of a second.
-
-    ``limit_s``: timeout of each call in seconds.
-    """
+    """Let py-spy dump this process. ``limit_s``: timeout of each of the two calls in seconds."""
     program = find_py_spy()
     if program is None:
         return PySpyTool(None, "not installed")

@@ -20,10 +20,7 @@ class ProbeSettings:
 
     @classmethod
     def from_json(cls, content: JsonObject) -> Self:
-        """Return settings with the fields in ``content``.
-
-        Missing fields get their default; unknown fields are ignored.
-        """
+        """Return settings from ``content``: defaults for missing fields; unknown fields are ignored."""
         return cls(**{setting.name: content[setting.name] for setting in fields(cls) if setting.name in content})
 
     def to_json(self) -> dict[str, Json]:
@@ -63,18 +60,12 @@ class Probe(Protocol):
 
     @classmethod
     def attach(cls, settings: Any, folder: Path) -> Self:
-        """Return the probe, attached to the main process. ``settings``: an instance of ``settings_type``.
-
-        ``folder``: the run's folder, for the probe's files.
-        """
+        """Return the probe, attached to the main process. ``folder``: the run's folder, for the probe's files."""
         ...
 
     @classmethod
     def attach_in_worker(cls, settings: Any, folder: Path, worker_id: int, *, windows: bool) -> None:  # noqa: ARG003
-        """Prepare the probe inside a loader worker, after the worker's stage recorder is attached.
-
-        ``windows``: True in the separate run in which disturbing probes have their windows.
-        """
+        """Prepare the probe in a loader worker. ``windows``: True in the run of the disturbing probes' windows."""
         return
 
     def begin_repetition(self) -> None:
@@ -105,10 +96,7 @@ class Probe(Protocol):
         return
 
     def tables(self) -> Mapping[str, Columns]:
-        """Return the probe's rows for tables of the study, {table: {column: values}}; only "samples" is used.
-
-        They are complete after :meth:`close`.
-        """
+        """Return {table: {column: values}}, complete after :meth:`close`; only "samples" is used."""
         return {}
 
     def report(self) -> ProbeReport:

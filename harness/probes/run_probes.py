@@ -22,10 +22,7 @@ from trainer.telemetry import Recorder
 
 @dataclass(frozen=True)
 class ProbeKind:
-    """Entry of the list of probes: name, place of its class, and whether it disturbs the steps.
-
-    The class is imported only when used, because few runs have the profilers.
-    """
+    """Entry of the list of probes. Its class is imported only when used, because few runs have the profilers."""
 
     name: str  # key in the message that starts a run; for a disturbing probe also in the scenario and in probes.json
     path: str  # module:class
@@ -123,10 +120,7 @@ class ProbeSet:
             probe.end_repetition()
 
     def wait(self) -> None:
-        """Block until all probes have finished the last repetition.
-
-        Call it while no step is measured, before a suspension.
-        """
+        """Block until all probes have finished the last repetition. Call it before a suspension."""
         for _, probe in self._probes:
             probe.wait()
 
@@ -171,10 +165,7 @@ class ProbeSet:
         return merged
 
     def report(self) -> dict[str, Json]:
-        """Return the content of probes.json: the probes' problems, facts, and the names of those that recorded nothing.
-
-        ``harness.study.run_data`` reads it.
-        """
+        """Return the content of probes.json, which ``harness.study.run_data`` reads."""
         problems: list[str] = []
         failed: list[str] = []
         facts: dict[str, Json] = {}

@@ -71,10 +71,7 @@ class Edits:
 
 
 def parse_edits(texts: Iterable[str]) -> Edits:
-    """Parse ``KEY=VALUE`` texts.
-
-    Raises InputError (one line) for a wrong key or value, or a key that is given twice.
-    """
+    """Parse ``KEY=VALUE`` texts. Raises InputError for a wrong or repeated key, or a wrong value."""
     edits = Edits()
     given_keys: set[str] = set()
     for text in texts:

@@ -45,10 +45,7 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def section_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
-    """Return the model of the section at ``path`` below ``model``; the first one of a union.
-
-    None for a value or unknown key.
-    """
+    """Return the model of the section at ``path`` (the first of a union); None for a value or unknown key."""
     return next(iter(sections_at(model, path)), None)
 
 
@@ -135,10 +132,7 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> str:
 
 
 def first_error(problems: Iterable[Problem], document: Document) -> InputError | None:
-    """Return one InputError for all ``problems``: its message is the first by source and line, and the others follow.
-
-    None if there is no problem.
-    """
+    """Return an InputError for ``problems``, the first by source and line, others following; None without any."""
     nowhere = Mark(0, 0, "scenario")
     marked = {(document.nearest(problem.path) or nowhere, problem) for problem in problems}
     placed = sorted(marked, key=lambda p: (p[0], dotted(p[1].path)))

@@ -78,10 +78,7 @@ def load_scenario(
 def read_overridden(
     path: str | Path, sets: Sequence[str] = (), *, repeats: int | None = None, interleave: str | None = None
 ) -> Document:
-    """Return the document of the scenario file, merged with the files it extends and the options.
-
-    It is not checked yet.
-    """
+    """Return the scenario file's document, merged with ``extends`` and the options. It is not checked."""
     document = read_merged(find_file(path, SCENARIOS))
     for text in sets:
         apply_set(document, text)
@@ -92,10 +89,7 @@ def read_overridden(
 
 
 def check_scenario(document: Document) -> Scenario:
-    """Return the checked scenario of a document whose arms are trainer configurations.
-
-    Raises InputError for any problem.
-    """
+    """Return the checked scenario whose arms are trainer configurations. Raises InputError for any problem."""
     mistakes: list[Problem] = []
     data = {key: value for key, value in document.data.items() if value is not None}
     try:
@@ -157,10 +151,7 @@ def read_merged(path: Path, what: str = "a scenario", needs: str = "name, questi
 
 
 def apply_set(document: Document, text: str) -> None:
-    """Merge ``--set key=value`` (a YAML value) over ``document``, in place.
-
-    Raises InputError if the text is malformed, the key may be set only in the file, or the setting has no effect.
-    """
+    """Merge ``--set key=value`` over ``document``. Raises InputError if malformed, forbidden or without effect."""
     label = one_line(f"--set {text}")
     key, equals, value_text = text.partition("=")
     key = key.strip()
@@ -254,10 +245,7 @@ def _merge(under: Document, over: Document) -> Document:
 
 
 def _check_effect(data: JsonObject, base: Json, label: str) -> None:
-    """Raise InputError for a --set without effect, because the matrix or every arm sets the same key.
-
-    ``base``: the keys of base that are set. ``label``: the option, for the message.
-    """
+    """Raise InputError for a --set whose key the matrix or every arm sets. ``base``: keys that base sets."""
     arms, matrix = (section(data, key) for key in ("arms", "matrix"))
     for leaf in flatten(base) if isinstance(base, dict) else ():
         if leaf in matrix:

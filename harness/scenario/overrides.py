@@ -1,7 +1,4 @@
-"""Converts between dotted keys and nested mappings: ``data.batch_size: 2`` equals ``data: {batch_size: 2}``.
-
-Nested mappings are the working form. A leaf is anything except a non-empty mapping.
-"""
+"""Convert between dotted keys (``data.batch_size: 2``) and nested mappings, the working form."""
 
 from __future__ import annotations
 
@@ -30,10 +27,7 @@ DOSES: dict[Dosed, str] = {
 
 
 class DottedKeyError(ValueError):
-    """Raised by :func:`expand` for a dotted key that is malformed or given twice.
-
-    ``path``: the key, split at its dots.
-    """
+    """Raised by :func:`expand` for a malformed or repeated dotted key. ``path``: the key, split at its dots."""
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(f"{'.'.join(path)}: {message}")
@@ -117,10 +111,7 @@ def flatten(nested: JsonObject, prefix: str = "") -> Nested:
 
 
 def differing(first: JsonObject, second: JsonObject) -> list[str]:
-    """Return the dotted keys in which two nested configurations differ.
-
-    Keys of ``first`` come first, in its order; then those that only ``second`` has.
-    """
+    """Return the dotted keys in which two configurations differ: those of ``first``, then those of ``second`` only."""
     ours, theirs = flatten(first), flatten(second)
     return [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
 

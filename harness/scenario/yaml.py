@@ -29,10 +29,7 @@ _TAG = "tag:yaml.org,2002:"
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """Place of a value in a source.
-
-    ``order``: number of the source (0 is read first). ``line``: counts from 1; 0 if unknown.
-    """
+    """Place of a value. ``order``: number of the source (0 is read first). ``line``: from 1; 0 if unknown."""
 
     order: int
     line: int
@@ -103,10 +100,7 @@ def read_document(path: Path, order: int = 0) -> Document:
 
 
 def parse_document(text: str, source: str, order: int = 0, numbered: bool = True) -> Document:
-    """Parse YAML ``text``; ``data`` is None for empty text.
-
-    Errors name ``source`` and, if ``numbered``, the line. ``order``: number of the source, kept in its marks.
-    """
+    """Parse YAML; ``data`` is None for empty text. Errors name ``source`` and, if ``numbered``, the line."""
     try:
         node = yaml.compose(text, Loader=_Loader) if _shallow(text, source) else None
     except yaml.MarkedYAMLError as error:
@@ -122,10 +116,7 @@ def parse_document(text: str, source: str, order: int = 0, numbered: bool = True
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return PyYAML's problem as one line.
-
-    A composer's error names two places, such as an anchor that is given twice.
-    """
+    """Return PyYAML's problem as one line. A composer's error names two places, as of a repeated anchor."""
     if isinstance(error, yaml.composer.ComposerError) and error.context and error.context_mark:
         return one_line(f"{error.context} (line {error.context_mark.line + 1}), {error.problem}")
     return one_line(error.problem or str(error))

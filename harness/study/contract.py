@@ -126,10 +126,7 @@ AWAITED, READY = "awaited", "ready"  # names of receive spans
 
 
 def rank_file(table: str, rank: int) -> str:
-    """Return the file name of a table (steps or spans) of one rank.
-
-    Rank 0 has the plain name, such as steps.parquet.
-    """
+    """Return the file name of one rank's table; rank 0 has the plain name, such as steps.parquet."""
     return f"{table}.rank-{rank}.parquet" if rank else f"{table}.parquet"
 
 

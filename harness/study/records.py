@@ -38,10 +38,7 @@ def made_of(kind: type[Record], content: Mapping[str, object]) -> Record:
 
 
 def read_record(path: Path, kind: type[Record], schema: int) -> Record | None:
-    """Read a JSON file as the dataclass ``kind``; None if there is no file. Raises InputError if it is damaged.
-
-    ``schema``: version that the file must have.
-    """
+    """Read a JSON file as ``kind``; None without a file. Raises InputError if damaged or of another ``schema``."""
     try:
         content = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -68,10 +65,7 @@ SmallCount = Annotated[int, Field(ge=0, le=2**24)]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Facts of one run that were found while it ran, such as device and number of parameters.
-
-    None: the run lacks the fact, or recorded it as null (see ``nulls``).
-    """
+    """Facts found while a run ran. None: the run lacks the fact, or recorded it as null (see ``nulls``)."""
 
     emulation: str | None = None  # assumptions of the emulated device
     profile: str | None = None  # name of the device's profile
@@ -168,10 +162,7 @@ class RunFacts:
 
     @property
     def times_fetches(self) -> bool:
-        """True if the time to fetch data was measured.
-
-        An attached program may get its data in a way that is not timed.
-        """
+        """True if fetch times were measured; an attached program may get data in a way that is not timed."""
         return self.attached is None or any(part.startswith("fetch") for part in self.attached.split("; "))
 
     @property
@@ -260,10 +251,7 @@ BlockNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of run.json: one run as it was executed, and its result.
-
-    To add later results, make a new record with :func:`dataclasses.replace`.
-    """
+    """Content of run.json: one run and its result. Add results with :func:`dataclasses.replace`."""
 
     arm: FolderName
     block: BlockNumber

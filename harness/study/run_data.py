@@ -105,10 +105,7 @@ Result = TypeVar("Result")
 
 
 class _Lazy:
-    """Descriptor of a dataclass field that holds a table, or its place on disk. Reading the field returns the table.
-
-    Only the constructor of the dataclass sets it, because the dataclass is frozen.
-    """
+    """Descriptor of a field that holds a table or its place on disk; returns the table. Set by the constructor only."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -156,17 +153,11 @@ class RunData:
         return None if value is None else value.select(names)
 
     def steps_where(self, chosen: Any) -> pa.Table | None:
-        """Return the rows of the steps table that the pyarrow expression ``chosen`` selects.
-
-        None if there is no table.
-        """
+        """Return the rows of the steps table that ``chosen`` (pyarrow) selects; None without a table."""
         return _filtered(self.__dict__["_steps"], chosen)
 
     def spans_where(self, chosen: Any) -> pa.Table | None:
-        """Return the rows of the spans table that the pyarrow expression ``chosen`` selects.
-
-        None if there is no table.
-        """
+        """Return the rows of the spans table that ``chosen`` (pyarrow) selects; None without a table."""
         return _filtered(self.__dict__["_spans"], chosen)
 
     @property
@@ -202,10 +193,7 @@ class RunData:
             yield from value.select(columns).to_batches()
 
     def once(self, what: str, make: Callable[[], Result]) -> Result:
-        """Return the result of ``make``, which is called only the first time for the key ``what``.
-
-        Results should be small.
-        """
+        """Return the result of ``make``, called only the first time for ``what``. Results should be small."""
         if what not in self._results:
             self._results[what] = make()
         return cast("Result", self._results[what])

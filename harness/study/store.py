@@ -50,10 +50,7 @@ Record = TypeVar("Record", RunRecord, StudyRecord)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as indented JSON, atomically.
-
-    Raises ValueError for NaN and infinity; the contract requires null.
-    """
+    """Write indented JSON atomically. Raises ValueError for NaN and infinity; the contract requires null."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False, default=str) + "\n")
 
 
@@ -103,10 +100,7 @@ class StudyFolder:
         write_json(self.study_json, sealed(_study_json(record)))
 
     def read_study(self) -> StudyRecord:
-        """Read study.json. Raises InputError if it is damaged, or if files of the study are links.
-
-        Every command calls this before it reads, writes or removes other files of an existing study.
-        """
+        """Read study.json, before any other file. Raises InputError if it is damaged, or if files are links."""
         record = _record_of(self.study_json, _read_json(self.study_json), StudyRecord)
         check_no_links(self.path)
         return record
@@ -128,9 +122,7 @@ class StudyFolder:
         write_table(self.run(arm, block) / "samples.parquet", SAMPLE_COLUMNS, samples)
 
     def write_steps(self, record: RunRecord, steps: pa.Table) -> None:
-        """Replace a run's steps table with ``steps``, which has the contract's columns and maybe others, and update
-        its digest.
-        """
+        """Replace a run's steps table (the contract's columns and maybe others), and update its digest."""
         contract = arrow_schema(STEP_COLUMNS)
         # columns of a later version, or of a user
         extra = [name for name in steps.column_names if name not in contract.names]
@@ -152,10 +144,7 @@ class StudyFolder:
         self._expect(record, path, (digest(path),))
 
     def _intact(self, path: Path, record: RunRecord) -> tuple[_Tables, RunRecord]:
-        """Return the tables of the run at ``path`` (run.json), and its record. Raises InputError if a table is damaged.
-
-        If a report has replaced a table meanwhile, the record is read again.
-        """
+        """Return a run's tables and record. Raises InputError for damage; a table just replaced is read again."""
         try:
             return _tables(path.parent, record), record
         except InputError:
@@ -165,10 +154,7 @@ class StudyFolder:
             return _tables(path.parent, reread), reread
 
     def _expect(self, record: RunRecord, path: Path, digests: tuple[str, ...]) -> None:
-        """Write the digests of the file ``path`` to run.json: the present one and, while it is replaced, also the next.
-
-        Keys of later versions in run.json are kept.
-        """
+        """Write the digests of the file ``path`` (present and, during a replacement, next) to run.json."""
         run_json = path.with_name("run.json")
         write_json(run_json, {**_read_json(run_json), "digests": {**record.digests, path.name: digests}})
 
@@ -199,11 +185,7 @@ class StudyFolder:
         return self._read_run(self.run_json(arm, block))
 
     def _read_run(self, path: Path) -> RunRecord:
-        """Return the record in run.json at ``path``.
-
-        Raises InputError if it is damaged, or belongs to another run or study. Also raises InputError for a table in
-        the folder that the run did not write.
-        """
+        """Return the record in run.json. Raises InputError if damaged or another run's, or for a stray table."""
         content = _read_json(path)
         record, place = _record_of(path, content, RunRecord), "/".join(path.parts[-3:-1])
         # Files written by the record's names would go to the folder of another run.
@@ -224,10 +206,7 @@ class StudyFolder:
         return record
 
     def runs(self) -> Iterator[RunData]:
-        """Yield every run that has a run.json, sorted by arm and block.
-
-        A damaged or missing table makes a run count as failed.
-        """
+        """Yield every run with a run.json, by arm and block. A damaged or missing table makes a run failed."""
         windows: dict[str, RunData] = {}
         runs = list(self._runs(windows))
         for run in runs:
@@ -336,10 +315,7 @@ def _study_id(study_json: Path) -> str:
 
 @lru_cache(maxsize=8)  # Cached, because it is called once per run.
 def _id_in(study_json: Path, *_which: int) -> str:
-    """Return the id in study.json.
-
-    "" if it has none or is unreadable. ``_which``: state of the file, as key of the cache.
-    """
+    """Return the id in study.json, or "". ``_which``: state of the file, as key of the cache."""
     try:
         study_id = _read_json(study_json).get("id")
     except InputError:
@@ -364,10 +340,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _record_of(path: Path, content: JsonObject, kind: type[Record]) -> Record:
-    """Return ``content`` of the file ``path`` as a record of ``kind``. Keys of later versions are dropped.
-
-    Raises InputError for a missing or wrong key, another schema, or changed content.
-    """
+    """Return ``content`` as ``kind``; later keys are dropped. Raises InputError for wrong keys, schema or digest."""
     from pydantic import ValidationError
 
     from harness.study.records import first_fault, made_of

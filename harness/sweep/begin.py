@@ -37,10 +37,7 @@ class FolderCopy(Protocol):
 
 
 def configs_of(loaded: LoadedSweep, *, compared: bool = True) -> TrialConfigs:
-    """Return the object that makes the configurations of the sweep's trials.
-
-    ``compared``: see :class:`TrialConfigs`.
-    """
+    """Return what makes the configurations of the trials. ``compared``: see :class:`TrialConfigs`."""
 
     def vocabulary() -> int:
         from trainer.data.prepare import prepare
@@ -102,11 +99,7 @@ def _begun(
 def resume_sweep(
     path: Path, command: Sequence[str], budget: SweepConfig | None = None, copy: FolderCopy | None = None
 ) -> SweepEnded:
-    """Run the remaining trials of the sweep in ``path`` until it ends.
-
-    ``budget``: settings whose budget and limits replace the recorded ones; None keeps these. ``copy``: see
-    :func:`begin_sweep`.
-    """
+    """Run the remaining trials of ``path``. ``budget``: replaces recorded budget and limits; None keeps them."""
     folder = SweepFolder(path)
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
@@ -122,10 +115,7 @@ def resume_sweep(
 
 
 def recorded_sweep(record: SweepRecord, folder: SweepFolder) -> tuple[SweepConfig, TrainerConfig]:
-    """Return the recorded settings of a sweep, and the configuration that its trials share.
-
-    Raises InputError if they do not fit this version of the program.
-    """
+    """Return the recorded settings and shared configuration. Raises InputError if this version refuses them."""
     try:
         return SweepConfig.model_validate(record.settings), TrainerConfig.model_validate(record.config)
     except ValueError as error:
@@ -141,10 +131,7 @@ def _parameters(configs: TrialConfigs) -> int | None:
 
 
 def _price_of_device(config: TrainerConfig) -> float | None:
-    """Return the list price (USD per hour) of all GPUs that one trial uses.
-
-    None on a CPU, or if no profile has a price.
-    """
+    """Return the list price (USD per hour) of one trial's GPUs; None on a CPU, or without a price."""
     from harness.machine.gpu import read_nvml
     from trainer.devices.profiles import find_profile
 

@@ -28,10 +28,7 @@ class DivergedRate:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Trials of one group with the same number of steps, which differ only in learning rate and seed.
-
-    Their losses give a curve.
-    """
+    """Trials of one group and length, which differ only in learning rate and seed, so that losses give a curve."""
 
     group: str
     steps: int
@@ -66,10 +63,7 @@ class RateCurve:
 
     @property
     def trained_above(self) -> bool:
-        """True if trials finished at a rate above the ceiling, so training does not surely diverge at all higher rates.
-
-        At the ceiling itself, a shorter trial or another seed diverged.
-        """
+        """True if trials finished above the ceiling: training does not surely diverge at all higher rates."""
         return self.ceiling is not None and any(rate > self.ceiling.learning_rate for rate, _ in self.above)
 
     @property
@@ -118,10 +112,7 @@ class SweepFindings:
 
 
 def findings(trials: Sequence[Trial], plan: ProjectionPlan | None = None) -> SweepFindings:
-    """Evaluate the ended trials: a curve for each group, and the chosen rate (None if no trial finished).
-
-    ``plan``: the sizes of a strategy that projects the rate to another size; else None.
-    """
+    """Evaluate the ended trials: a curve per group, and the chosen rate. ``plan``: the sizes of a projection."""
     keys = dict.fromkeys((trial.plan.group, trial.plan.steps) for trial in trials if trial.plan.role == "curve")
     longest: dict[str, int] = {}
     for group, steps in keys:
@@ -182,10 +173,7 @@ def _curve(group: str, steps: int, trials: Sequence[Trial]) -> RateCurve:
 
 
 def _says(one: Trial, group: str, steps: int) -> bool:
-    """Return True if a divergence of trial ``one`` counts for the curve of ``group`` and ``steps``.
-
-    It counts for the same model and at most as many steps. Probes count only for the group "".
-    """
+    """Return True if divergence of ``one`` counts: same model, at most as many steps, probes only for group ""."""
     probes = one.plan.role == "probe" and not group
     return probes or (one.plan.role == "curve" and one.plan.group == group and one.plan.steps <= steps)
 

@@ -190,10 +190,7 @@ def _rate(log: float) -> float | None:
 
 
 def _window(rates: NDArray[np.float64], means: NDArray[np.float64], lowest: int, reach: float) -> tuple[int, int]:
-    """Return the indices of the first and last rate to fit: those within ``reach`` (log units) of the lowest loss.
-
-    Ends that are too steep are cut off. At least MIN_RATES rates remain.
-    """
+    """Return the first and last index to fit: within ``reach`` (log units) of the lowest loss, ends not too steep."""
     near = np.flatnonzero(np.abs(rates - rates[lowest]) <= reach * (1 + 1e-9))
     last = min(len(rates) - 1, max(int(near[-1]), lowest + LEAST_REACH, MIN_RATES - 1))
     first = max(0, min(int(near[0]), lowest - LEAST_REACH, len(rates) - MIN_RATES))
@@ -260,10 +257,7 @@ class _Quadratic:
 
 
 def _quadratic(x: NDArray[np.float64], y: NDArray[np.float64]) -> _Quadratic | Literal["not-convex", "flat"]:
-    """Fit a quadratic by least squares, with Fieller's interval of its vertex.
-
-    Returns "flat" if all losses are equal, "not-convex" if it has no minimum.
-    """
+    """Fit a quadratic with Fieller's interval of its vertex; "flat" for equal losses, "not-convex" without minimum."""
     base = float(y.min())
     rise = float(y.max()) - base
     if not rise > 1e-12 * abs(base):

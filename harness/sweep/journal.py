@@ -35,10 +35,7 @@ def require_optuna() -> None:
 
 
 class TrialJournal:
-    """The trials of one sweep, stored in Optuna's journal.
-
-    Only one process at a time may have it open (``only_one``).
-    """
+    """The trials of one sweep, in Optuna's journal. Only one process at a time opens it (``only_one``)."""
 
     def __init__(self, folder: Path) -> None:
         """Open the journal in ``folder``, or create it. Raises InputError if it cannot be read."""
@@ -80,10 +77,7 @@ class TrialJournal:
         return self.trials()[-1]
 
     def milestone(self, trial: Trial, steps: int, loss: float) -> None:
-        """Record ``loss``, the mean training loss up to the milestone after ``steps`` steps.
-
-        A recorded value stays, because a resumed trial reaches the milestone again.
-        """
+        """Record the mean training loss after ``steps`` steps. A recorded value stays when a trial is resumed."""
         if steps not in trial.milestones:
             self._study._storage.set_trial_intermediate_value(self._id(trial), steps, loss)
 

@@ -65,10 +65,7 @@ def load_sweep(path: str | Path, sets: Sequence[str] = ()) -> LoadedSweep:
 
 
 def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None = None) -> None:
-    """Merge ``key=value`` (the option ``--set``) over ``document``. Raises InputError if the text or the key is wrong.
-
-    ``allowed``: top-level keys that may be set; None for all.
-    """
+    """Merge ``key=value`` over ``document``; InputError if wrong. ``allowed``: top-level keys; None: all."""
     label = one_line(f"--set {text}")
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -93,10 +90,7 @@ def apply_sweep_set(document: Document, text: str, allowed: Sequence[str] | None
 
 
 def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
-    """Return the recorded settings of a sweep with new budgets or limits from ``sets``.
-
-    Raises InputError for other keys.
-    """
+    """Return recorded settings with new budgets or limits from ``sets``. Raises InputError for other keys."""
     kept = {key: value for key, value in settings.items() if value is not None}
     document = Document(kept, {(): Mark(0, 0, "sweep.json")})
     for text in sets:
@@ -105,10 +99,7 @@ def settings_with(settings: JsonObject, sets: Sequence[str]) -> SweepConfig:
 
 
 def check_settings(document: Document) -> SweepConfig:
-    """Return the settings that a document describes.
-
-    Raises InputError for the first mistake, with its file and line.
-    """
+    """Return the settings of a document. Raises InputError for the first mistake, with file and line."""
     data = {key: value for key, value in document.data.items() if value is not None}
     _check_one_warmup(data, document)
     try:
@@ -153,10 +144,7 @@ def _check_one_warmup(data: Mapping[str, object], document: Document) -> None:
 
 
 class _Base(NamedTuple):
-    """Configuration of the trials before the sweep's own keys override it.
-
-    ``scenario``: where it comes from; None without one.
-    """
+    """Configuration of the trials before the sweep's own keys. ``scenario``: where it comes from; None without one."""
 
     arm: str = DEFAULT_ARM
     config: dict[str, Json] = {}  # noqa: RUF012 - never changed
@@ -197,9 +185,7 @@ def _config_of(settings: SweepConfig, base: _Base, document: Document) -> Traine
 
 
 def _check_mup(settings: SweepConfig, config: TrainerConfig, document: Document) -> None:
-    """Raise InputError if strategy mup has a base that is wider than the sweep's model. mup only transfers to wider
-    models.
-    """
+    """Raise InputError if the base of strategy mup is wider than the sweep's model: mup transfers to wider ones."""
     strategy, model = settings.strategy, config.model
     if not isinstance(strategy, MupStrategy) or model.is_of_files or model.factory is not None:
         return  # The strategy itself refuses models without a preset.
@@ -233,10 +219,7 @@ def _optimizer(settings: SweepConfig) -> dict[str, Json]:
 
 
 def _first(error: ValidationError, model: type[BaseModel], document: Document, above: tuple[str, ...]) -> InputError:
-    """Return the InputError for the first of pydantic's errors, with its place in the document.
-
-    ``above``: keys of the document below which ``model`` begins.
-    """
+    """Return the InputError for the first of pydantic's errors. ``above``: keys of the document above ``model``."""
     problems = []
     for kind, problem in problems_of(error, model):
         path = tuple(part for place, part in enumerate(problem.path) if not (place == 1 and _is_tag(problem.path)))

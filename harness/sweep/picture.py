@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 def loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """Draw held-out loss over learning rate for each curve: its trials, the mean of each rate, the optimum and its
-    interval.
-
-    ``curves`` must have points. ``name``: of the sweep, for the title.
-    """
+    """Draw held-out loss over learning rate for each curve (with points): trials, means, optimum, interval."""
     return drawn(loss_figure(curves, name), narrow=loss_figure(curves, name, NARROW))
 
 
@@ -77,11 +73,7 @@ def loss_figure(curves: Sequence[RateCurve], name: str, sheet: Sheet = WIDE) -> 
 
 
 def training_loss_over_rate(curves: Sequence[RateCurve], name: str) -> Picture:
-    """Draw the training loss of the last step over learning rate, with the mean of each rate and a star at the
-    lowest mean.
-
-    No optimum is fitted, because the loss of a single step depends on its batch.
-    """
+    """Draw the last step's training loss over learning rate, means and a star; too noisy for a fit."""
     return drawn(training_figure(curves, name), narrow=training_figure(curves, name, NARROW))
 
 
@@ -121,10 +113,7 @@ def logarithmic_figure(sheet: Sheet) -> tuple[Figure, Any]:
 
 
 def dress(axes: Any, sheet: Sheet, *logarithmic: Any) -> None:
-    """Draw a grid and label the ``logarithmic`` axes with plain numbers; matplotlib would write formulas.
-
-    On a narrow sheet, only an axis of at most 1.5 decades has numbers between powers of ten.
-    """
+    """Draw a grid, plain numbers on ``logarithmic`` axes; few of them if the sheet is narrow."""
     axes.grid(color=GRID)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -26,10 +26,7 @@ PILOT_STEPS, PILOT_SKIPPED = 20, 10
 
 
 def pilots_of(settings: SweepConfig, space: SearchSpace) -> dict[str, TrialPlan]:
-    """Return {kind: longest trial of that kind}, at the lowest learning rate.
-
-    Its first steps are trained as the pilot.
-    """
+    """Return {kind: longest trial of that kind}, at the lowest rate. Its first steps are the pilot."""
     plans = [plan_of(stage, space) for stage in settings.strategy.stages(space)]
     return {plan.kind: plan for plan in sorted(plans, key=lambda plan: plan.steps)}
 
@@ -91,11 +88,7 @@ def train_pilot(server: TrialServer, start: TrialStart, may_s: float) -> Pilot:
 
 
 def time_steps(name: str, config: TrainerConfig, out: Path, command: Sequence[str]) -> Pilot:
-    """Measure the times of a trial that cannot be trained, for example on an emulated device, by a run of a study
-    in ``out``.
-
-    Raises InputError, and TrialFailed if the steps do not finish.
-    """
+    """Measure the times of an untrainable trial (emulated device) in ``out``. Raises InputError or TrialFailed."""
     from harness.launch.costing import MeasurementFailed, measure
     from harness.scenario.model import Scenario
     from harness.scenario.plan import Arm, Plan

@@ -56,10 +56,7 @@ _SMALLEST = 1e-9  # variance of an optimum with an exact fit, in squares of log 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted power law: optimal learning rate = exp(``intercept``) * size ** ``slope``.
-
-    Made by :func:`fit_power_law`.
-    """
+    """A fitted power law: optimal learning rate = exp(``intercept``) * size ** ``slope``."""
 
     slope: float
     slope_low: float
@@ -81,9 +78,7 @@ class PowerLaw:
     _errors: tuple[tuple[float, float], ...] = ()  # (below, above) of each optimum, in log units: see :func:`_errors`
 
     def reach(self, size: float) -> tuple[float, float]:
-        """Return the distances (log units) from the line down and up to the ends of the 95 % prediction interval at
-        ``size``.
-        """
+        """Return the widths (log units) down and up of the 95 % prediction interval at ``size``."""
         parts = np.array(self._of_intercept) + math.log(size) * np.array(self._of_slope)
         return _reach(parts, np.array(self._errors), self.tau2 * (float(parts @ parts) + 1))
 
@@ -163,11 +158,7 @@ def fit_power_law(sizes: Sequence[float], optima: Sequence[LearningRateOptimum])
 
 
 def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
-    """Return the best learning rate at ``size`` with its prediction interval.
-
-    Returns NoExtrapolation if the line is uncertain, ``size`` is too far from the fitted ones, or the interval is too
-    wide.
-    """
+    """Return the best rate at ``size`` with its interval; NoExtrapolation if the line or ``size`` forbids one."""
     spanned = math.log(law.largest / law.smallest)
     distance = max(0.0, math.log(size / law.largest), math.log(law.smallest / size)) / spanned
     if law.meaningless is not None:
@@ -183,11 +174,7 @@ def extrapolate(law: PowerLaw, size: float) -> Extrapolation | NoExtrapolation:
 
 
 def _errors(one: LearningRateOptimum) -> tuple[float, float] | None:
-    """Return the errors (log units) of an optimum below and above it: :data:`SHARE` of the distances to the
-    interval's ends.
-
-    None if its interval has an open end.
-    """
+    """Return an optimum's errors (log units) below and above, :data:`SHARE` of its interval; None with an open end."""
     if one.ci_low is None or one.ci_high is None:
         return None
     log = math.log(one.learning_rate)
@@ -203,11 +190,7 @@ def _effect(x: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.
 
 
 def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
-    """Return the variance of the optima around the line that their own ``variances`` do not explain, by the method
-    of moments.
-
-    It is at least 0.
-    """
+    """Return the variance (at least 0) around the line that ``variances`` do not explain, by the method of moments."""
     weights = 1 / (variances + _SMALLEST)
     weights /= weights.max()
     intercept, slope = _effect(x, weights) @ y
@@ -220,10 +203,7 @@ def _tau2(x: NDArray[np.float64], y: NDArray[np.float64], variances: NDArray[np.
 
 
 def _reach(parts: NDArray[np.float64], errors: NDArray[np.float64], scatter: float) -> tuple[float, float]:
-    """Return the lower and the upper width of the 95 % interval of ``parts @ optima``.
-
-    ``errors``: (below, above) of each optimum. ``scatter``: variance that is due to tau2.
-    """
+    """Return both widths of the 95 % interval of ``parts @ optima``. ``scatter``: variance that is due to tau2."""
     beyond = student_t(_QUANTILE, len(parts) - 2) ** 2 * scatter
     falls = np.where(parts > 0, errors[:, 0], errors[:, 1]) * parts
     rises = np.where(parts > 0, errors[:, 1], errors[:, 0]) * parts
@@ -243,9 +223,7 @@ class ProjectedPoint:
 
 @dataclass(frozen=True)
 class Projection:
-    """Result of a projection, made by :func:`project`: the optima of the sizes, the line, and its prediction at
-    ``target``.
-    """
+    """Result of :func:`project`: the optima of the sizes, the line, and its prediction at ``target``."""
 
     unit: Unit
     target: float

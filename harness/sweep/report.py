@@ -31,10 +31,7 @@ OUTCOMES = {"running": "running", "done": "done", "diverged": "diverged", "behin
 
 
 def write_report(folder: SweepFolder) -> list[str]:
-    """Write summary.md, summary.json and the pictures of a sweep from its folder.
-
-    Return the conclusion as plain lines.
-    """
+    """Write summary.md, summary.json and the pictures of a sweep. Return the conclusion as plain lines."""
     record = folder.read()
     settings, config = recorded_sweep(record, folder)
     trials = [folder.as_it_stands(trial) for trial in TrialJournal(folder.path).trials()]
@@ -59,10 +56,7 @@ def write_report(folder: SweepFolder) -> list[str]:
 
 
 def _recorded_space(record: SweepRecord, settings: SweepConfig, config: TrainerConfig) -> SearchSpace:
-    """Return the search space from a sweep's records, as far as the report needs it.
-
-    Its trials all have the recorded steps.
-    """
+    """Return the search space from a sweep's records, as far as the report needs it."""
     rates = settings.learning_rate
     return SearchSpace(
         rates.low,

@@ -33,10 +33,7 @@ NOTED_EVERY_S = 2.0  # seconds between two updates of a running trial's spending
 
 @dataclass(frozen=True)
 class SweepEnded:
-    """Outcome of a sweep, returned by :meth:`SweepRun.run`.
-
-    ``error``: reason for a failure or a stop; None otherwise.
-    """
+    """Outcome of :meth:`SweepRun.run`. ``error``: reason for a failure or a stop; None otherwise."""
 
     folder: SweepFolder
     status: SweepStatus
@@ -45,10 +42,7 @@ class SweepEnded:
 
 @dataclass(frozen=True)
 class SweepCost:
-    """Expected need of all trials of a sweep, by size, if no trial ends early.
-
-    ``measuring_s``: seconds spent to measure it. ``evaluated``: passes over held-out data are included.
-    """
+    """Expected need of all trials, by size, if none ends early. ``measuring_s``: seconds spent to measure it."""
 
     needs: tuple[TrialsNeed, ...]
     measuring_s: float
@@ -140,10 +134,7 @@ class SweepRun:
             pass
 
     def _trial(self, number: int, plan: TrialPlan) -> Trial:
-        """Return trial ``number`` of the strategy: from the journal if it has ended, else trained now.
-
-        Raises InputError if the journal has another trial under that number.
-        """
+        """Return trial ``number``, from the journal or trained now. Raises InputError if the journal differs."""
         if number < len(self._trials):
             trial = self._trials[number]
             if trial.plan != plan:
@@ -229,10 +220,7 @@ class SweepRun:
         }  # fmt: skip
 
     def _ended(self, trial: Trial, event: TrialEvent | JsonObject, seconds: float) -> Trial:
-        """Return ``trial`` with the results of its last message ``event``. ``seconds``: wall time of all its parts.
-
-        Raises TrialFailed or InputError if the trial failed.
-        """
+        """Return ``trial`` with the results in ``event``. Raises TrialFailed or InputError if it failed."""
         status, loss, error = event.get("status"), event.get("validation_loss"), event.get("error")
         ended = replace(
             trial, steps=_whole(event, "steps"), tokens=_whole(event, "tokens"), seconds=seconds,
@@ -268,9 +256,7 @@ class SweepRun:
             raise BudgetOver(messages.too_little_left(short, plan))
 
     def _measure(self, plan: TrialPlan) -> None:
-        """Train a few steps with the configuration of ``plan``, outside of any trial, and record their times as a
-        pilot.
-        """
+        """Train a few steps of ``plan``, outside of any trial, and record their times as a pilot."""
         folder = self._folder.path / PILOT
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

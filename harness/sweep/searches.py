@@ -84,10 +84,7 @@ class EarlyStoppingStrategy(Config):
 
 
 def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[float]:
-    """Return ``count`` learning rates of the space, as a grid or at random, in the order of their trials.
-
-    ``seed``: of the random draw; a resumed sweep must repeat it.
-    """
+    """Return ``count`` rates of the space, as a grid or at random (``seed``: a resumed sweep must repeat it)."""
     if draw == "grid":
         return spread(grid(space.low, space.high, count))
     chance = random.Random(seed)
@@ -95,10 +92,7 @@ def rates_of(draw: Draw, count: int, space: SearchSpace, seed: str) -> list[floa
 
 
 def grid(low: float, high: float, count: int) -> list[float]:
-    """Return ``count`` rates from ``low`` to ``high``, evenly spaced in their logarithm.
-
-    A single one is the geometric mean.
-    """
+    """Return ``count`` rates, evenly spaced in their logarithm. A single one is the geometric mean."""
     if count == 1:
         return [math.sqrt(low * high)]
     ratio = math.log(high / low)

@@ -46,10 +46,7 @@ TOKENS = [26_000_000, 52_000_000, 105_000_000]
 
 @dataclass(frozen=True)
 class SizeOfTrials:
-    """One searched size of a projection: the trials' group, its size (parameters, tokens or width), and their steps.
-
-    ``overrides``: dotted keys of the trials' configuration.
-    """
+    """One searched size of a projection (parameters, tokens or width). ``overrides``: dotted keys."""
 
     group: str
     size: float
@@ -69,10 +66,7 @@ class ProjectionPlan:
 
 
 def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPlan:
-    """Plan trials of smaller models, for a projection to the sweep's model.
-
-    Raises InputError if a model is not possible, or if two have the same size.
-    """
+    """Plan trials of smaller models. Raises InputError if one is not possible, or if two have the same size."""
     full_shape = shape_of_preset(space, "model-scaling")
     planned = []
     for place, size in enumerate(sizes):
@@ -84,10 +78,7 @@ def model_sizes(space: SearchSpace, sizes: Sequence[ModelSize]) -> ProjectionPla
 
 
 def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> ProjectionPlan:
-    """Plan shorter trainings of the sweep's model. ``lengths``: their optimizer steps.
-
-    ``key``: the setting, for an error. Raises InputError if two have the same length.
-    """
+    """Plan shorter trainings, ``lengths`` in optimizer steps. Raises InputError (with ``key``) if two are equal."""
     planned = [
         SizeOfTrials(f"{steps * space.step_tokens:,} tokens", steps * space.step_tokens, steps) for steps in lengths
     ]
@@ -95,10 +86,7 @@ def data_sizes(space: SearchSpace, lengths: Sequence[int], key: str) -> Projecti
 
 
 def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> ProjectionPlan:
-    """Plan narrower models under mup, with the sweep's depth and head width. The first of ``widths`` is the base.
-
-    ``steps``: steps of each trial. Raises InputError if a width is not possible.
-    """
+    """Plan narrower models under mup with the sweep's depth and head width. The first of ``widths`` is the base."""
     full_shape = shape_of_preset(space, "mup")
     head_width = full_shape.width // full_shape.heads
     mup: dict[str, Json] = {"base_width": widths[0], "base_heads": widths[0] // head_width}
@@ -120,10 +108,7 @@ def widths_under_mup(space: SearchSpace, widths: Sequence[int], steps: int) -> P
 
 
 def shape_of_preset(space: SearchSpace, strategy: str) -> Shape:
-    """Return the shape of the sweep's model with vocabulary 0.
-
-    Raises InputError, naming ``strategy``, if it has no preset.
-    """
+    """Return the model's shape with vocabulary 0. Raises InputError, naming ``strategy``, without a preset."""
     model = space.config.model
     if model.is_of_files or model.factory is not None:
         raise InputError(f"strategy: {strategy} makes smaller models of a preset; give model.preset")

@@ -22,10 +22,7 @@ MAX_STEPS_ASKED = 10_000_000  # steps of a trial, from any setting
 
 
 class TrialConfigs:
-    """Makes the configurations of a sweep's trials from the shared configuration ``base``.
-
-    Its methods raise InputError if a configuration is not possible.
-    """
+    """Makes trials' configurations from ``base``. Its methods raise InputError if one is not possible."""
 
     def __init__(
         self, settings: SweepConfig, config: TrainerConfig, vocabulary: Callable[[], int], *, compared: bool = True
@@ -79,9 +76,7 @@ class TrialConfigs:
         return _allowed(max(1, round(tokens / step_tokens)), step_tokens)
 
     def warmup(self, config: TrainerConfig) -> tuple[str, int]:
-        """Return the setting that gives the warm-up, and its number of steps; 0 if it is ``warmup_fraction``, a
-        share of a trial.
-        """
+        """Return the setting of the warm-up and its steps; 0 for ``warmup_fraction``, a share of a trial."""
         settings = self._settings
         if settings.warmup_fraction is not None:
             return "warmup_fraction", 0
@@ -90,10 +85,7 @@ class TrialConfigs:
         return "optimizer.lr_warmup_steps", config.optimizer.lr_warmup_steps
 
     def parameters(self, config: TrainerConfig) -> int:
-        """Return the number of parameters of the model, including embeddings.
-
-        Raises InputError for a ``model.factory``.
-        """
+        """Return the model's parameters, embeddings included. Raises InputError for a ``model.factory``."""
         length = config.data.sequence_length
         shape = shape_of(config.model, 0, length)
         if shape is not None and not shape.vocab_size:
@@ -150,10 +142,7 @@ def _micro_batch(config: TrainerConfig) -> int:
 
 
 def _evaluated(config: TrainerConfig) -> TrainerConfig:
-    """Return ``config`` with some documents held out, because trials are compared by the loss on them.
-
-    Raises InputError if that is not possible.
-    """
+    """Return ``config`` with documents held out, because trials are compared by their loss. Raises InputError."""
     over: JsonObject = {"evaluation": EvaluationConfig().model_dump(mode="json")}
     return _checked(
         merge(config.model_dump(mode="json"), over), "evaluation: trials are compared by the evaluation loss;"

@@ -48,10 +48,7 @@ class Pilot:
 
     @property
     def measurement(self) -> ArmMeasurement:
-        """The times as an :class:`ArmMeasurement`, from which the cost of trainings is predicted.
-
-        Checkpoints are not included.
-        """
+        """The times as an :class:`ArmMeasurement`, which predicts the cost, without checkpoints."""
         passes, answers = (self.pass_s,), (self.answers_s,)
         steps = (self.step_s, self.step_s)  # The first step does not differ from the others.
         return ArmMeasurement(
@@ -70,10 +67,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """Content of sweep.json. ``settings``: the resolved sweep file.
-
-    ``config``: the configuration that the trials share.
-    """
+    """Content of sweep.json. ``settings``: the resolved sweep file. ``config``: what the trials share."""
 
     name: str
     arm: str
@@ -147,10 +141,7 @@ class SweepFolder:
         return record
 
     def result(self, number: int) -> JsonObject | None:
-        """Return the content of a trial's result.json.
-
-        None if the trial has not ended, or if the file is incomplete.
-        """
+        """Return a trial's result.json; None if it has not ended, or if the file is incomplete."""
         with suppress(OSError, ValueError):
             result = read_json(self.trial(number) / RESULT)
             return cast("JsonObject", result) if isinstance(result, dict) else None

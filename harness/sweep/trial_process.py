@@ -27,10 +27,7 @@ Order = Literal["step", "stop", "evaluate"]
 
 
 class TrialFailed(Exception):  # noqa: N818 - an outcome, reported; the trial is tried again when the sweep is resumed
-    """A trial failed for a reason other than its learning rate, such as memory or code.
-
-    A resumed sweep tries it again.
-    """
+    """Error: a trial failed not by its rate but by memory or code. A resumed sweep tries it again."""
 
 
 class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
@@ -38,10 +35,7 @@ class TrialLate(Exception):  # noqa: N818 - an outcome of a trial
 
 
 class TrialServer:
-    """Trains trials one after the other, each in a process forked from a server with all imports done.
-
-    The server starts with the first trial.
-    """
+    """Trains trials one after the other, each forked from a server with imports done, started with the first."""
 
     def __init__(self, configs: Sequence[JsonObject], limits: TrialLimits) -> None:
         self._modules = [*modules_of(configs), *PRELOADED]

@@ -49,10 +49,7 @@ class Watching:
         self._losses.append(value)
 
     def step(self, steps: int, tokens: int) -> bool:
-        """Check the training after ``steps`` steps.
-
-        Return True if it must end now: it diverged, or the sweep orders it.
-        """
+        """Check the training. Return True if it must end: it diverged, or the sweep orders it."""
         self._recall(steps - 1)
         completed = steps - 1
         if self.diverged is None:
@@ -79,10 +76,7 @@ class Watching:
         return self._channel.receive_order()["do"]
 
     def _recall(self, first: int) -> None:
-        """Read the losses of the ``first`` steps from losses.csv, once.
-
-        Earlier parts of a resumed trial trained these steps.
-        """
+        """Read the losses of the ``first`` steps, trained by earlier parts, from losses.csv, once."""
         from harness.launch.training_files import read_losses
 
         if not self._begun:
@@ -150,10 +144,7 @@ def _train(start: TrialStart, watching: Watching) -> Trained:
 
 
 def _ended(trained: Trained, watching: Watching, folder: Path) -> TrialEvent:
-    """Return the last event of a trial, with its losses.
-
-    It is also written to result.json, in case the sweep was killed.
-    """
+    """Return a trial's last event, with its losses; also write it to result.json, should the sweep be killed."""
     import json
 
     from harness.launch.training_files import EVALUATIONS, read_evaluations

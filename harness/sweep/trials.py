@@ -74,9 +74,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """Score by which strategies compare trials: the loss on held-out data, or infinity if the trial did not
-        finish.
-        """
+        """Score for strategies: the held-out loss, or infinity if the trial did not finish."""
         return self.loss if self.status == "done" and self.loss is not None else math.inf
 
 
@@ -85,9 +83,7 @@ Trials: TypeAlias = Generator[TrialPlan, Trial, None]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Input of a strategy: the range of learning rates (``low`` to ``high``) to search, seeds, and the length of
-    trials.
-    """
+    """Input of a strategy: learning rates from ``low`` to ``high``, seeds, and the length of trials."""
 
     low: float
     high: float
@@ -129,17 +125,11 @@ class Strategy(Protocol):
     """Protocol of a search strategy. Its settings are a section of the sweep file (harness.sweep.strategies)."""
 
     def search(self, space: SearchSpace) -> Trials:
-        """Yield the plan of each trial, and receive the trial when it has ended.
-
-        The rate is chosen later, from all trials.
-        """
+        """Yield each plan, and receive its ended trial. The rate is chosen later, from all trials."""
         ...
 
     def stages(self, space: SearchSpace) -> list[TrialStage]:
-        """Return the trials that will be asked for, by stage in order.
-
-        Raises InputError if the settings are not possible.
-        """
+        """Return the trials to come, by stage in order. Raises InputError if settings are not possible."""
         ...
 
 

@@ -45,10 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the result of each check after all tests.
-
-    pytest itself shows no reason for a test that passed or was skipped.
-    """
+    """Print each check's result: pytest itself shows no reason for a passed or skipped test."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     results = [
         f"{report.nodeid}: {value}"
@@ -77,10 +74,7 @@ class _Without:
 
 
 class _Scenario:
-    """Value of the ``scenario`` fixture. Calling it with a scenario and an arm returns a :class:`Subject`.
-
-    A Subject has assertions such as ``no_slower_than``.
-    """
+    """Value of the ``scenario`` fixture: called with a scenario and an arm, it returns a :class:`Subject`."""
 
     def __init__(self, request: pytest.FixtureRequest, benchmark: Any) -> None:
         self._request = request

@@ -176,10 +176,7 @@ class Subject:
         return self._end(found.comparisons[0], folder, sides.candidate, baseline)
 
     def _kept(self, scenario: Scenario, limits: Limits, budget_s: float) -> StateComparison:
-        """Run the arm alone, for at most ``budget_s`` seconds, and compare it with the kept baseline.
-
-        With ``--harness-save-baselines``, keep the result as baseline instead and skip the test.
-        """
+        """Compare the arm with the kept baseline, or keep it as baseline (``--harness-save-baselines``) and skip."""
         from harness.launch.study import Sequential, run_study
         from harness.machine.environment import record_environment
         from harness.regress import baselines
@@ -239,10 +236,7 @@ class Subject:
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
-        """Show output on the terminal within the context.
-
-        A study takes minutes, and pytest would hold back its progress.
-        """
+        """Show output on the terminal within the context, because a study takes minutes."""
         plugins = self.config.pluginmanager
         capture, reporter = plugins.getplugin("capturemanager"), plugins.getplugin("terminalreporter")
         if reporter is not None:
@@ -256,10 +250,7 @@ class Subject:
         self.test.user_properties.append((PROPERTY, text))
 
     def _end(self, comparison: StateComparison, folder: StudyFolder, arm: str, baseline: _Row) -> StateComparison:
-        """Report the rounds to pytest-benchmark.
-
-        Then return ``comparison``, or skip or fail the test as its verdict demands.
-        """
+        """Report to pytest-benchmark. Return ``comparison``, or skip or fail the test as its verdict demands."""
         from harness.regress.text import sentence
 
         message = f"{sentence(comparison)} Evidence: {folder.path}"

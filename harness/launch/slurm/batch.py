@@ -165,10 +165,7 @@ def submit(script: Path) -> str:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of ``jobs`` (ids without array elements) and of their elements, by id.
-
-    Jobs that squeue no longer knows are left out. Raises SlurmSilent if squeue fails.
-    """
+    """Return the states of ``jobs`` and their elements by id; unknown jobs are left out. Raises SlurmSilent."""
     if not jobs:
         return {}
     # With --array, %i is 12_3 for an element; otherwise it is 12.
@@ -184,10 +181,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
 
 
 def node_memory_bytes(partition: str | None) -> int | None:
-    """Return the smallest memory in bytes of a node of ``partition`` (None: the default one).
-
-    None if Slurm does not report it.
-    """
+    """Return the smallest memory of a node of ``partition`` (None: the default); None if not reported."""
     of = [] if partition is None else [f"--partition={partition}"]
     try:
         done = _run(["sinfo", "--noheader", "--format=%m", *of])
@@ -216,9 +210,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _message(text: str) -> str:
-    """Return the last error in a command's output as one line, with the line before it.
-
-    "without a message" if the output is empty.
-    """
+    """Return the last error of a command as one line, with the line before; "without a message" if empty."""
     lines = [line.partition("error: ")[2] or line for line in text.splitlines() if line.strip()]
     return one_line("; ".join(dict.fromkeys(reversed(lines[-2:]))))[:400] or "without a message"

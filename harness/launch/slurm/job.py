@@ -1,7 +1,4 @@
-"""Runs one block of a study, or all of it, in a job of Slurm: ``python -m harness.launch.slurm.job`` (see batch.py).
-
-The job records its begin and end in a file of its own, as Slurm forgets jobs.
-"""
+"""Run a block, or all of a study, in a job of Slurm (see batch.py), which records its own begin and end."""
 
 from __future__ import annotations
 

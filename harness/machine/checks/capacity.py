@@ -90,10 +90,7 @@ def check_open_files(soft: int, hard: int) -> Check:
 
 
 def check_storage(name: str, storage: Storage, other: str) -> Check:
-    """Return the line on a folder that studies write to: free space and write permission.
-
-    ``name``: name of the line. ``other``: option or variable that chooses another folder.
-    """
+    """Return the line ``name`` on a folder that studies write to. ``other``: option that chooses another folder."""
     note = "" if storage.existing == storage.folder else " (does not exist yet)"
     kind = f", {storage.kind}" if storage.kind else ""
     finding = f"{storage.folder}{note}: {size(storage.free_bytes)} free{kind}"

@@ -24,10 +24,7 @@ NOT_YOURS = "read and write access to its /dev/nvidia* for this user, container 
 
 
 def check_driver(loaded: str | None, nvml: Nvml) -> Check:
-    """Return the line on the NVIDIA driver; its absence is ok. ``loaded``: version of the kernel's driver.
-
-    None if not loaded.
-    """
+    """Return the line on the NVIDIA driver. ``loaded``: version of the kernel's driver; None if not loaded."""
     if nvml.problem is None:
         upto = f", CUDA up to {nvml.cuda}" if nvml.cuda else ""
         return ok("driver", f"{nvml.driver or loaded or 'of unknown version'}{upto}")
@@ -39,10 +36,7 @@ def check_driver(loaded: str | None, nvml: Nvml) -> Check:
 
 
 def check_nvml(loaded: str | None, nvml: Nvml) -> list[Check]:
-    """Return the lines on NVML: one per kind of device, with equal devices together, or one if NVML does not answer.
-
-    ``loaded``: version of the kernel's driver; None if not loaded.
-    """
+    """Return a line per kind of device, or one if NVML does not answer. ``loaded``: as for :func:`check_driver`."""
     if nvml.problem is None:
         return list(_devices(nvml.devices)) or [ok("nvml", "works, but lists no device")]
     if loaded is None and nvml.absent:
@@ -95,10 +89,7 @@ def _device(device: Device) -> tuple[str, str]:
 
 
 def check_cuda(torch: Torch, nvml: Nvml, environ: Mapping[str, str]) -> Check:
-    """Return the line on torch's CUDA build and the devices that torch can use.
-
-    Warns if it can use none that NVML shows.
-    """
+    """Return the line on torch's CUDA build and usable devices. Warns if it can use none that NVML shows."""
     usable = sum(device.problem is None for device in nvml.devices)
     upto = f"CUDA {nvml.cuda} or older" if nvml.cuda else "a CUDA version that the driver supports (nvidia-smi)"
     if torch.cuda_build is None:
@@ -126,10 +117,7 @@ def _named(names: tuple[str, ...]) -> str:
 
 
 def check_cpu_profile(threads: int, *, needed: bool) -> Check:
-    """Return the line on the calibrated profile of this CPU for ``threads`` torch threads.
-
-    ``needed``: True if the CPU is the only device that can compute. Only then a missing profile is a warning.
-    """
+    """Return the line on the profile of this CPU. ``needed``: True if the CPU is the only device that can compute."""
     from trainer.devices.calibrate import core_count, cpu_identity, cpu_profile, not_calibrated
 
     cpu = f"{cpu_identity()}, {count(core_count(), 'core')}, {count(threads, 'thread')}"
@@ -146,10 +134,7 @@ def check_cpu_profile(threads: int, *, needed: bool) -> Check:
 
 
 def check_cuda_profiles(names: Sequence[str]) -> list[Check]:
-    """Return a line per kind of CUDA device on its profile; warns if none is known.
-
-    ``names``: as torch reports them.
-    """
+    """Return a line per kind of CUDA device on its profile. ``names``: as torch reports them."""
     from trainer.devices.profiles import find_profile
 
     checks = []

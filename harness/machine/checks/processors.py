@@ -19,10 +19,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "KMP_
 
 
 def check_cores(processor: Processor, cpuset: tuple[int, ...] = ()) -> Check:
-    """Return the line on the CPUs that this process may use; warns if there is only one.
-
-    ``cpuset``: CPUs that the control group allows; () if it lists none.
-    """
+    """Return the line on the CPUs that this process may use. ``cpuset``: CPUs that the control group allows, if any."""
     allowed = len(processor.allowed)
     topology = f", {count(processor.cores, 'physical core')}" if processor.cores is not None else ""
     smt = {True: ", SMT on", False: ", SMT off", None: ""}[processor.smt_active]
@@ -86,10 +83,7 @@ def check_slurm(environ: Mapping[str, str], processor: Processor) -> Iterator[Ch
 
 
 def check_batch_system(found: BatchSystem) -> Check:
-    """Return the line on whether ``launch.slurm`` can submit jobs from here.
-
-    Missing commands are ok, because all else works.
-    """
+    """Return the line on whether ``launch.slurm`` can submit jobs from here. Missing commands are ok."""
     if found.missing:
         return ok("slurm jobs", f"no {', '.join(found.missing)} here: launch.slurm cannot submit, all else works")
     if found.problem is not None:
@@ -128,10 +122,7 @@ def check_frequency(frequency: Frequency, processor: Processor) -> Check:
 
 
 def check_threads(threads: int, processor: Processor, quota: CpuQuota | None, environ: Mapping[str, str]) -> Check:
-    """Return the line on torch's number of threads. Warns if it exceeds the usable CPUs, or is 1 on many of them.
-
-    ``threads``: torch's own choice under the variables ``environ``.
-    """
+    """Return the line on torch's own number of threads. Warns if it exceeds the usable CPUs, or is 1 on many."""
     allowed = len(processor.allowed)
     usable = max(min(allowed, int(quota.cores)), 1) if quota is not None else allowed
     named = [f"{name}={environ[name]}" for name in THREAD_VARIABLES if name in environ]

@@ -36,10 +36,7 @@ def check_python() -> Check:
 
 
 def check_imports(problems: Mapping[str, str], *, torch_works: bool) -> Iterator[Check]:
-    """Yield lines on the packages that cannot be imported, or one ok line. ``problems``: error by package.
-
-    ``torch_works``: if False, transformers is not reported, because it fails whenever torch does.
-    """
+    """Yield the packages that fail to import (``problems``). transformers fails with torch, and is not named then."""
     slow = sorted(package for package, reason in problems.items() if reason.startswith(SLOW))
     if slow:
         fix = "the virtual environment on a local disk, or wait until this machine is idle"
@@ -75,10 +72,7 @@ def no_torch(reason: str) -> Check:
 
 
 def check_tokenizers(environ: Mapping[str, str]) -> Check:
-    """Return the line on TOKENIZERS_PARALLELISM.
-
-    If it is on, a forked loader worker can wait forever for tokenizer threads.
-    """
+    """Return the line on TOKENIZERS_PARALLELISM. If it is on, forked loader workers can wait forever."""
     value = environ.get("TOKENIZERS_PARALLELISM")
     named = "TOKENIZERS_PARALLELISM " + ("not set" if value is None else f"is {value!r}")
     threads = f", RAYON_NUM_THREADS={environ['RAYON_NUM_THREADS']}" if "RAYON_NUM_THREADS" in environ else ""

@@ -1,7 +1,4 @@
-"""Read from the kernel how threads used the cores: run-queue delay (Linux schedstat), and CPU time of other threads.
-
-Run-queue delay is the time in which a thread was runnable but had no core.
-"""
+"""Read schedstat (run-queue delay: a thread was runnable but had no core) and the CPU time of other threads."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ class RunQueue:
         return bool(self._descriptors)
 
     def find_threads(self) -> None:
-        """Start to read native compute threads that appeared since the last call.
-
-        They start at the first parallel region.
-        """
+        """Start to read native compute threads, which start at the first parallel region."""
         if not self._descriptors or not self._compute_threads:
             return
         python_threads = {thread.native_id for thread in threading.enumerate()}
@@ -103,8 +97,5 @@ def other_cpu_ns() -> int:
 
 
 def other_cpu_since_ns(begun_ns: int) -> int:
-    """Return by how many ns :func:`other_cpu_ns` has grown since it returned ``begun_ns``.
-
-    At least 0, because the clocks of process and thread are not read at the same moment.
-    """
+    """Return by how many ns :func:`other_cpu_ns` has grown since it returned ``begun_ns``; at least 0."""
     return max(0, other_cpu_ns() - begun_ns)

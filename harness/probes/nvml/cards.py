@@ -1,7 +1,4 @@
-"""Find the cards that a run may use, and define the base class of a card's readers.
-
-Reads CUDA_VISIBLE_DEVICES as CUDA does. A reader has a rate, and reports metrics that the card lacks.
-"""
+"""Find the cards that a run may use, as CUDA_VISIBLE_DEVICES says, and define the base class of their readers."""
 
 from __future__ import annotations
 
@@ -11,10 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Card(NamedTuple):
-    """One device that the run may use, found by :func:`find_cards`.
-
-    ``ordinal``: its number in CUDA. ``slice``: NVML handle of a MIG slice; None for a whole card.
-    """
+    """One device that the run may use. ``ordinal``: its number in CUDA. ``slice``: NVML handle of a MIG slice."""
 
     ordinal: int
     name: str
@@ -135,16 +129,10 @@ class Reader:
         self._lacking: list[tuple[str, str]] = []
 
     def begin(self, pids: set[int]) -> None:
-        """Start a repetition: counters read their first value. ``pids``: the run's own processes.
-
-        May raise NVMLError.
-        """
+        """Start a repetition: read first values of counters. ``pids``: of this run. May raise NVMLError."""
 
     def read(self) -> Iterable[Sample]:
-        """Return samples (metric, value, unit): current values, or growth since the last reading.
-
-        May raise NVMLError.
-        """
+        """Return current values, or growth since the last reading. May raise NVMLError."""
         raise NotImplementedError
 
     def silent(self) -> str:

@@ -57,10 +57,7 @@ def open_nvml(series: SampleSeries, wanted: Literal["auto", True]) -> tuple[Nvml
 
 
 class NvmlCollector:
-    """Collector of the sampling process that reads all visible cards, one after the other.
-
-    :func:`open_nvml` makes it.
-    """
+    """Collector that reads all visible cards, one after the other. :func:`open_nvml` makes it."""
 
     source = "nvml"
 
@@ -107,10 +104,7 @@ class _CardReader:
             self._attempt(reader, partial(reader.begin, pids))
 
     def read(self, *, last: bool) -> bool:
-        """Sample every metric that is due. Return False if no metric could be read.
-
-        ``last``: True after a repetition, when metrics that block for long are not read.
-        """
+        """Sample each metric that is due; False if none could be read. ``last``: skip metrics that block for long."""
         now = monotonic_ns()
         slow = now >= self._slow_due_ns
         if slow:
@@ -145,10 +139,7 @@ class _CardReader:
             self._lacks(text, reason)
 
     def _attempt(self, reader: Reader, action: Callable[[], None]) -> bool:
-        """Return True if the reader's ``action`` worked.
-
-        Drop a reader that can never work or failed too often in a row.
-        """
+        """Return True if ``action`` worked. Drop a reader that can never work or failed too often in a row."""
         if reader not in self._readers:
             return False
         try:
@@ -196,10 +187,7 @@ def open_with_timeout(
 
 
 class TimedNvml:
-    """NvmlCollector whose calls run in a thread with a timeout. :func:`open_with_timeout` makes it.
-
-    If the driver hangs, a method raises TimeoutError; do not call any method after that.
-    """
+    """NvmlCollector whose calls time out with TimeoutError; do not call any method after that."""
 
     source = NvmlCollector.source
 

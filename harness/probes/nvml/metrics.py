@@ -39,10 +39,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 def open_gpm(nvml: Any, card: Card) -> tuple[GpmReader | None, str]:
-    """Return (reader of the card's GPM counters, ""), or (None, reason) for a card or driver without GPM.
-
-    ``nvml``: module pynvml, initialised.
-    """
+    """Return (reader of the card's GPM counters, ""), or (None, reason) for a card or driver without GPM."""
     try:
         if not nvml.nvmlGpmQueryDeviceSupport(card.handle).isSupportedDevice:
             return None, "this card has no GPM (Hopper and newer have)"
@@ -157,10 +154,7 @@ class Energy(Reader):
 
 
 class PcieThroughput(Reader):
-    """Reader of PCIe traffic for cards without GPM, in bytes/s. Readings alternate between sent and received.
-
-    NVML counts for 20 ms, during which the call blocks.
-    """
+    """Reader of PCIe traffic (bytes/s) without GPM: sent and received in turn, each call blocks for 20 ms."""
 
     rate = "slow, inside"
 
@@ -247,19 +241,13 @@ def is_sibling(pid: int, own: set[int]) -> bool:
 
 
 def _study(pid: int) -> int | None:
-    """Return the id of the process that runs the study, if process ``pid`` is one of its runs; else None.
-
-    It is the parent of the fork server that forked the run.
-    """
+    """Return the id of the process that runs the study (its fork server's parent) if ``pid`` is a run; else None."""
     server = _parent(pid)
     return _parent(server) if server is not None and _is_fork_server(server) else None
 
 
 def _is_fork_server(pid: int) -> bool:
-    """Return True if process ``pid`` is a fork server: it runs a module of ``harness.launch``.
-
-    That package has this name in every state of the code.
-    """
+    """Return True if ``pid`` runs a module of ``harness.launch``, its name in every state of the code."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -275,10 +263,7 @@ def _parent(pid: int) -> int | None:
 
 
 def make_readers(nvml: Any, card: Card) -> tuple[list[Reader], list[tuple[str, str]]]:
-    """Return a reader for each metric of ``card``, and (name, reason) of each metric that is known to be missing.
-
-    ``nvml``: module pynvml, initialised.
-    """
+    """Return a reader for each metric of ``card``, and (name, reason) of each metric known to be missing."""
     handle, inside = card.handle, card.slice if card.slice is not None else card.handle
     readers: list[Reader] = [
         Energy(nvml, handle),  # first, because its error depends most on a repetition's exact start and end
@@ -318,10 +303,7 @@ def _memory(nvml: Any, handle: Any) -> list[Sample]:
 
 
 def _throttle(nvml: Any, handle: Any) -> int:
-    """Return the reasons why the clocks are lowered now, as bits NVML_CLOCKS_EVENT_REASON_*.
-
-    Drivers before 535 call them throttle reasons.
-    """
+    """Return the reasons for lowered clocks as bits NVML_CLOCKS_EVENT_REASON_* ("throttle" before driver 535)."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except nvml.NVMLError_FunctionNotFound:

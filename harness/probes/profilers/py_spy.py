@@ -83,21 +83,14 @@ class PySpy(Probe):
         allow_tracing()
 
     def run_window(self, next_step: Callable[[], int], recorder: Recorder) -> None:
-        """Take steps under py-spy for twice the declared seconds, and write a trace, a speedscope and a flame graph
-        file.
-
-        An error of py-spy becomes a problem.
-        """
+        """Take steps under py-spy for twice the declared seconds; write trace, speedscope and flame graph."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._failures_reported(), tempfile.TemporaryDirectory(dir=self._folder, prefix=".py-spy") as scratch:
             self._trace(next_step, Path(scratch) / "trace.json")
             self._flame_graph(next_step, Path(scratch) / "stacks.svg")
 
     def begin_repetition(self) -> None:
-        """Start py-spy and sample until :meth:`end_repetition`, only to measure its cost.
-
-        Do nothing after a failure.
-        """
+        """Start py-spy and sample until :meth:`end_repetition`, only to measure its cost."""
         if self._failed:
             return
         with self._failures_reported():
@@ -168,10 +161,7 @@ class PySpy(Probe):
         write_bytes(self._folder / FLAME_GRAPH, _renamed(output.read_text(), title, process_roles()).encode())
 
     def _take(self, next_step: Callable[[], int]) -> int:
-        """Take steps until the declared seconds have passed, at least one. Return how many.
-
-        ``next_step()`` takes one step.
-        """
+        """Take steps until the declared seconds have passed, at least one. Return how many."""
         end_ns, steps = monotonic_ns() + int(self._settings.seconds * 1e9), 0
         while monotonic_ns() < end_ns or not steps:
             next_step()
@@ -180,10 +170,7 @@ class PySpy(Probe):
 
     @contextmanager
     def _failures_reported(self) -> Iterator[None]:
-        """Turn a SpyFailed within the context into a problem of the probe.
-
-        Other errors are the run's own, and propagate.
-        """
+        """Turn a SpyFailed into a problem of the probe. Other errors are the run's own, and propagate."""
         try:
             yield
         except SpyFailed as error:
@@ -202,10 +189,7 @@ def options(settings: PySpySettings, form: str) -> list[str]:
 
 @contextmanager
 def _ended(recording: SpyRecording) -> Iterator[None]:
-    """End the recording when the context is left, in any case.
-
-    An error in the context (in the steps) takes precedence over an error at the end.
-    """
+    """End the recording when the context is left. An error in the context takes precedence over one at the end."""
     try:
         yield
     except BaseException:
@@ -236,10 +220,7 @@ def _spin_until(end_ns: int) -> None:
 
 
 def _import_roots() -> list[str]:
-    """Return the folders that modules are imported from, longest first.
-
-    File names in the stacks are shortened relative to them.
-    """
+    """Return the folders of imports, longest first. File names in the stacks are relative to them."""
     roots = {Path(entry).absolute() for entry in sys.path}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -249,9 +230,6 @@ def _import_roots() -> list[str]:
 
 
 def _renamed(svg: str, title: str, roles: dict[int, str]) -> str:
-    """Return the flame graph ``svg`` with a new title and with processes named by role instead of by command line.
-
-    ``roles``: role by process id, such as "main".
-    """
+    """Return the flame graph with a new title and processes named by role (``roles``: by process id)."""
     named = _PROCESS.sub(lambda match: f"{roles.get(int(match[1]), 'process')} {match[1]}", svg)
     return _TITLE.sub(lambda match: match[1] + title, named, count=1)

@@ -94,18 +94,12 @@ class SpyRecording:
         self.ready_ns = monotonic_ns()
 
     def check(self) -> None:
-        """Raise SpyFailed if py-spy has reported that it cannot sample this process.
-
-        It then still samples the children.
-        """
+        """Raise SpyFailed if py-spy reported that it cannot sample this process; it still samples the children."""
         if (reason := self._unsampled()) is not None:
             raise SpyFailed(_explain(reason))
 
     def end(self) -> None:
-        """Make py-spy write its file and end, and read its counts of samples and errors.
-
-        Raises SpyFailed if that fails.
-        """
+        """Make py-spy write its file and end; read its counts. Raises SpyFailed if that fails."""
         try:
             self._process.send_signal(signal.SIGINT)
             try:

@@ -18,10 +18,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class SystemCounters:
-    """Reader of counters of the whole machine and of the run's control groups. HostCollector makes it.
-
-    ``root``: parent folder of /proc and /sys. Missing files are skipped.
-    """
+    """Reader of counters of the machine and of the run's control groups. Missing files are skipped."""
 
     def __init__(self, root: Path = ROOT) -> None:
         proc = root / "proc"
@@ -38,10 +35,7 @@ class SystemCounters:
             self._pressure[resource] = own if own is not None else _open(proc / "pressure" / resource)
 
     def cpu(self) -> tuple[float, float] | None:
-        """Return (CPU seconds of all cores since boot, CPU seconds stolen by the hypervisor).
-
-        None if /proc/stat cannot be read or is incomplete.
-        """
+        """Return CPU seconds of all cores since boot (used, stolen by the hypervisor); None if not available."""
         if self._stat is None:
             return None
         try:
@@ -94,10 +88,7 @@ def _open(path: Path) -> int | None:
 
 
 def _pressure_us(descriptor: int) -> int | None:
-    """Return the total waiting time in us from an open pressure file; None if pressure is switched off.
-
-    The file begins like "some avg10=0.00 avg60=0.00 avg300=0.00 total=12345".
-    """
+    """Return the waiting time in us ("some ... total=12345"); None if pressure is switched off."""
     try:
         text = os.pread(descriptor, 256, 0)
     except OSError:
@@ -112,10 +103,7 @@ _CPUCLOCK_SCHED = 2  # lower bits of a process's clock id, see clock_getcpuclock
 
 
 class ProcessCounters:
-    """Reader of the counters of one process of the run. HostCollector makes one per process.
-
-    :meth:`cpu_s` and :meth:`read` raise ``OSError`` if the process has ended.
-    """
+    """Reader of one process's counters. :meth:`cpu_s` and :meth:`read` raise ``OSError`` once it has ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -139,10 +127,7 @@ class ProcessCounters:
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S  # utime, stime
 
     def read(self) -> tuple[dict[str, float], float]:
-        """Return ({metric: count}, resident memory in bytes).
-
-        Counts of threads begin when this object was made; the others begin with the process.
-        """
+        """Return ({metric: count}, resident bytes). Threads count since this object was made, the rest since start."""
         fields = self._stat_fields()  # counted after "comm)": majflt is 12 and rss is 24 in proc(5)
         counters = {"cpu_s": self.cpu_s(), "major_faults": float(fields[9])}
         if self._io is not None:
@@ -182,10 +167,7 @@ class ProcessCounters:
         return os.pread(self._stat, 1024, 0).rpartition(b")")[2].split()
 
     def _read_threads(self) -> bool:
-        """Add the run-queue delay and switches of the process's threads since the last call.
-
-        Return False if the kernel does not count them.
-        """
+        """Add the threads' delay and switches since the last call. Return False if the kernel does not count them."""
         with os.scandir(f"/proc/{self.pid}/task") as tasks:
             tids = sorted(int(task.name) for task in tasks)
         self._too_many |= len(tids) > MAX_SAMPLED_THREADS
@@ -219,10 +201,7 @@ class ProcessCounters:
 
 
 class _Thread:
-    """Reader of one thread's run-queue delay and context switches. ProcessCounters makes one per thread.
-
-    ``from_birth``: True to count from the thread's start, because it is new; False: from now on.
-    """
+    """Reader of one thread's run-queue delay and switches. ``from_birth``: count from its start, because it is new."""
 
     def __init__(self, pid: int, tid: int, *, from_birth: bool) -> None:
         self._schedstat = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

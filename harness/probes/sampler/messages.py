@@ -15,10 +15,7 @@ from trainer.json_types import Json
 
 @dataclass(frozen=True)
 class SamplerSettings(ProbeSettings):
-    """Settings of the sampling process: its sources and its rate.
-
-    ``timeout_s``: time limit for NVML in seconds, less than ``sampler.ANSWER_S``; None: the default.
-    """
+    """Settings of the sampling process. ``timeout_s``: limit for NVML, less than ``sampler.ANSWER_S``."""
 
     host: bool = True
     nvml: bool | Literal["auto"] = "auto"  # "auto": True if there is a driver
@@ -26,10 +23,7 @@ class SamplerSettings(ProbeSettings):
     timeout_s: int | None = None
 
     def to_json(self) -> dict[str, Json]:
-        """Return the settings as JSON.
-
-        A ``timeout_s`` of None is omitted, because another state of the code may not know it.
-        """
+        """Return JSON, without a ``timeout_s`` of None: another state of the code may not know it."""
         content = super().to_json()
         if self.timeout_s is None:
             del content["timeout_s"]
@@ -71,10 +65,7 @@ class SampleSeries:
 
 
 class ClosableSeries(SampleSeries):
-    """Series that forwards samples to ``into`` until :meth:`shut`.
-
-    A driver call that returns after its timeout then adds nothing.
-    """
+    """Series that forwards samples to ``into`` until :meth:`shut`, so that a late driver call adds nothing."""
 
     def __init__(self, into: SampleSeries) -> None:
         super().__init__()
@@ -119,10 +110,7 @@ class StartSampling(TypedDict):
 
 
 class StopSampling(TypedDict):
-    """Run to sampling process: take one last reading, then no more.
-
-    ``t_ns``: end of the repetition (CLOCK_MONOTONIC).
-    """
+    """Run to sampling process: take one last reading. ``t_ns``: end of the repetition (CLOCK_MONOTONIC)."""
 
     do: Literal["stop"]
     t_ns: int
@@ -138,10 +126,7 @@ SamplingOrder: TypeAlias = StartSampling | StopSampling | CloseSampling
 
 
 class SamplingAnswer(TypedDict):
-    """Sampling process to run: it is ready, stopped or closed. ``bytes`` bytes of samples follow the line.
-
-    ``missed`` and ``taken``: readings that were missed and taken so far.
-    """
+    """Sampling process to run, with counts so far; ``bytes`` bytes of samples follow the line."""
 
     event: Literal["ready", "stopped", "closed"]
     problems: list[str]

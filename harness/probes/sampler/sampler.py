@@ -133,10 +133,7 @@ class Sampler(Probe):
         self.missed, self.taken = header["missed"], header["taken"]
 
     def _answer(self) -> tuple[SamplingAnswer, bytes] | None:
-        """Wait for the next answer of the sampling process and return (header, bytes of samples).
-
-        None if the process has ended or does not answer within ANSWER_S.
-        """
+        """Wait for the next answer (header, bytes of samples). None if the process ends or is silent for ANSWER_S."""
         while (end := self._buffer.find(b"\n")) < 0:
             if not self._more():
                 return None
@@ -196,10 +193,7 @@ def process_roles() -> dict[int, str]:
 
 
 def processes_of_the_run() -> dict[int, str]:
-    """Return roles by process id as :func:`process_roles`, and those of other ranks on this machine below this process.
-
-    Their CPU time is the run's.
-    """
+    """Return :func:`process_roles` and the roles of other ranks below this process: their CPU time is the run's."""
     return ranks_below(os.getpid()) | process_roles()
 
 

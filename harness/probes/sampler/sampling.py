@@ -34,16 +34,10 @@ class Collector(Protocol):
     problems: list[str]
 
     def begin(self, pids: dict[int, str]) -> None:
-        """Start a repetition: read the first values of counters.
-
-        ``pids``: roles of the run's processes by process id.
-        """
+        """Start a repetition: read the first values of counters. ``pids``: roles by process id."""
 
     def read(self, *, last: bool) -> bool:
-        """Read at a deadline. ``last``: True for the last reading of a repetition.
-
-        Return True if anything could be read; False counts as a missed reading.
-        """
+        """Read at a deadline. Return False for a missed reading. ``last``: the last one of a repetition."""
 
     def end(self) -> None:
         """Add a problem for each metric that never had a sample. No reading follows."""
@@ -62,11 +56,7 @@ class Deadlines:
         return self._start_ns + (self._served + 1) * self._period_ns
 
     def reach(self, now_ns: int) -> int:
-        """Mark all deadlines up to ``now_ns`` as served by one reading.
-
-        Return how many others than the last one these are.
-        These count as missed.
-        """
+        """Mark all deadlines up to ``now_ns`` as served by one reading. Return how many of them were missed."""
         passed = (now_ns - self._start_ns) // self._period_ns
         unserved = max(passed - self._served - 1, 0)
         self._served = max(passed, self._served)
@@ -154,10 +144,7 @@ class Sampling:
             self._missed[source] += missed
 
     def _attempt(self, collector: Collector, action: Callable[[], bool | None]) -> bool:
-        """Return the result of the collector's ``action`` as a Boolean.
-
-        If the action raises an error, drop the collector, add a problem and return False.
-        """
+        """Return True if the collector's ``action`` worked. After an error, drop it and add a problem."""
         try:
             return bool(action())
         except Exception as error:  # any error of a file or library
@@ -201,10 +188,7 @@ class Sampling:
 
 
 def main(settings: SamplerSettings, parent: int) -> int:
-    """Run the sampling process for the process ``parent``, which sends orders on standard input.
-
-    Return the exit status: 0 after the order to close, 1 if the run has gone.
-    """
+    """Serve the process ``parent``, which sends orders on standard input. Return 0 after its order to close, else 1."""
     from trainer.lifetime import die_with_parent
 
     die_with_parent(parent)

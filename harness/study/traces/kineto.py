@@ -109,19 +109,13 @@ def _schema() -> pa.Schema:
 
 
 def _cut(text: bytes, before: int) -> tuple[bytes, bytes]:
-    """Split ``text`` at the last separator of events before position ``before``.
-
-    Without one, the first part is empty.
-    """
+    """Split ``text`` at the last separator of events before ``before``. Without one, the first part is empty."""
     position = text.rfind(BETWEEN, 0, before)
     return (text[:position] + b"}", text[position + BETWEEN.index(b"{") :]) if position >= 0 else (b"", text)
 
 
 def _block_tables(block: bytes) -> list[pa.Table]:
-    """Parse ``block``, events with separators between them, into tables.
-
-    Blocks that Arrow refuses are halved until they are small.
-    """
+    """Parse the events in ``block`` into tables; blocks that Arrow refuses are halved until they are small."""
     import pyarrow as pa
     import pyarrow.json as pj
 
@@ -297,11 +291,7 @@ CUT = "cut"  # key of the reason for an early end, or null
 
 
 def file_name(role: str, window: int = 1) -> str:
-    """Return the file name of a profile: window ``window`` (from 1) of the main process, or the only one of a
-    loader worker.
-
-    ``role``: "main" or "loader-K".
-    """
+    """Return the name of a profile: window ``window`` (from 1) of role "main", or the only one of "loader-K"."""
     part = f".{role}" if role != "main" else f".{window}" if window > 1 else ""
     return f"{STEM}{part}{SUFFIX}"
 
@@ -319,10 +309,7 @@ def files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def header(path: Path) -> JsonObject:
-    """Return the facts that the harness wrote into a trace's header; {} for a trace of another program.
-
-    Raises InputError if it is unreadable.
-    """
+    """Return the harness's facts from a trace's header; {} without any. Raises InputError if it is unreadable."""
     content = read_header(path).get(HEADER)
     return content if isinstance(content, dict) else {}
 

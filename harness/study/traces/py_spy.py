@@ -89,10 +89,7 @@ def align(samples: Sequence[tuple[int, int | None]], marks: Sequence[tuple[int, 
 
 
 def most_agreed(intervals: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
-    """Return (low, high) of the range that most closed ``intervals`` have in common, and the number of these intervals.
-
-    Of equally good ranges, the lowest counts.
-    """
+    """Return (low, high) shared by most closed ``intervals``, and their number; of equal ranges the lowest."""
     edges = sorted([(low, 0) for low, _ in intervals] + [(high, 1) for _, high in intervals])
     depth = most = 0
     best = (0, 0)
@@ -139,10 +136,7 @@ class FrameArgs(TypedDict):
 
 
 class StackEvent(TypedDict):
-    """An event of py-spy's file.
-
-    It is only checked to be an object; :func:`decode` raises KeyError for a missing key.
-    """
+    """Event of py-spy's file, checked only to be an object; :func:`decode` raises KeyError for a missing key."""
 
     ph: str
     ts: int
@@ -162,10 +156,7 @@ class MemoryChange(NamedTuple):
 
 
 def read_events(source: Path | bytes) -> list[StackEvent]:
-    """Return the events of py-spy's trace, gzipped or not.
-
-    Raises InputError if it is truncated, too large or malformed.
-    """
+    """Return py-spy's events, gzipped or not. Raises InputError if they are truncated, too large or malformed."""
     try:
         with open_trace(source) as file:
             content = file.read()
@@ -252,10 +243,7 @@ MOST_HZ = 1e6  # more than py-spy supports
 
 
 class StackRecording(Protocol):
-    """Recording conditions of a trace, which reading it requires.
-
-    ``harness.study.run_data.PySpyRecord`` implements them.
-    """
+    """Recording conditions of a trace (``harness.study.run_data.PySpyRecord`` implements them)."""
 
     @property
     def rate_hz(self) -> float: ...

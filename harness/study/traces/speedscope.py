@@ -1,7 +1,4 @@
-"""Converts samples to a file for speedscope.app: one sampled profile per thread, weighted by time.
-
-The format is defined in github.com/jlfwong/speedscope, src/lib/file-format-spec.ts.
-"""
+"""Convert samples for speedscope.app (github.com/jlfwong/speedscope, src/lib/file-format-spec.ts)."""
 
 from __future__ import annotations
 
